@@ -33,6 +33,9 @@ FUNCTIONS = [
     if inspect.isfunction(getattr(mg, name))
 ]
 
+#: What ``watch`` means, which is no option.
+_WATCH = "Is told how the work goes on: `start`, `begin`, `advance`, `say`."
+
 #: What functions give back.
 CLASSES = (Checkpoint, Recording, Report, GateReport, ScanReport, RoutedTokens)
 
@@ -98,19 +101,12 @@ def _bare(parameter: inspect.Parameter) -> str:
 
 def _table(function: str, names: Iterable[str]) -> str:
     parameters = inspect.signature(getattr(mg, function)).parameters
+    meanings = {"watch": _WATCH, **getattr(mg, function).meanings}
     lines = ["| parameter | default | |", "|---|---|---|"]
     for name in names:
-        text = meaning_of(function, name).replace("|", "\\|")
+        text = meanings[name].replace("|", "\\|")
         lines.append(f"| `{name}` | `{parameters[name].default!r}` | {text} |")
     return "\n".join(lines)
-
-
-def meaning_of(function: str, name: str) -> str:
-    """What the docstring of a function says of a parameter, or that of all of them."""
-    if name == "watch":
-        return "Is told how the work goes on: `start`, `begin`, `advance`, `say`."
-    doc = inspect.getdoc(getattr(mg, function)) or ""
-    return re.search(rf"^{name} : .*\n    (.*)$", doc, flags=re.MULTILINE)[1]  # type: ignore[index]
 
 
 def _described(doc: str) -> Iterator[str]:

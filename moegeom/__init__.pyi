@@ -377,11 +377,11 @@ def imbalance(
 def merge(
     parts: Iterable[str | Path],
     *,
-    out: str | Path | None = ...,
     checkpoint: str | Path | None = ...,
     tokens: str | Path | None = ...,
-    overwrite: bool = ...,
     watch: Watch | None = ...,
+    out: str | Path | None = ...,
+    overwrite: bool = ...,
 ) -> ScanReport: ...
 
 def open(

@@ -20,7 +20,7 @@ from moegeom.core.errors import ResultsError
 from moegeom.core.router import Router, format_layers
 from moegeom.document.report import GateReport, Report, ScanReport
 from moegeom.engine.parameters import asks, family_parameters, request_of
-from moegeom.engine.request import ScanRequest, Terms
+from moegeom.engine.request import MergeRequest, ScanRequest, Terms
 from moegeom.results.reader import open_results
 from moegeom.router.requested_family import NOTHING_ASKED
 from moegeom.studies.check.record import GateRequest
@@ -150,28 +150,16 @@ def scan(
     return ScanReport(results_of(request, watch), results_document)
 
 
-@asks(Terms)
+@asks(MergeRequest)
 def merge(
     parts: Iterable[str | Path],
     *,
-    out: str | Path | None = None,
     checkpoint: str | Path | None = None,
     tokens: str | Path | None = None,
-    overwrite: bool = False,
     watch: Watch | None = None,
+    **options: Any,
 ) -> ScanReport:
     """The results of parts that ``moegeom scan ... --part i/n`` wrote, equal to those of one scan.
-
-    Parameters
-    ----------
-    out : str | Path | None, default None
-        Where the results go [default: runs/NAME].
-    checkpoint : str | Path | None, default None
-        Where the checkpoint is here, if it is elsewhere than the parts say.
-    tokens : str | Path | None, default None
-        Where the tokens are here, if they are elsewhere than the parts say.
-    overwrite : bool, default False
-        Replace results that are there already.
 
     Raises
     ------
@@ -182,10 +170,8 @@ def merge(
     from moegeom.engine.parts import MissingParts
     from moegeom.pipeline import merge as merged_parts
 
-    folder = None if out is None else Path(out)
-    sides = {"checkpoint": checkpoint, "tokens": tokens}
-    paths = {name: None if path is None else os.fspath(path) for name, path in sides.items()}
-    merged = merged_parts([*map(Path, parts)], folder, watch, overwrite=overwrite, **paths)
+    sides = {"parts": parts, "checkpoint": checkpoint, "tokens": tokens}
+    merged = merged_parts(request_of(MergeRequest, **sides, **options), watch)
     if isinstance(merged, MissingParts):
         missing = format_layers(set(merged.numbers))
         raise ResultsError(f"parts {missing} of {merged.count} are missing.", "Make them first.")

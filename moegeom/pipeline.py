@@ -44,7 +44,7 @@ from moegeom.engine.parts import (
     parse_part,
 )
 from moegeom.engine.recorded import ChoicesAlone
-from moegeom.engine.request import ScanRequest, Terms, tokens_text
+from moegeom.engine.request import MergeRequest, ScanRequest, Terms, tokens_text
 from moegeom.engine.run_facts import (
     arithmetic_facts,
     checkpoint_b_facts,
@@ -221,43 +221,35 @@ def _part_files(request: ScanRequest) -> dict[str, bytes]:
         return {path.name: read_regular(path, _MOST_STATE) for path in written.iterdir()}
 
 
-def merge(
-    folders: Sequence[Path],
-    out: Path | None = None,
-    watch: Watch | None = None,
-    *,
-    checkpoint: str | None = None,
-    tokens: str | None = None,
-    overwrite: bool = False,
-) -> Path | MissingParts:
+def merge(request: MergeRequest, watch: Watch | None = None) -> Path | MissingParts:
     """The results of parts that were folded apart, equal to those of one scan; or what is missing.
 
     Checkpoint and tokens are opened again, and read for what belongs to no tile. They are where the
-    first part says, or where ``checkpoint`` and ``tokens`` do.
+    first part says, or where the request does.
 
     Raises
     ------
     ResultsError
         When a folder is no part, parts are of different scans, or one is not as it was written.
     """
-    parts = MergedParts.of(folders)
+    parts = MergedParts.of(request.parts)
     if isinstance(parts, MissingParts):
         return parts
-    request = parts.parts[0].request
-    if checkpoint is None and scheme_of(request.checkpoint):
+    whole = parts.parts[0].request
+    if request.checkpoint is None and scheme_of(whole.checkpoint):
         raise UsageError(
-            f"the parts are of {request.checkpoint[:200]}, and a merge fetches nothing that a part "
+            f"the parts are of {whole.checkpoint[:200]}, and a merge fetches nothing that a part "
             "names.",
             "Name it: moegeom merge PART... --from URL.",
         )
-    request = dataclasses.replace(
-        request,
-        checkpoint=request.checkpoint if checkpoint is None else checkpoint,
-        tokens=request.tokens if tokens is None else tokens,
-        out=out,
-        overwrite=overwrite,
+    whole = dataclasses.replace(
+        whole,
+        checkpoint=whole.checkpoint if request.checkpoint is None else request.checkpoint,
+        tokens=whole.tokens if request.tokens is None else request.tokens,
+        out=request.out,
+        overwrite=request.overwrite,
     )
-    return scan(request, watch, merged=parts)
+    return scan(whole, watch, merged=parts)
 
 
 def _answered(out: Path, watch: Watch | None) -> Path:

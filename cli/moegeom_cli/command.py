@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from moegeom.core.errors import UsageError
 from moegeom.core.registry import modules_of
-from moegeom.studies.study import studies
+from moegeom.studies.study import Study, studies
 
 
 class Group(StrEnum):
@@ -40,6 +40,11 @@ class Command:
     example: str
     needs_arguments: bool = True
 
+    @classmethod
+    def of(cls, study: Study) -> Command:
+        """That of a study."""
+        return cls(Group[study.group], study.place, study.example)
+
 
 #: Every module of the folder is a command: COMMAND says what it is, ``run`` is what it does.
 _MODULES = modules_of("moegeom_cli.commands")
@@ -55,8 +60,7 @@ class _Commands:
     def __getitem__(self, name: str) -> Command:
         if name in _MODULES:
             return importlib.import_module(f"moegeom_cli.commands.{name}").COMMAND
-        study = studies()[name]
-        return Command(Group[study.group], study.place, study.example)
+        return Command.of(studies()[name])
 
     def all(self) -> list[Command]:
         """Every command, in the order of names."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -45,7 +46,8 @@ def with_groups(run: Callable[..., R]) -> Callable[..., R]:
     }
     signature = inspect.signature(run).parameters.values()
     parameters = [_plain(one, hints) for one in signature if one.name not in groups]
-    parameters += [option for kind in groups.values() for option in _options(kind)]
+    options = {name: _options(kind) for name, kind in groups.items()}
+    parameters += itertools.chain.from_iterable(options.values())
     # what only this command has is listed first, and of that what it is about
     requests = [kind for kind in groups.values() if not _is_of_screen(kind)]
     about = [name for kind in requests for name in own_parameters(kind)]
@@ -58,7 +60,7 @@ def with_groups(run: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(run)
     def spread(**flags: Any) -> R:
         filled = {
-            name: _filled(kind, {option.name: flags.pop(option.name) for option in _options(kind)})
+            name: _filled(kind, {option.name: flags.pop(option.name) for option in options[name]})
             for name, kind in groups.items()
         }
         return run(**flags, **filled)

@@ -13,17 +13,8 @@ ReportFiles = Annotated[
     list[str] | None,
     typer.Option("--report", help="NAME=FILE, repeatable: junit, github, md, html, json, table."),
 ]
-OutOfScan = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", help="Results directory [default: runs/NAME, after checkpoint, tokens, options]."
-    ),
-]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Discard unfinished results instead of going on.")
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace results that are there already.")
 ]
 FamilyFile = Annotated[
     Path | None,

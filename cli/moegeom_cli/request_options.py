@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from moegeom.checkpoint.remote.options import RemoteOptions
-from moegeom.engine.parameters import hints_of, option_of, request_of, typed_parameters
+from moegeom.engine.parameters import hints_of, kinds_of, option_of, request_of, typed_parameters
 from moegeom.tokens.files import TokenFiles
 from moegeom_cli.streams import parse_map, parse_numbers
 
@@ -46,22 +45,20 @@ def request_typed(record: type, typed: Mapping[str, Any]) -> Any:
     return request_of(record, **{name: _value(name, typed[name], hints[name]) for name in typed})
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
 def _items(hint: Any) -> Any:
     """Of what a field holds several; None of one."""
-    several = [get_args(kind)[0] for kind in _kinds(hint) if get_origin(kind) in (tuple, Sequence)]
+    several = [
+        get_args(kind)[0] for kind in kinds_of(hint) if get_origin(kind) in (tuple, Sequence)
+    ]
     return several[0] if several else None
 
 
 def _has(hint: Any, *kinds: Any) -> bool:
-    return any((get_origin(kind) or kind) in kinds for kind in _kinds(hint))
+    return any((get_origin(kind) or kind) in kinds for kind in kinds_of(hint))
 
 
 def _annotation(name: str, facts: Mapping[str, Any], hint: Any) -> Any:
-    kind: Any = next((one for one in _TYPED if one in _kinds(_items(hint) or hint)), str)
+    kind: Any = next((one for one in _TYPED if one in kinds_of(_items(hint) or hint)), str)
     if _has(hint, RemoteOptions):
         kind = bool
     elif _is_listed(facts, hint):
@@ -70,9 +67,10 @@ def _annotation(name: str, facts: Mapping[str, Any], hint: Any) -> Any:
         kind = str
     if facts.get("is_argument"):
         return Annotated[kind, typer.Argument(help=facts["help"], metavar=facts.get("metavar"))]
-    names = [option_of(name), *(f"--{one}" for one in (facts.get("also"),) if one)]
+    also = [f"--{facts['also']}"] if "also" in facts else []
     option = typer.Option(
-        *names,
+        option_of(name),
+        *also,
         help=facts["help"],
         min=facts.get("min"),
         metavar=facts.get("metavar"),

@@ -11,24 +11,30 @@ from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
 from moegeom_cli.parts import show_part
 
 
-def command_of(study: Study) -> Callable[..., int]:
-    """What the parser is given for a study; the exit code is that of the record, or 0."""
+def command_of(study: Study, **flags: Any) -> Callable[..., int]:
+    """What the parser is given for a study; the exit code is that of the record, or 0.
 
-    def run(request: Any, screen: ScreenOptions, plots: PlotOptions | None = None) -> int:
-        return show_study(study, request, screen, plots)
+    ``flags`` are options that are answered before there is a request, by their callbacks.
+    """
+
+    def run(
+        request: Any, screen: ScreenOptions, plots: PlotOptions | None = None, **_: bool
+    ) -> int:
+        return _show(study, request, screen, plots)
 
     kinds: dict[str, type] = {"request": study.load("request"), "screen": ScreenOptions}
     if study.has_figures:
         kinds["plots"] = PlotOptions
     run.__doc__ = study.question
-    run.__annotations__ = kinds
+    run.__annotations__ = kinds | flags
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, keyword) for name in kinds]
+    parameters += [inspect.Parameter(name, keyword, default=False) for name in flags]
     vars(run)["__signature__"] = inspect.Signature(parameters)
     return with_groups(run)
 
 
-def show_study(study: Study, request: Any, screen: ScreenOptions, plots: PlotOptions | None) -> int:
+def _show(study: Study, request: Any, screen: ScreenOptions, plots: PlotOptions | None) -> int:
     """Runs a study and shows its page, or that of a part of its results; the exit code."""
     with screen.watching(study.unit) as watch:
         if isinstance(study, ResultsStudy):

@@ -124,8 +124,8 @@ class QuantisationPlace:
 
 #: Every place, in the order in which most engines prefer them; which one counts depends on engine,
 #: version and options. Read from the sources of transformers 5.23, vLLM (``get_quant_config``,
-#: ``get_config_filenames``), SGLang (``_parse_quant_hf_config``, ``_find_quant_modelslim_config``),
-#: TensorRT-LLM (``_torch/model_config``) and GPTQModel.
+#: ``get_config_filenames``), SGLang (``_parse_quant_hf_config``, ``_find_quant_modelslim_config``)
+#: and TensorRT-LLM (``_torch/model_config``).
 QUANTISATION_PLACES = (
     QuantisationPlace("config.json", "quantization_config"),
     QuantisationPlace("config.json", "compression_config", "ignore"),

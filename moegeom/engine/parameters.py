@@ -133,14 +133,8 @@ def hints_of(record: type) -> Mapping[str, Any]:
 
 def shared_fields(record: type) -> list[str]:
     """Fields of a request that commands share: those of its bases that say ``IS_SHARED``."""
-    bases = [base for base in record.__mro__ if vars(base).get("IS_SHARED")]
-    own = {
-        name
-        for base in record.__mro__
-        if base not in bases
-        for name in inspect.get_annotations(base)
-    }
-    shared = {name for base in bases for name in inspect.get_annotations(base)} - own
+    bases = (base for base in record.__mro__ if vars(base).get("IS_SHARED"))
+    shared = {name for base in bases for name in inspect.get_annotations(base)}
     return [f.name for f in dataclasses.fields(cast("Any", record)) if f.name in shared]
 
 
@@ -185,7 +179,7 @@ def _filled(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
     hints = _hints(record)
     filled = {}
     for name, value in values.items():
-        kinds = _kinds(hints[name])
+        kinds = kinds_of(hints[name])
         if value is not None:
             filled[name] = _converted(_OF_FAMILY.get(name, name), value, kinds)
         elif type(None) in kinds:
@@ -193,7 +187,7 @@ def _filled(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
+def kinds_of(hint: Any) -> tuple[Any, ...]:
     """The types of a union; ``str`` stands for words of a list, which who reads them refuses."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     return tuple(str if get_origin(kind) is Literal else kind for kind in kinds)
@@ -208,14 +202,16 @@ def _converted(name: str, value: Any, kinds: Sequence[Any]) -> Any:
     if items := inner.get(tuple) or inner.get(Sequence):
         if isinstance(value, str | os.PathLike) or not isinstance(value, Iterable):
             value = (value,)
-        return tuple(_converted(name, one, _kinds(items[0])) for one in value)
+        return tuple(_converted(name, one, kinds_of(items[0])) for one in value)
     if Mapping in inner and isinstance(value, Mapping):
-        return {_plain(k): _converted(name, v, _kinds(inner[Mapping][1])) for k, v in value.items()}
+        return {
+            _plain(k): _converted(name, v, kinds_of(inner[Mapping][1])) for k, v in value.items()
+        }
     if name == "layers" and not isinstance(value, str | int) and isinstance(value, Iterable):
         return ",".join(map(str, value))
-    if isinstance(value, str) and Path in kinds:
+    if isinstance(value, str | os.PathLike) and Path in kinds:
         return Path(value)
-    if isinstance(value, os.PathLike) and str in kinds and Path not in kinds:
+    if isinstance(value, os.PathLike) and str in kinds:
         return os.fspath(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and _is_text(kinds):
         return str(value)
@@ -277,23 +273,34 @@ def asks(record: type, *names: str) -> Callable[[Callable[P, R]], Callable[P, R]
                 return function(*arguments, **options)
 
         vars(asked)["__signature__"] = signature
-        asked.__doc__ = _with_parameters(inspect.getdoc(function) or "", signature, record)
+        vars(asked)["meanings"] = meanings = _meanings(signature, record)
+        asked.__doc__ = _with_parameters(inspect.getdoc(function) or "", signature, meanings)
         return asked
 
     return made
 
 
-def _with_parameters(text: str, signature: inspect.Signature, record: type) -> str:
-    """A docstring with what each parameter that comes from the request means."""
+def _meanings(signature: inspect.Signature, record: type) -> dict[str, str]:
+    """What each parameter of a function means that comes from the request."""
     fields = parameters_of(record)
+    return {
+        name: meaning(fields[name])
+        for name, parameter in signature.parameters.items()
+        if name in fields and parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def _with_parameters(text: str, signature: inspect.Signature, meanings: Mapping[str, str]) -> str:
+    """A docstring with the parameters whose meanings are given."""
+    if not meanings:
+        return text
     lines = ["", "", "Parameters", "----------"]
-    for name, parameter in signature.parameters.items():
-        if name in fields and parameter.kind is parameter.KEYWORD_ONLY:
-            kind = inspect.formatannotation(parameter.annotation)
-            lines += [f"{name} : {kind}, default {parameter.default!r}"]
-            lines += [f"    {meaning(fields[name])}"]
+    for name, line in meanings.items():
+        parameter = signature.parameters[name]
+        kind = inspect.formatannotation(parameter.annotation)
+        lines += [f"{name} : {kind}, default {parameter.default!r}", f"    {line}"]
     head, title, tail = text.partition("\n\nRaises\n")
-    return f"{head}{chr(10).join(lines)}{title}{tail}" if len(lines) > 4 else text
+    return f"{head}{chr(10).join(lines)}{title}{tail}"
 
 
 def _signature(
@@ -303,14 +310,14 @@ def _signature(
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     if len(own) == len(signature.parameters):
         return signature
-    hints = {**_hints(RequestedFamily), **_hints(record)}
-    taken = {parameter.name for parameter in own} | {"checkpoint", "target", "patterns"}
+    hints = hints_of(record)
+    taken = {parameter.name for parameter in own} | {"target", "patterns"}
     options = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=_default(parameter_field),
-            annotation=hints[_FIELD_OF.get(name, name)],
+            default=default_of(parameter_field),
+            annotation=hints[name],
         )
         for name, parameter_field in ordered_parameters(record).items()
         if name not in taken and (not names or name in names)
@@ -318,5 +325,6 @@ def _signature(
     return signature.replace(parameters=[*own, *options])
 
 
-def _default(of: dataclasses.Field[Any]) -> Any:
+def default_of(of: dataclasses.Field[Any]) -> Any:
+    """The value of a field where none is given; ``MISSING`` where one must be."""
     return of.default if of.default_factory is dataclasses.MISSING else of.default_factory()

@@ -13,7 +13,7 @@ from moegeom.checkpoint.remote.options import RemoteOptions
 from moegeom.core.errors import UsageError
 from moegeom.core.option import argument, option
 from moegeom.core.tokens import TILE, InputNoise, Stage, TokenSource
-from moegeom.engine.parameters import family_parameters, option_of, shared_fields
+from moegeom.engine.parameters import default_of, family_parameters, option_of, shared_fields
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.memory import HeldArrays
@@ -277,19 +277,26 @@ class RunBTerms:
     map_b: Mapping[str, str] = option("The same as --map, for the arrays of B.", dict)
 
 
+#: Names of what is said of B.
+OF_RUN_B = tuple(of.name for of in dataclasses.fields(RunBTerms))
+
+
 def refuse_late(request: Any, name: str, *still: str) -> None:
     """Raises UsageError where a request on results says how to measure; ``still`` may be said."""
     pace = ("num_workers", "device", "backend")
     for of in dataclasses.fields(request):
-        made, value = of.default_factory, getattr(request, of.name)
-        default = of.default if made is dataclasses.MISSING else made()
-        if of.name not in (*still, *pace) and value != default:
+        value = getattr(request, of.name)
+        if of.name not in (*still, *pace) and value != default_of(of):
             parts = family_parameters(value) if of.name == "asked" else {of.name: value}
-            flag = option_of(next(name for name, part in parts.items() if part))
-            raise UsageError(
-                f"{name} holds results, which were measured before; {flag} comes too late.",
-                f"Leave {flag} out, or name a checkpoint.",
-            )
+            raise too_late(name, option_of(next(n for n, part in parts.items() if part)))
+
+
+def too_late(name: str, flag: str, instead: str = "name a checkpoint") -> UsageError:
+    """Of an option that says how to measure, beside results."""
+    return UsageError(
+        f"{name} holds results, which were measured before; {flag} comes too late.",
+        f"Leave {flag} out, or {instead}.",
+    )
 
 
 #: Tokens of a request: a path or pattern, several of them, a source of the caller's, or arrays.
@@ -314,7 +321,8 @@ def tokens_text(tokens: Tokens | None) -> str:
     return shlex.join(typed_tokens(tokens)).removeprefix("--tokens ")
 
 
-#: The line of help of ``tokens``.
+#: The lines of help of ``out`` and ``tokens``.
+OUT = "Results directory [default: runs/NAME, after checkpoint, tokens, options]."
 TOKENS = (
     "Recording; traces of an engine, also 'dump/*.pt', a folder, or repeated; or npy, npz, "
     "safetensors, Parquet with --stage."
@@ -357,12 +365,11 @@ class ScanRequest(TokensRequest, ShareTerms, RunBTerms, OutTerms, RunTerms, Meas
     #: ``moegeom boundary-report`` and ``moegeom whatif`` have them.
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
         *(*ComputeOptions.PYTHON_ONLY, "batch_tokens", "arithmetics", "reference", "noise"),
-        *("what_ifs", "what_if_batch", "checkpoint_b", "experts"),
-        *("run_b", "stage_b", "dialect_b", "expert_map_b", "map_b"),
+        *("what_ifs", "what_if_batch", "checkpoint_b", "experts", *OF_RUN_B),
     )
 
     out: Path | None = option(
-        "Results directory [default: runs/NAME, after checkpoint, tokens, options].",
+        OUT,
         in_python="Where to keep the results; None keeps them in memory.",
         outside_plan="where results go",
     )
@@ -379,3 +386,14 @@ class ScanRequest(TokensRequest, ShareTerms, RunBTerms, OutTerms, RunTerms, Meas
         """Whether some other choice is compared with that of the routers as stored."""
         others = (self.run_b, self.checkpoint_b)
         return bool(self.arithmetics or self.what_ifs) or any(o is not None for o in others)
+
+
+@dataclass(frozen=True)
+class MergeRequest(OutTerms):
+    """Which parts are added up, and where what they are of lies here."""
+
+    parts: tuple[Path, ...] = argument("All folders that scan ... --part i/n wrote, in any order.")
+    _: dataclasses.KW_ONLY
+    out: Path | None = option(OUT, in_python="Where to keep the results [default: runs/NAME].")
+    checkpoint: str | None = option("Where the checkpoint is here, if it is elsewhere.")
+    tokens: str | None = option("Where the tokens are here, if they are elsewhere.")

@@ -22,6 +22,7 @@ import numpy as np
 
 from moegeom.core.shapes import Float64, Int64, Integer
 from moegeom.geometry.gram import symmetric_root
+from moegeom.geometry.statistics import rank_correlation
 
 
 # -------------------------------------------------------------------------------------------- balls
@@ -380,8 +381,8 @@ def cone_shares(
     if (shares > 0.0).mean() >= _LEAST_MET:
         # what the counts of as many tokens show of sizes where sizes are all there is
         counts = np.random.default_rng(seed).multinomial(len(chosen), angles.share)
-        by_size = _rank_correlation(counts[counts > 0], angles.share[counts > 0])
-        correlation = _rank_correlation(visits, shares)
+        by_size = rank_correlation(counts[counts > 0], angles.share[counts > 0])
+        correlation = rank_correlation(visits, shares)
     return ConeShares(
         directions=directions,
         covered=covered,
@@ -390,12 +391,3 @@ def cone_shares(
         correlation_by_size=by_size,
         modal=float(shares[visits.argmax()]),
     )
-
-
-def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float | None:
-    """Spearman's; None where one of them is constant."""
-    from scipy.stats import rankdata
-
-    if np.ptp(one) == 0 or np.ptp(other) == 0:
-        return None
-    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])

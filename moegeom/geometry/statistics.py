@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moegeom.core.shapes import Float, Float64, Integer
+from moegeom.core.shapes import Float, Float64, Integer, Shaped
 
 
 def jackknife_error(
@@ -48,6 +48,20 @@ def clustered_error(
     if clusters < 2:
         return None
     return math.sqrt(clusters / (clusters - 1) * float(added @ added))
+
+
+def rank_correlation(
+    one: Shaped[np.ndarray, "values"], other: Shaped[np.ndarray, "values"]
+) -> float | None:
+    """Spearman's coefficient, that of Pearson of mean ranks; None where one of them is constant.
+
+    Oracle in tests: scipy.stats.spearmanr.
+    """
+    from scipy.stats import rankdata
+
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])
 
 
 # ------------------------------------------------------------------------------------------- trends

@@ -19,7 +19,7 @@ from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.shapes import Bool, Float64, Int64, Integer
 from moegeom.core.text import half_width, number_of, quoted
 from moegeom.core.tokens import TokenColumns
-from moegeom.geometry.statistics import clustered_error
+from moegeom.geometry.statistics import clustered_error, rank_correlation
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -171,11 +171,7 @@ def _cost(
 def _correlation(
     change: Float64[np.ndarray, "tokens"], flipped: Int64[np.ndarray, "tokens"]
 ) -> float | None:
-    from scipy.stats import pearsonr, rankdata
-
-    if len(change) < _ENOUGH or np.ptp(change) == 0.0 or np.ptp(flipped) == 0:
-        return None
-    return float(pearsonr(rankdata(change), rankdata(flipped)).correlation)
+    return None if len(change) < _ENOUGH else rank_correlation(change, flipped)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from moegeom.core.router import RouterSet, Rule, parse_layers
 from moegeom.core.text import number_of
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.engine.plan import on_all_cores
+from moegeom.engine.request import too_late
 from moegeom.engine.sources import refuse_no_tokens
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.memory import MemoryResults
@@ -99,10 +100,7 @@ def _refuse_unmeant(request: DifferenceRequest) -> None:
         )
     for flag, is_given in (("--tokens", request.tokens), ("--experts", request.experts)):
         if measured and is_given:
-            raise UsageError(
-                f"{measured[0]} holds results, which were measured before; {flag} comes too late.",
-                f"Leave {flag} out, or name two checkpoints.",
-            )
+            raise too_late(measured[0], flag, "name two checkpoints")
     about_scans = {
         "--out": request.out,
         "--stale-inputs": request.stale_inputs,

@@ -12,7 +12,7 @@ from moegeom.core.errors import ResultsError
 from moegeom.core.option import argument, option
 from moegeom.core.row_keys import ALL, AS_STORED
 from moegeom.document.summary import Summary, summarise
-from moegeom.engine.request import MeasureOptions, RunBTerms, ScanRequest
+from moegeom.engine.request import OF_RUN_B, MeasureOptions, ScanRequest
 from moegeom.results.reader import Results
 from moegeom.variants.what_if import parse_what_ifs
 
@@ -27,7 +27,7 @@ class WhatIfRequest(ScanRequest):
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
         *(*MeasureOptions.PYTHON_ONLY, "batch_tokens", "per_token", "reference", "noise", "prior"),
-        *("checkpoint_b", "experts", *(field.name for field in dataclasses.fields(RunBTerms))),
+        *("checkpoint_b", "experts", *OF_RUN_B),
     )
 
     checkpoint: str = argument(

@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose, assert_equal
 from scipy import stats
 
 from moegeom.geometry import series
+from moegeom.geometry.statistics import rank_correlation
 
 
 def num_runs(signs: np.ndarray) -> int:
@@ -106,3 +107,9 @@ def test_with_more_experts_its_p_value_is_near_that_of_many_numberings():
     share = float(np.mean(np.array(every) >= agreement.correlation))
     assert 0.001 < share < 0.2
     assert_allclose(agreement.p_value, share, rtol=0.35, atol=2e-3)
+
+
+def test_a_rank_correlation_is_that_of_scipy_and_missing_of_a_constant():
+    one, other = np.random.default_rng(1).integers(0, 9, (2, 40))  # with ties
+    assert rank_correlation(one, other) == pytest.approx(stats.spearmanr(one, other).statistic)
+    assert rank_correlation(one, np.ones(40)) is None

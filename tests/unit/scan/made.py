@@ -7,9 +7,10 @@ import numpy as np
 
 from moegeom.core.router import GroupMask, Norm, Router, Rule, Weights
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
-from moegeom.engine.request import MeasureOptions
+from moegeom.engine.request import MeasureOptions, MergeRequest
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
+from moegeom.pipeline import merge as merge_parts
 from moegeom.results.schema import arrow_schema, metric_tables, table_of
 from tests.unit.scan.routers import SUM_TO_ONE, normal_rows, router_with
 
@@ -20,6 +21,11 @@ NAME = "text/0"
 
 class Interrupted(Exception):
     """What a test raises in the middle of a scan."""
+
+
+def merge(parts, out, **sides):
+    """What the parts in these folders add up to."""
+    return merge_parts(MergeRequest(tuple(parts), out=out, **sides))
 
 
 def columns(tokens: int, domain: np.ndarray | None = None) -> TokenColumns:

@@ -10,8 +10,9 @@ import pytest
 from moegeom.core.errors import ResultsError, UsageError
 from moegeom.engine.parts import PART_FILE
 from moegeom.engine.request import ScanRequest
-from moegeom.pipeline import merge, scan
+from moegeom.pipeline import scan
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
+from tests.unit.scan.made import merge
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,13 @@ from moegeom.engine.session import Session
 from moegeom.engine.task import Task
 from moegeom.kernels.reduction import reductions_for
 from moegeom.kernels.table import load_kernels
-from moegeom.pipeline import merge, scan, with_tokens
+from moegeom.pipeline import scan, with_tokens
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.traces import source as traces
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 from tests.unit.scan import made
+from tests.unit.scan.made import merge
 from tests.unit.tokens.dialects.written import Written, write_vllm
 
 MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=3)

@@ -23,7 +23,7 @@ from moegeom.engine.request import ScanRequest
 from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_too_many
 from moegeom.kernels.reduction import MOST_TOKENS, SettledCounts
-from moegeom.pipeline import merge, scan
+from moegeom.pipeline import scan
 from moegeom.results.counts import expert_counts
 from moegeom.results.reader import open_results
 from moegeom.studies.boundary.record import BoundaryRequest
@@ -32,6 +32,7 @@ from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_to
 from moegeom.tokens.open import open_tokens
 from moegeom_cli.streams import Silence
 from tests.by_day import by_day
+from tests.unit.scan.made import merge
 
 MODEL = SyntheticModel(hidden=32, experts=8, top_k=2, layers=2)
 
