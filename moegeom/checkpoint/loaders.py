@@ -15,7 +15,7 @@ from typing import Any
 
 from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.names import is_inside
-from moegeom.checkpoint.shards import CONFIGS, parse_index, read_config
+from moegeom.checkpoint.shards import CONFIGS, parse_index, read_config, table_at
 from moegeom.core.errors import CheckpointError
 from moegeom.core.text import natural
 
@@ -44,11 +44,15 @@ class LoadStep:
 
 @dataclass(frozen=True)
 class Loader:
-    """A loader with the option of its user that makes it go these steps; empty by default."""
+    """A loader with the option of its user that makes it go these steps; empty by default.
+
+    ``inner`` are tables of the config of which it lays the first that is there over the rest.
+    """
 
     name: str
     steps: tuple[LoadStep, ...]
     option: str = ""
+    inner: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -97,7 +101,9 @@ LOADERS = (
         ),
     ),
     Loader(
-        "llama.cpp's converter", (LoadStep("model*.safetensors"), LoadStep("pytorch_model*.bin"))
+        "llama.cpp's converter",
+        (LoadStep("model*.safetensors"), LoadStep("pytorch_model*.bin")),
+        inner=("thinker_config.text_config", "lm_config", "llm_config", "text_config"),
     ),
     Loader("transformers", _PICKLES, "use_safetensors=False"),
 )
@@ -107,13 +113,15 @@ LOADERS = (
 class LoadedFiles:
     """The files that a loader takes, in its order: of a tensor in several the last one counts.
 
-    ``index`` is the json by which it came to them, ``config`` the file that describes the model.
+    ``index`` is the json by which it came to them, ``config`` the file that describes the model,
+    ``inner`` the table of it that counts before the rest.
     """
 
     loader: str
     files: tuple[str, ...]
     index: str = ""
     config: str = "config.json"
+    inner: str = ""
     is_default: bool = True
 
     @property
@@ -137,8 +145,9 @@ def answers_of(folder: Folder) -> Iterator[LoadedFiles]:
     for loader in (*LOADERS, *_variants(names)):
         for step in loader.steps:
             if step.config in configs and (taken := _taken(step, folder, names)):
-                is_default = not loader.option
-                yield LoadedFiles(loader.text, *taken, config=step.config, is_default=is_default)
+                config = read_config(folder, step.config)
+                inner = next((path for path in loader.inner if table_at(config, path)), "")
+                yield LoadedFiles(loader.text, *taken, step.config, inner, not loader.option)
                 break
 
 

@@ -88,7 +88,7 @@ def open_answer(folder: Folder, answer: LoadedFiles) -> ShardedStore:
     copies: dict[str, list[str]] = {}
     shard_of = join_shards(files, folder.num_parallel, copies)
     shard_of.update((name, holders[-1]) for name, holders in copies.items())
-    return ShardedStore(folder, files, shard_of, config=answer.config)
+    return ShardedStore(folder, files, shard_of, config=answer.config, inner=answer.inner)
 
 
 def _local(path: Path) -> Location:

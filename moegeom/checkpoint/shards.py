@@ -165,9 +165,10 @@ class ShardedStore:
         shard_of: Mapping[str, str],
         index_bytes: int = 0,
         config: str = "",
+        inner: str = "",
     ) -> None:
         self.folder = folder
-        self._config_file = config
+        self._config_file, self._inner = config, inner
         self._index_bytes = index_bytes
         self.log = folder.log
         self._shards = shards
@@ -202,7 +203,8 @@ class ShardedStore:
 
     @cached_property
     def _config(self) -> Mapping[str, Any]:
-        return read_config(self.folder, self._config_file)
+        config = read_config(self.folder, self._config_file)
+        return _laid_over(config, self._inner) if self._inner else config
 
     def names(self) -> Collection[str]:
         return self.shard_of.keys()
@@ -292,6 +294,22 @@ def read_config(folder: Folder, name: str = "") -> Mapping[str, Any]:
                 f"Keep the config that counts as {name}, and remove the key.",
             )
     return folder.parsed.get(name, {})
+
+
+def table_at(config: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
+    """The table at a dotted path of a config, None where there is none."""
+    table: Any = config
+    for key in path.split("."):
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else None
+
+
+def _laid_over(config: Mapping[str, Any], inner: str) -> Mapping[str, Any]:
+    """The config with what its table at ``inner`` says in the place of its own. The model keeps its
+    type; null says nothing.
+    """
+    table = table_at(config, inner) or {}
+    return {**config, **{k: v for k, v in table.items() if v is not None and k != "model_type"}}
 
 
 def _files_beside(

@@ -140,6 +140,15 @@ def _consolidated_beside(folder: Path) -> None:
     _write(folder, "consolidated.safetensors", _other(folder))
 
 
+def _another_rule_in_a_table(folder: Path) -> None:
+    _config(folder, llm_config={"num_experts_per_tok": 1, "model_type": "qwen3_moe"})
+
+
+def _the_same_rule_in_a_table(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    _config(folder, llm_config=config | {"architectures": None})
+
+
 def _adapter_on_a_router(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     lora = LoraConfig(target_parameters=["mlp.gate.weight"], r=2, init_lora_weights=False)
@@ -172,6 +181,8 @@ FOLDERS: dict[Callable[[Path], None], tuple[str, ...]] = {
     _variant_beside: ("transformers (variant='fp16')",),
     _later_file_without_an_index: ("vLLM", "SGLang"),
     _consolidated_beside: ("vLLM",),
+    _another_rule_in_a_table: ("llama.cpp's converter",),
+    _the_same_rule_in_a_table: (),
     _adapter_on_a_router: ("PEFT",),
 }
 

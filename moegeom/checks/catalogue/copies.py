@@ -239,13 +239,14 @@ def loaders_disagree(measured: Measured, limits: Limits) -> Iterator[Finding | U
     for other in facts["others"]:
         loaders = listing(other["loaders"])
         if other["routers"]:
-            broken = len(other["not_finite"])
+            broken, inner = len(other["not_finite"]), other.get("inner")
             files = ", ".join(other["files"][:3]) + (", ..." if len(other["files"]) > 3 else "")
             finding = loaders_disagree.finding(
                 tuple(other["routers"]),
                 f"other routers are loaded by {loaders}{f', from {files}' if files else ''}"
                 + (f": {number_of(broken, 'router')} not finite." if broken else "."),
-                f"Judged: {facts['entry'] or 'the files of the folder'}.",
+                f"Judged: {facts['entry'] or 'the files of the folder'}."
+                + (f" They read {inner!r} of the config before the rest." if inner else ""),
             )
             is_broken = broken and other["is_default"]
             yield dataclasses.replace(finding, severity="error") if is_broken else finding

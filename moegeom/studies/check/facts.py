@@ -77,7 +77,7 @@ def loader_facts(opened: Session) -> dict[str, Any]:
         facts["adapter"] = _adapter(folder, opened)
     by_files: dict[tuple[str, ...], list[LoadedFiles]] = {}
     for answer in answers:
-        by_files.setdefault((answer.config, *answer.files), []).append(answer)
+        by_files.setdefault((answer.config, answer.inner, *answer.files), []).append(answer)
     for same in by_files.values():
         loaders, difference = (
             [answer.loader for answer in same],
@@ -85,7 +85,9 @@ def loader_facts(opened: Session) -> dict[str, Any]:
         )
         if any(difference.values()):
             is_default = any(answer.is_default for answer in same)
-            facts["others"].append({"loaders": loaders, "is_default": is_default, **difference})
+            facts["others"].append(
+                {"loaders": loaders, "is_default": is_default, "inner": same[0].inner, **difference}
+            )
         else:
             facts["agree"].extend(loaders)
     facts["others"].extend(_of_other_formats(opened, facts["entry"]))
@@ -98,7 +100,7 @@ def _compared(opened: Session, answer: LoadedFiles, judged: str) -> dict[str, An
     if missing := [name for name in answer.files if not folder.has(name)]:
         share = f"{len(missing)} of {len(answer.files)} files are missing"
         return {**_NONE, "reason": f"{share}, {missing[0]} first", "is_missing": True}
-    if answer.files == (judged,) and answer.config == "config.json":
+    if answer.files == (judged,) and answer.config == "config.json" and not answer.inner:
         return _NONE
     try:
         return _difference_from(opened, open_answer(folder, answer))
