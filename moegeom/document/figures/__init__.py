@@ -1,1 +1,1 @@
-"""Figures of results, one file each; see :mod:`moegeom.document.drawing`."""
+"""Figures of results, kin in one file; see :mod:`moegeom.document.drawing`."""

@@ -100,6 +100,6 @@ def _unlike(values: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else (value - centre) / spread for value in values]
 
 
-DRAWING = Drawing(
+OVERVIEW = Drawing(
     "overview", 10, "layers against figures, coloured by what is unlike the others", _draw
 )

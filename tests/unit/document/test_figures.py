@@ -17,7 +17,7 @@ from moegeom.core.errors import UsageError
 from moegeom.document.chart import Areas, Axis, Bars, Chart, Guide, Heat, Panel, Points, Polyline
 from moegeom.document.colours import ramp
 from moegeom.document.drawing import DRAWINGS, figures_of
-from moegeom.document.figures.positions import most_used
+from moegeom.document.figures.load import most_used
 from moegeom.document.model import Command, Document, Gallery, View
 from moegeom.document.paper import ENDINGS, write_figure
 from moegeom.document.render import render

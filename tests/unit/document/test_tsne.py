@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
 from moegeom.document.drawing import figures_of
-from moegeom.document.figures.tsne import embedding, neighbours_kept, points_of
+from moegeom.document.figures.space import embedding, neighbours_kept, points_of
 from moegeom.document.renderers.html import comma_separated
 from tests.unit.document.records import scanned_sample
 

@@ -17,7 +17,7 @@ import pytest
 
 from moegeom.core.errors import MoeGeomError, ResultsError
 from moegeom.core.router import TokenTable
-from moegeom.document.figures import tsne
+from moegeom.document.figures import space
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document
@@ -68,7 +68,7 @@ def show(results, forms=FORMS):
 def maps(monkeypatch):
     """By day points are drawn where they are: t-SNE takes longer than all the rest."""
     if not IS_NIGHT:
-        monkeypatch.setattr(tsne, "embedding", lambda points: np.resize(points, (len(points), 2)))
+        monkeypatch.setattr(space, "embedding", lambda points: np.resize(points, (len(points), 2)))
 
 
 def test_what_a_scan_writes_is_as_it_must_be_and_known_to_its_reader(disk):
