@@ -40,17 +40,17 @@ def unreachable(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for row in sorted(measured.layers, key=lambda row: -(row.get("num_unreachable") or 0)):
         router = row["router"]
         rows = measured.experts[router]
-        if row.get("num_certain"):
-            always = [e["expert"] for e in rows if e.get("is_certain")]
+        always = [e["expert"] for e in rows if e.get("is_certain")]
+        if always:
             yield unreachable.finding(
                 router,
                 f"{len(always)} of {len(rows)} experts are chosen for every input: expert "
                 f"{listed(always)}.",
                 "They beat so many others wherever the input lies that they cannot lose.",
             )
-        if not row.get("num_unreachable"):
-            continue
         shut = [e for e in rows if e["reach"] == "beaten everywhere"]
+        if not shut:
+            continue
         first = shut[0]
         yield unreachable.finding(
             router,
