@@ -24,8 +24,7 @@ from moegeom.core.tokens import TILE, SourceFacts, TokenSource
 from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
 from moegeom.engine.cluster import parts_by_ray
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
-from moegeom.engine.first_pass import first_pass_of
-from moegeom.engine.in_step import in_step
+from moegeom.engine.first_pass import first_pass_of, in_step
 from moegeom.engine.out import (
     RUNS,
     believes_results,

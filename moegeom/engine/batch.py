@@ -20,7 +20,6 @@ from moegeom.engine.flipping import (
     flip_to,
     flip_to_ranked,
 )
-from moegeom.engine.labels import block_of, is_outlier
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.engine.recorded import (
     RecordedQuantities,
@@ -30,7 +29,7 @@ from moegeom.engine.recorded import (
     recorded_output,
 )
 from moegeom.engine.sampled import noisy_flip, order_distances
-from moegeom.engine.task import Task
+from moegeom.engine.task import Task, block_of, is_outlier
 from moegeom.geometry.boundary.curved import POINT
 from moegeom.geometry.boundary.linear import angle_bound
 from moegeom.geometry.rounding import bf16_noise_scale

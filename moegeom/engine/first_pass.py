@@ -1,25 +1,27 @@
-"""The first pass over traces of many files, before a scan: what it found of each file is kept in
-``OUT.partial``, so that an interrupted one goes on, and a scan that goes on need not repeat it.
-"""
+"""Traces of many files before and during a scan: a first pass over them, and routers in step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from moegeom import __version__ as moegeom_version
 from moegeom.core.digest import digest_of
 from moegeom.core.files import WorkFolder, is_there, writing
-from moegeom.core.router import RouterSet
+from moegeom.core.router import Router, RouterSet
 from moegeom.core.text import number_of
+from moegeom.core.tokens import TokenSource
 from moegeom.engine.out import early_out
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.run_facts import files_identity
 from moegeom.engine.sources import known_routers
+from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.kernels.reductions.sketches import CAPACITY
 from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, is_begun
 from moegeom.tokens.source import Company
+from moegeom.tokens.traces.source import TraceSource
 from moegeom.tokens.traces.survey import FileJournal
 
 #: Seconds between two words on how far it is.
@@ -101,3 +103,47 @@ def _told(on_message: Callable[[str], None] | None) -> Callable[[int, int], None
             last = time.monotonic()
 
     return advanced
+
+
+#: Bytes of the sums of the routers that are in step.
+_MOST_BYTES = 1 << 30
+
+
+def in_step(
+    routers: Sequence[Router], sources: Sequence[TokenSource | None]
+) -> Iterator[tuple[Router, ...]]:
+    """The routers in their order, in groups that read the tokens of the sources together; one group
+    where there are none to read.
+    """
+    group: list[Router] = []
+    for router in routers:
+        if group and not _fits(router, group, sources):
+            yield tuple(group)
+            group = []
+        group.append(router)
+    if group:
+        yield tuple(group)
+
+
+def _fits(router: Router, group: Sequence[Router], sources: Sequence[TokenSource | None]) -> bool:
+    """Whether some source is a trace of the group and of the router, and their sums have room."""
+    members = (*group, router)
+    if sources[0] is None:
+        return True
+    if not any(isinstance(source, TraceSource) for source in sources):
+        return False
+    heard = [source.facts for source in sources if source is not None]
+    if any(one.name not in facts.routers for facts in heard for one in members):
+        return False
+    return sum(_state_bytes(one, heard[0].num_tokens) for one in members) <= _MOST_BYTES
+
+
+def _state_bytes(router: Router, num_tokens: int) -> int:
+    """What the largest sums of a router take at most: pairs of experts, sets of them, and a bit for
+    each token that flips.
+
+    Sets are an entry of key, count and members each; as many again wait to be sorted in.
+    """
+    pairs = 8 * NUM_BLOCKS * router.num_experts**2
+    sets = 2 * min(num_tokens, CAPACITY) * (16 + 2 * router.rule.top_k)
+    return pairs + sets + num_tokens // 8

@@ -13,9 +13,7 @@ import numpy as np
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import refuse_non_finite
 from moegeom.engine.devices.device_router import kept_on_device, refuse, states_of
-from moegeom.engine.devices.inputs import input_reader
-from moegeom.engine.devices.slots import Slot, make_slots, product_tokens
-from moegeom.engine.labels import block_of
+from moegeom.engine.devices.slots import Slot, input_reader, make_slots, product_tokens
 from moegeom.engine.loop import (
     NO_HOOKS,
     Hooks,
@@ -28,7 +26,7 @@ from moegeom.engine.loop import (
     with_states,
 )
 from moegeom.engine.plan import MAX_TILES
-from moegeom.engine.task import Task
+from moegeom.engine.task import Task, block_of
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.cuda.device import Device, DeviceError, OutOfDeviceMemory
 from moegeom.kernels.cuda.program import NOT_COUNTED

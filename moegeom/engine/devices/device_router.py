@@ -9,9 +9,8 @@ import numpy as np
 
 from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Float32, UInt16
-from moegeom.engine.labels import OUTLIER_FACTOR
 from moegeom.engine.loop import extent_of
-from moegeom.engine.task import Task
+from moegeom.engine.task import OUTLIER_FACTOR, Task
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32, engine_error
 from moegeom.geometry.selection import LARGEST_SLOPE
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue

@@ -8,11 +8,10 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.engine.choice import tile_logits
-from moegeom.engine.labels import MAX_DOMAINS, Populations, block_of
 from moegeom.engine.loop import Hooks, Pace, Progress, scan_router
 from moegeom.engine.plan import MAX_TILES, batch_tokens, on_all_cores, sample_tiles
 from moegeom.engine.prepared import prepare
-from moegeom.engine.task import Task
+from moegeom.engine.task import MAX_DOMAINS, Populations, Task, block_of
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.table import load_kernels
 from tests.unit.scan import made

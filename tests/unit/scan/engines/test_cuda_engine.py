@@ -16,8 +16,8 @@ from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask
 from moegeom.core.tokens import TILE
 from moegeom.engine.devices.device_router import kept_on_device, refusal
-from moegeom.engine.labels import MAX_DOMAINS
 from moegeom.engine.loop import Hooks, Pace, Progress
+from moegeom.engine.task import MAX_DOMAINS
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
 from tests.by_day import by_day
 from tests.unit.scan.engines.scanned import (

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.tokens import TILE
-from moegeom.engine.devices.inputs import input_reader
-from moegeom.engine.devices.slots import SLOTS, make_slots, product_tokens
+from moegeom.engine.devices.slots import SLOTS, input_reader, make_slots, product_tokens
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
 from tests.unit.scan.engines.scanned import (
     COUNTED,

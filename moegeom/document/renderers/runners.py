@@ -1,13 +1,18 @@
-"""JUnit XML as Jenkins, GitLab and others read it: a suite per area, a test case per check."""
+"""What runners of CI read of a verdict: annotations of GitHub Actions, and JUnit XML.
+
+Of GitHub Actions a workflow command for each finding, and the verdict at the end:
+https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands. In JUnit, as
+Jenkins, GitLab and others read it, a suite per area and a test case per check.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element, SubElement
 
-from moegeom.core.finding import Outcome, State, Verdict
+from moegeom.core.finding import SEVERITY_ORDER, Outcome, State, Verdict
 from moegeom.document.model import Document, View
 from moegeom.document.render import Renderer
 from moegeom.document.rule_trust import rule_facts
@@ -18,6 +23,48 @@ from moegeom.document.verdict_text import (
     verdict_sentence,
     why_not_judged,
 )
+
+#: What the runner decodes in a message, and besides that in a property.
+_IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
+
+_LEVELS = {"error": "warning", "warning": "warning", "note": "notice"}
+
+
+def render_github(document: Document, view: View) -> str:
+    """Annotations worst first: an error only where the gate fails, so that red means red."""
+    del view
+    assert document.judged is not None, "render() asks for a verdict"
+    verdict, run = document.judged.verdict, document.judged.run
+    name = run["checkpoint"]["name"]
+    message = f"{verdict_sentence(verdict)} exit {verdict.exit_code}"
+    message += f"\nprofile: {profile_line(verdict)}" if verdict.profile else ""
+    lines = [*_findings(verdict, run), *_inconclusive(verdict)]
+    return "".join(f"{line}\n" for line in (*lines, _command("notice", f"moegeom {name}", message)))
+
+
+def _findings(verdict: Verdict, run: Mapping[str, Any]) -> Iterator[str]:
+    failing = {outcome.code for outcome in verdict.outcomes if verdict.fails(outcome)}
+    limit = SEVERITY_ORDER[verdict.fail_on]
+    for finding in verdict.findings:
+        fails = finding.code in failing and SEVERITY_ORDER[finding.severity] <= limit
+        title = f"{finding.code} {places(finding.routers, run)}"
+        level = "error" if fails else _LEVELS[finding.severity]
+        yield _command(level, title, "\n".join(finding_lines(finding)))
+
+
+def _inconclusive(verdict: Verdict) -> Iterator[str]:
+    for outcome in verdict.open:
+        title = f"{outcome.code} inconclusive"
+        yield _command("warning", title, f"{outcome.title}: {outcome.reason}")
+
+
+def _command(level: str, title: str, message: str) -> str:
+    return f"::{level} title={title.translate(_IN_PROPERTY)}::{message.translate(_IN_MESSAGE)}"
+
+
+GITHUB = Renderer("github", render_github, of_verdicts=True)
+
 
 #: The beginning of a code says which area a check is from.
 _AREAS = {
@@ -44,7 +91,7 @@ _ELEMENTS = {
 _COUNTERS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
-def render(document: Document, view: View) -> str:
+def render_junit(document: Document, view: View) -> str:
     """The document; text of others is made printable first, which leaves what XML 1.0 allows."""
     del view
     assert document.judged is not None, "render() asks for a verdict"
@@ -133,4 +180,4 @@ def _count(parent: Element) -> None:
         parent.set(name, str(len(parent.findall(f".//testcase/{tag}"))))
 
 
-RENDERER = Renderer("junit", render, of_verdicts=True)
+JUNIT = Renderer("junit", render_junit, of_verdicts=True)
