@@ -90,8 +90,8 @@ def summarise(results: Results) -> Summary:
         Finding(
             _severity(row["severity"]),
             row["code"] or "",
-            tuple(row["routers"] or ()),
-            row["title"],
+            tuple(filter(None, row["routers"] or ())),
+            row["title"] or "",
             row["detail"] or "",
             row["next_command"] or "",
             row.get("fix") or "",

@@ -125,15 +125,17 @@ def with_derived(layers: pa.Table, routers: Sequence[Facts]) -> pa.Table:
     """The table with the derived columns that it does not hold; rows of other routers get none."""
     import pyarrow as pa
 
+    from moegeom.results.schema import fits
+
     facts = {router["name"]: router for router in routers}
-    names = layers.column_names
+    names = [field.name for field in layers.schema if fits("layers", field)]
     if "router" not in names:
         return layers
     rows = layers["router"].to_pylist()
     for name, derived in DERIVED.items():
         for end, value_of in (("", derived.of), ("_se", derived.error_of)):
             source = derived.column + end
-            if source not in names or name + end in names:
+            if source not in names or name + end in layers.column_names:
                 continue
             values = [
                 value_of(value, facts[router]) if router in facts else None
