@@ -192,7 +192,7 @@ def coloured(rows: Mapping[str, Sequence[Any]], num_domains: int) -> TokensOfLay
         [row for row, of_router in enumerate(is_expert) if of_router and expert[row] in colour],
         [colour.get(number, len(colour)) for number in expert],
         [*(f"expert {number}" for number in colour), "others"],
-        [min(max(domain[row], 0), max(num_domains - 1, 0)) for row in tokens],
+        [min(max(domain[row] or 0, 0), max(num_domains - 1, 0)) for row in tokens],
     )
 
 
