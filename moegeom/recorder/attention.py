@@ -18,7 +18,7 @@ from moegeom.core.files import refuse_existing
 from moegeom.core.router import parse_layers
 from moegeom.core.text import number_of
 from moegeom.engine.labels import block_of
-from moegeom.geometry.gating import CLOSED, FIRST_QUERY, SUMS
+from moegeom.geometry.attention_heads import CLOSED, FIRST_QUERY, SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.recorder.model_store import ModelStore, as_array
 from moegeom.recorder.steps import Step, make_step

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moegeom.core.shapes import Float
-from moegeom.geometry.capacity.costs import router_macs
+from moegeom.geometry.capacity import router_macs
 from moegeom.trainable.router import product
 from moegeom.trainable.top_k import TopKRouter
 

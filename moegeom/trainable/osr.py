@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Float
-from moegeom.geometry.capacity.costs import router_macs
+from moegeom.geometry.capacity import router_macs
 from moegeom.trainable.expression import ExpressionProjector
 from moegeom.trainable.gru import cosine
 from moegeom.trainable.losses import entropy_loss

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Float
-from moegeom.geometry.capacity.costs import router_macs
+from moegeom.geometry.capacity import router_macs
 from moegeom.trainable.router import Routed, RouterModule, descending, product
 
 #: From 0 a strength would never grow again, and a few hundred sparse steps lead there.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Float, Int64
-from moegeom.geometry.capacity.costs import router_macs
+from moegeom.geometry.capacity import router_macs
 from moegeom.trainable.losses import balance_loss, z_loss
 from moegeom.trainable.router import Routed, RouterModule, at_least_float32, descending, product
 

@@ -16,34 +16,43 @@ import numpy as np
 from numpy.testing import assert_allclose
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry import border_shares, gram, occupation, selection, space
+from moegeom.geometry import border_shares, gram, paths, selection, space
 from moegeom.geometry import load as loads
 from moegeom.geometry.boundary import orders
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.boundary.order_distance import flat_distance, order_distance
-from moegeom.geometry.capacity.cell_bounds import most_cells, total_cells, zaslavsky
-from moegeom.geometry.capacity.costs import router_macs
-from moegeom.geometry.capacity.granularity import (
+from moegeom.geometry.boundary.orders import flat_distance, order_distance
+from moegeom.geometry.capacity import (
+    elementary_symmetric,
+    face_count,
+    face_counts,
     largest_split,
+    most_cells,
+    most_regions,
+    power_distances,
+    published_regions,
     published_split_log10,
+    router_macs,
     split_sets_log10,
+    total_cells,
+    zaslavsky,
 )
-from moegeom.geometry.capacity.hypersimplex import face_count, face_counts
-from moegeom.geometry.capacity.region_bounds import most_regions, published_regions
-from moegeom.geometry.capacity.tropical import elementary_symmetric, power_distances
-from moegeom.geometry.consistency import overlap_share
-from moegeom.geometry.hmoe.activation import SIGMOID
-from moegeom.geometry.hmoe.losses import loss_1, loss_2
-from moegeom.geometry.hmoe.mixture import Mixture, published_truth, split
-from moegeom.geometry.hmoe.regression import regression
+from moegeom.geometry.hmoe import (
+    SIGMOID,
+    Mixture,
+    loss_1,
+    loss_2,
+    published_truth,
+    regression,
+    split,
+)
 from moegeom.geometry.jump import exchanged, jump
+from moegeom.geometry.load import overlap_share
 from moegeom.geometry.noise import boundary_sigmas, noisy_distances
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.paths import exit_probability, face_quantile
 from moegeom.geometry.rounding import flip_probability, rounding_sigmas
-from moegeom.geometry.whatif.sinkhorn import osr_cost, sinkhorn
-from moegeom.geometry.whatif.smooth import activation, smooth_gate, smoothing_budget
+from moegeom.geometry.whatif import activation, osr_cost, sinkhorn, smooth_gate, smoothing_budget
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.trainable import SmoothTopKRouter
 from tests.oracle import measures
@@ -268,14 +277,12 @@ DELIVERED = {
     "t_quantile": lambda r, p: face_quantile(np.array([r]), p),
     "exit_prob_union": lambda r, t: exit_probability(row(r), t).upper,
     "r_min_sigma": nearest_boundary_by_factor,
-    "occ_integral_*": lambda n, b, T: occupation.occupation_integral(n, np.array([b]), T)[0],
-    "occ_exact_slab": lambda m, eps, c, T: occupation.slab_occupation(
+    "occ_integral_*": lambda n, b, T: paths.occupation_integral(n, np.array([b]), T)[0],
+    "occ_exact_slab": lambda m, eps, c, T: paths.slab_occupation(
         np.array([m / c]), np.array([eps / c]), T
     )[0],
     "occ_exact_tube_n2": lambda m, eps, c, T, n: measures.tube_occupation(n, m, eps, T, c),
-    "occ_capped_b0": lambda n, K, eps, T: occupation.capped_occupation(
-        n, np.array([K * eps**n]), T
-    ),
+    "occ_capped_b0": lambda n, K, eps, T: paths.capped_occupation(n, np.array([K * eps**n]), T),
     "gram_score": lambda R: gram.gram_score(gram.cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: gram.best_gram_score(E, D, is_centred=False),
     "gram_random": lambda D: gram.random_gram_score(2, D, is_centred=False),

@@ -14,18 +14,25 @@ from scipy.optimize import curve_fit, least_squares
 from scipy.spatial.distance import cdist
 from scipy.special import expit
 
-from moegeom.geometry.hmoe.activation import ACTIVATIONS
-from moegeom.geometry.hmoe.descent import descended, mean_square
-from moegeom.geometry.hmoe.losses import loss_1, loss_2, voronoi_cells
-from moegeom.geometry.hmoe.mixture import Mixture, centred, published_truth, split, with_channels
-from moegeom.geometry.hmoe.regression import (
+from moegeom.geometry.hmoe import (
+    ACTIVATIONS,
     PLACEMENTS,
+    Mixture,
+    centred,
     channel_functions,
     cramer_rao_sd,
+    descended,
     gradient,
     jacobian,
+    loss_1,
+    loss_2,
+    mean_square,
+    published_truth,
     regression,
+    split,
     traced,
+    voronoi_cells,
+    with_channels,
 )
 from moegeom.kernels.cpu import mixture as kernels
 

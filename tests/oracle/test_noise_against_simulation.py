@@ -11,7 +11,7 @@ from scipy.stats import norm
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry import noise
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.noise_size import flip_chance, noise_between, upstream_noise
+from moegeom.geometry.noise import flip_chance, noise_between, upstream_noise
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 from moegeom.geometry.selection import top_k
 

@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.boundary.order_distance import flat_distance, order_distance, row_coordinates
-from moegeom.geometry.boundary.orders import extra_experts, logit_distance, order_eps, tie_spread
+from moegeom.geometry.boundary.orders import (
+    extra_experts,
+    flat_distance,
+    logit_distance,
+    order_distance,
+    order_eps,
+    row_coordinates,
+    tie_spread,
+)
 from moegeom.geometry.selection import margin, top_k
 
 #: Few distinct values, so that exact ties are common; all are exact in binary.

@@ -15,9 +15,16 @@ from moegeom.core.errors import CheckpointError, RecordingError, RouterError
 from moegeom.core.router import parse_layers
 from moegeom.core.shapes import Float64
 from moegeom.core.text import half_width
-from moegeom.geometry.gating import HeadFigure, gate_pull, gating_figures
+from moegeom.geometry.attention_heads import (
+    HeadFigure,
+    alike_heads,
+    dead_heads,
+    gate_pull,
+    gating_figures,
+    product_spectra,
+    spectrum_rank,
+)
 from moegeom.geometry.gram import cosines, gram_score, random_gram_score, random_gram_score_sd
-from moegeom.geometry.value_output import alike_heads, dead_heads, product_spectra, spectrum_rank
 from moegeom.pipeline import Watch
 from moegeom.research.attention.record import (
     Attention,

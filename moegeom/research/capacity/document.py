@@ -14,7 +14,7 @@ from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
-from moegeom.geometry.capacity.hypersimplex import log10_count
+from moegeom.geometry.capacity import log10_count
 from moegeom.research.capacity.record import (
     AtDimension,
     Capacity,

@@ -7,36 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moegeom.core.errors import UsageError
-from moegeom.geometry.capacity.cell_bounds import (
+from moegeom.geometry.capacity import (
     expected_diagram,
+    expert_parameters,
+    face_count,
     first_free_dimension,
     is_every_set_possible,
-    most_cells,
-    total_cells,
-)
-from moegeom.geometry.capacity.costs import (
-    expert_parameters,
-    layer_parameters,
-    published_macs,
-    published_parameters,
-    router_macs,
-)
-from moegeom.geometry.capacity.granularity import (
     largest_split,
-    published_split_log10,
-    split_sets_log10,
-)
-from moegeom.geometry.capacity.hypersimplex import (
-    face_count,
+    layer_parameters,
+    leading_regions,
     log10_count,
+    log_leading_zaslavsky,
+    most_cells,
+    most_regions,
     num_edges,
     num_facets,
-)
-from moegeom.geometry.capacity.region_bounds import (
-    leading_regions,
-    log_leading_zaslavsky,
-    most_regions,
+    published_macs,
+    published_parameters,
     published_regions,
+    published_split_log10,
+    router_macs,
+    split_sets_log10,
+    total_cells,
     zonotope_vertices,
 )
 from moegeom.research.capacity.record import (

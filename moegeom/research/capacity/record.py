@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moegeom.geometry.capacity.costs import (
+from moegeom.geometry.capacity import (
     Parameters,
     PublishedMacs,
     PublishedParameters,
+    PublishedRegions,
     RouterMacs,
 )
-from moegeom.geometry.capacity.region_bounds import PublishedRegions
 
 
 @dataclass(frozen=True)

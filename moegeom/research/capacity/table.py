@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from moegeom.core.files import write_whole
 from moegeom.core.text import integer_text
-from moegeom.geometry.capacity.hypersimplex import log10_count
+from moegeom.geometry.capacity import log10_count
 from moegeom.research.capacity.record import (
     AtDimension,
     LayerCapacity,

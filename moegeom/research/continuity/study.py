@@ -21,12 +21,12 @@ from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.sample import Sample, refuse_tokens_beyond
 from moegeom.geometry.boundary.linear import boundary_distance
 from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
-from moegeom.geometry.whatif.moved import same_sets
-from moegeom.geometry.whatif.smooth import (
+from moegeom.geometry.whatif import (
     SmoothingBudget,
     gaps,
     largest_slope,
     packed,
+    same_sets,
     smoothing_budget,
 )
 from moegeom.kernels.reduction import Kernels

@@ -17,18 +17,21 @@ from moegeom.core.shapes import Float64
 from moegeom.core.text import half_width
 from moegeom.engine.parameters import option_of
 from moegeom.engine.plan import on_all_cores
-from moegeom.geometry.hmoe.activation import ACTIVATIONS
-from moegeom.geometry.hmoe.descent import Descended, descended
-from moegeom.geometry.hmoe.losses import loss_2
-from moegeom.geometry.hmoe.mixture import Mixture, published_truth, with_channels
-from moegeom.geometry.hmoe.regression import (
+from moegeom.geometry.hmoe import (
+    ACTIVATIONS,
     PLACEMENTS,
+    Descended,
+    Mixture,
     Position,
     cramer_rao_sd,
+    descended,
     gauge_dimensions,
     jacobian,
+    loss_2,
     numerical_rank,
+    published_truth,
     regression,
+    with_channels,
 )
 from moegeom.geometry.statistics import slope
 from moegeom.kernels.cpu.mixture import mean_square

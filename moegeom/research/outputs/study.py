@@ -18,8 +18,12 @@ from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.engine.plan import by_tile
 from moegeom.engine.sample import Sample
 from moegeom.engine.session import Session
-from moegeom.geometry.expert_block import tokens_by_expert
-from moegeom.geometry.expert_rank import adding_up, centred_by_expert, mean_pair_cosine
+from moegeom.geometry.experts import (
+    adding_up,
+    centred_by_expert,
+    mean_pair_cosine,
+    tokens_by_expert,
+)
 from moegeom.geometry.space import energy_share, mean_energy_share
 from moegeom.pipeline import Watch
 from moegeom.research.outputs import STUDY

@@ -13,11 +13,20 @@ from moegeom.core.shapes import Bool, Float32, Float64, Int32, Int64
 from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.prepared import unavailable
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
-from moegeom.geometry.boundary.order_distance import row_coordinates
-from moegeom.geometry.exits import Exits, exit_boundaries
+from moegeom.geometry.boundary.orders import row_coordinates
 from moegeom.geometry.noise import boundary_sigmas, noisy_distances, noisy_rows
-from moegeom.geometry.occupation import Flats, flats_of, occupations, union_bound
-from moegeom.geometry.paths import cell_quantiles, exit_probability, face_quantile, simulate_exit
+from moegeom.geometry.paths import (
+    Exits,
+    Flats,
+    cell_quantiles,
+    exit_boundaries,
+    exit_probability,
+    face_quantile,
+    flats_of,
+    occupations,
+    simulate_exit,
+    union_bound,
+)
 from moegeom.geometry.selection import top_k
 from moegeom.research.perturb.record import (
     ExitAt,

@@ -16,7 +16,7 @@ import numpy as np
 
 from moegeom.core.router import Router
 from moegeom.geometry.selection import group_margin, margin, selection_scores
-from moegeom.geometry.whatif.smooth import (
+from moegeom.geometry.whatif import (
     A,
     B,
     gaps,

@@ -15,27 +15,33 @@ from scipy import stats
 from sklearn.metrics.pairwise import cosine_similarity
 from transformers.activations import ACT2FN
 
-from moegeom.geometry.expert_block import (
-    ACTIVATIONS,
-    Neurons,
-    expert_output,
-    is_known,
-    mixed_output,
-    neurons,
-    tokens_by_expert,
+from moegeom.geometry.attention_heads import (
+    FIGURES,
+    SUMS,
+    alike_heads,
+    dead_heads,
+    gate_pull,
+    gating_figures,
+    product_spectra,
+    spectrum_rank,
 )
-from moegeom.geometry.expert_rank import (
+from moegeom.geometry.experts import (
+    ACTIVATIONS,
     DataDirections,
+    Neurons,
     adding_up,
     centred_by_expert,
     data_directions,
+    expert_output,
+    expert_spread,
+    is_known,
     mean_pair_cosine,
+    mixed_output,
+    neurons,
     ranks_on_data,
+    tokens_by_expert,
 )
-from moegeom.geometry.expert_spread import expert_spread
-from moegeom.geometry.gating import FIGURES, SUMS, gate_pull, gating_figures
 from moegeom.geometry.number_formats import NUMBER_FORMATS
-from moegeom.geometry.value_output import alike_heads, dead_heads, product_spectra, spectrum_rank
 
 X = np.r_[np.linspace(-30.0, 30.0, 2001), 0.0, -1e4, 1e4]
 

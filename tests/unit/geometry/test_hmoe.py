@@ -9,11 +9,19 @@ import pytest
 from numpy.testing import assert_allclose
 
 from moegeom.core.errors import UsageError
-from moegeom.geometry.hmoe import regression as ranks
-from moegeom.geometry.hmoe.activation import ACTIVATIONS
-from moegeom.geometry.hmoe.losses import loss_1, loss_2
-from moegeom.geometry.hmoe.mixture import centred, published_truth, split, with_channels
-from moegeom.geometry.hmoe.regression import PLACEMENTS, jacobian, regression
+from moegeom.geometry import hmoe
+from moegeom.geometry.hmoe import (
+    ACTIVATIONS,
+    PLACEMENTS,
+    centred,
+    jacobian,
+    loss_1,
+    loss_2,
+    published_truth,
+    regression,
+    split,
+    with_channels,
+)
 
 TRUTH = published_truth()
 INPUTS = np.random.default_rng(0).uniform(-1.0, 1.0, (5000, 2))
@@ -42,13 +50,13 @@ RANKS = {
 def test_ranks_say_where_a_non_linearity_tells_channels_apart(position, activation):
     mixture = gated(position)
     derivatives = jacobian(mixture, INPUTS, position, ACTIVATIONS[activation])
-    rank = ranks.numerical_rank(derivatives)
-    flat = rank.columns - rank.rank - ranks.gauge_dimensions(mixture, position)
+    rank = hmoe.numerical_rank(derivatives)
+    flat = rank.columns - rank.rank - hmoe.gauge_dimensions(mixture, position)
     assert (rank.columns, rank.rank, flat) == RANKS[position, activation]
     scaled = derivatives / np.linalg.norm(derivatives, axis=0)
-    threshold = ranks.FISHER_THRESHOLD * np.linalg.norm(scaled, 2)
+    threshold = hmoe.FISHER_THRESHOLD * np.linalg.norm(scaled, 2)
     assert np.linalg.matrix_rank(scaled, tol=threshold) == rank.rank
-    assert rank.least > 100 * ranks.FISHER_THRESHOLD > 1e4 * rank.rest
+    assert rank.least > 100 * hmoe.FISHER_THRESHOLD > 1e4 * rank.rest
 
 
 def test_without_a_gate_channels_mix_at_will_and_what_scores_share_is_free():
@@ -88,7 +96,7 @@ def test_samples_leave_parameters_unknown_and_fewer_channels_are_refused():
     """The median least standard deviation is 56 and 37: no slope of Figure 1 is an estimator's."""
     free = np.delete(np.arange(32), [7, 8, 9, 13, 14, 15])
     for position, median in (("value", 56.0), ("sdpa", 37.0)):
-        deviations = ranks.cramer_rao_sd(jacobian(TRUTH, INPUTS, position)[:, free], 0.1, 10**5, 0)
+        deviations = hmoe.cramer_rao_sd(jacobian(TRUTH, INPUTS, position)[:, free], 0.1, 10**5, 0)
         assert_allclose(np.median(deviations), median, rtol=0.1)
     with pytest.raises(UsageError, match="1 channels: expected 2 or more"):
         with_channels(TRUTH, 1)

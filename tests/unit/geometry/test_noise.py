@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry import noise, paths
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.noise_size import noise_between
+from moegeom.geometry.noise import noise_between
 from moegeom.geometry.selection import top_k
 
 RANDOM = np.random.default_rng(1)

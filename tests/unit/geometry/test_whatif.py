@@ -7,14 +7,22 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from moegeom.core.router import Weights
+from moegeom.geometry import whatif
 from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.load import dropped_slot_share
 from moegeom.geometry.rows import unit_rows
 from moegeom.geometry.selection import routing_weights, softmax, top_k
-from moegeom.geometry.whatif import smooth
-from moegeom.geometry.whatif.quotas import batch_capacity, expert_choice, kept_within_capacity
-from moegeom.geometry.whatif.sinkhorn import column_error, osr_cost, sinkhorn
-from moegeom.geometry.whatif.threshold import relu_gate, threshold_distance, threshold_for
+from moegeom.geometry.whatif import (
+    batch_capacity,
+    column_error,
+    expert_choice,
+    kept_within_capacity,
+    osr_cost,
+    relu_gate,
+    sinkhorn,
+    threshold_distance,
+    threshold_for,
+)
 
 INF = np.inf
 
@@ -102,25 +110,25 @@ def test_the_activation_is_its_formula_in_fractions():
     for u in (Fraction(1, 100), Fraction(1, 18), Fraction(1, 10), Fraction(1, 2), Fraction(9, 10)):
         for a, b in ((1, 50), (2, 3), (1, 1)):
             exact = u**a / (u**a + (1 - u) ** b)
-            assert_allclose(smooth.activation(np.array([float(u)]), a, b), float(exact), rtol=1e-13)
-    ends = smooth.activation(np.array([-INF, -1.0, 0.0, 1.0, 2.0, INF, np.nan]))
+            assert_allclose(whatif.activation(np.array([float(u)]), a, b), float(exact), rtol=1e-13)
+    ends = whatif.activation(np.array([-INF, -1.0, 0.0, 1.0, 2.0, INF, np.nan]))
     assert_array_equal(ends, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, np.nan])
     # half of it is reached in the first eighteenth of the strip
-    assert_allclose(smooth.activation(np.array([0.0560134, 0.0546])), [0.5, 0.474930], atol=1e-6)
-    assert_allclose(smooth.largest_slope(), 17.756, atol=5e-4)
-    assert smooth.largest_slope(0.5, 50.0) == INF
+    assert_allclose(whatif.activation(np.array([0.0560134, 0.0546])), [0.5, 0.474930], atol=1e-6)
+    assert_allclose(whatif.largest_slope(), 17.756, atol=5e-4)
+    assert whatif.largest_slope(0.5, 50.0) == INF
 
 
 def test_what_fades_still_runs_a_masked_expert_never_and_equal_ones_alike():
     # one that fades to less than any number still runs, a masked one never
     fading = np.array([[1.0, 1.0 - 0.5 * (1 - 1e-9)]])
-    assert smooth.smooth_activations(fading, 1, 0.5, a=60.0)[0, 1] > 0.0
+    assert whatif.smooth_activations(fading, 1, 0.5, a=60.0)[0, 1] > 0.0
     masked = np.array([[2.0, 1.0, -INF, 0.5, -INF]])
-    assert_array_equal(smooth.smooth_activations(masked, 2, 100.0) > 0, np.isfinite(masked))
-    assert_array_equal(smooth.gaps(masked, 2), [[0.5, INF, INF]])
+    assert_array_equal(whatif.smooth_activations(masked, 2, 100.0) > 0, np.isfinite(masked))
+    assert_array_equal(whatif.gaps(masked, 2), [[0.5, INF, INF]])
     logits = np.array([[2.0, 1.0, 1.0, 0.0]])
-    gate = smooth.smooth_gate(logits, logits, logits, 2, SELECTED, 1e-6)
-    hard = smooth.smooth_gate(logits, logits, logits, 2, SELECTED, 0.0)
+    gate = whatif.smooth_gate(logits, logits, logits, 2, SELECTED, 1e-6)
+    hard = whatif.smooth_gate(logits, logits, logits, 2, SELECTED, 0.0)
     assert gate[0, 1] == gate[0, 2] > 0.0
     assert hard[0, 1] > 0.0 == hard[0, 2]
 
@@ -139,7 +147,7 @@ def test_tokens_without_extra_experts_have_the_weights_of_the_rule_bit_for_bit(w
     scores, chosen = softmax(logits), top_k(logits, k)
     hard = routing_weights(logits, scores, chosen, weights)
     for eps in (0.0, 0.05):
-        gate = smooth.smooth_gate(logits, scores, logits, k, weights, eps)
+        gate = whatif.smooth_gate(logits, scores, logits, k, weights, eps)
         alone = extra_experts(logits, k, eps) == 0
         assert alone.sum() > 100
         picked = np.take_along_axis(gate, chosen.astype(np.int64), axis=1)
@@ -154,33 +162,33 @@ def test_set_weights_of_full_sets_are_those_of_the_rule_and_of_no_expert_none():
     np.put_along_axis(full, chosen.astype(np.int64), 1.0, axis=1)
     for weights in (SELECTED, Weights("scores", renormalise=True, power=2.0, floor=0.1)):
         of_rule = routing_weights(logits, scores, chosen, weights, shared)
-        of_sets = smooth.set_weights(logits, scores, full, weights, shared)
+        of_sets = whatif.set_weights(logits, scores, full, weights, shared)
         picked = np.take_along_axis(of_sets, chosen.astype(np.int64), axis=1)
         assert_allclose(picked, of_rule, rtol=1e-13)
         assert_array_equal((of_sets > 0).sum(axis=1), 4)
     for weights in (SELECTED, Weights("scores", renormalise=True)):
-        assert_array_equal(smooth.set_weights(logits, scores, 0.0 * full, weights), 0.0)
+        assert_array_equal(whatif.set_weights(logits, scores, 0.0 * full, weights), 0.0)
     with pytest.raises(ValueError, match="sparsemixer"):  # they depend on the order of picks
-        smooth.set_weights(logits, logits, full, Weights("sparsemixer"))
+        whatif.set_weights(logits, logits, full, Weights("sparsemixer"))
 
 
 def test_slots_are_filled_in_descending_score_and_the_budget_is_not_passed():
     for extra in (0.0, 1e-9):
-        assert smooth.smoothing_budget(smooth.gaps(some_logits(), 3), extra).eps == 0.0
-    tied = smooth.smoothing_budget(np.full((10, 3), 0.25), 1.0)
+        assert whatif.smoothing_budget(whatif.gaps(some_logits(), 3), extra).eps == 0.0
+    tied = whatif.smoothing_budget(np.full((10, 3), 0.25), 1.0)
     assert (tied.eps, tied.extra) == (0.25, 0.0)
     masked = np.array([[0.1, INF], [0.2, INF]])
-    assert smooth.smoothing_budget(masked, 1.0).extra == 1.0
+    assert whatif.smoothing_budget(masked, 1.0).extra == 1.0
     for pool, extra, message in (
         (np.ones((5, 3)), 4, "4 extra experts of 3"),
         (masked, 1.5, r"1\.5 extra experts of 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            smooth.smoothing_budget(pool, extra)
+            whatif.smoothing_budget(pool, extra)
     mask = np.array([[True, False, True, True], [False, False, False, False], [True] * 4])
     scores = np.array([[1.0, 9.0, -INF, 2.0], [0.0] * 4, [5.0, 5.0, 7.0, 5.0]])
-    assert_array_equal(smooth.packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])
-    assert smooth.packed(mask[1:2], scores[1:2], 3).shape == (1, 3)
+    assert_array_equal(whatif.packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])
+    assert whatif.packed(mask[1:2], scores[1:2], 3).shape == (1, 3)
 
 
 # ----------------------------------------------------------------------------------------- Sinkhorn

@@ -9,7 +9,7 @@ from scipy.stats import levy
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import InputNoise
-from moegeom.geometry.occupation import slab_occupation
+from moegeom.geometry.paths import slab_occupation
 from moegeom.research.perturb.document import document
 from moegeom.research.perturb.record import PerturbRequest
 from moegeom.research.perturb.router import TIMES, Moved, router_paths

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import moegeom.trainable
 from moegeom.core.errors import UsageError
-from moegeom.geometry.capacity.costs import router_macs
+from moegeom.geometry.capacity import router_macs
 from moegeom.trainable import (
     SMEAR,
     CentredRouter,
