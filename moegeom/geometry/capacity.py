@@ -36,7 +36,6 @@ from fractions import Fraction
 from functools import cache
 
 import numpy as np
-from scipy.special import erfcx, gammaln, log_ndtr, logsumexp, wofz
 
 from moegeom.core.shapes import Bool, Float64, Int64
 
@@ -248,6 +247,8 @@ def _log_above(num_experts: int, n: int, counts: range) -> dict[int, float]:
     By the trapezoidal rule, which is exact to rounding for what falls like a Gaussian, on offsets
     that reach beyond the largest of E Gaussians: few others above, of many, is far in the tail.
     """
+    from scipy.special import gammaln, log_ndtr, logsumexp
+
     others = num_experts - n
     possible = [count for count in counts if count <= others]
     if not possible:
@@ -273,16 +274,12 @@ def _log_rising(n: int, p: int) -> float:
     through the saddle point i y nothing cancels, so that chances of 1e-50 have all their digits;
     the integrand falls as |s|^-n, by the trapezoidal rule in the hyperbolic sine.
     """
+    from scipy.optimize import brentq
+    from scipy.special import erfcx, wofz
+
     if n == 2:
         return 0.0
-    least, most = -30.0, 30.0
-    while most - least > 1e-12:
-        saddle = 0.5 * (least + most)
-        if n * saddle < p * _mills(saddle) - (n - p) * _mills(-saddle):
-            least = saddle
-        else:
-            most = saddle
-    saddle = 0.5 * (least + most)
+    saddle = brentq(lambda y: n * y - p * _mills(y) + (n - p) * _mills(-y), -30.0, 30.0, xtol=1e-12)
     up, down = _mills(saddle), _mills(-saddle)
     bend = n - p * up * (up - saddle) - (n - p) * down * (down + saddle)
     u = np.linspace(-20.0, 20.0, 1001)
@@ -298,6 +295,8 @@ def _log_rising(n: int, p: int) -> float:
 
 def _mills(y: float) -> float:
     """Density of a standard Gaussian at y over the chance to be above it."""
+    from scipy.special import erfcx
+
     return math.sqrt(2.0 / math.pi) / float(erfcx(y / math.sqrt(2.0)))
 
 

@@ -29,8 +29,7 @@ from moegeom.trainable import (
     TopKRouter,
     update_strength,
 )
-from moegeom.trainable.expression import orthonormal_rows
-from moegeom.trainable.osr import repulsive_cost, sinkhorn
+from moegeom.trainable.osr import orthonormal_rows, repulsive_cost, sinkhorn
 
 ROOT = Path(__file__).resolve().parents[3]
 

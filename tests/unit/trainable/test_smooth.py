@@ -16,7 +16,7 @@ from moegeom.trainable import (
     parameter_groups,
     update_strength,
 )
-from moegeom.trainable.smooth import eps_for_budget
+from moegeom.trainable.continuous import eps_for_budget
 
 EXPERTS, K, HIDDEN = 8, 2, 16
 
