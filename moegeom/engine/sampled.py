@@ -137,7 +137,7 @@ def noisy_flip(
             router.selection_bias,
         )
         rows.append(first)
-        flipped.append(simulation.flipped)
+        flipped.append(simulation)
     row = np.concatenate(rows)
     if prepared.rows is None:
         return NoisyFlip(None, None, None, row, np.concatenate(flipped), DRAWS)

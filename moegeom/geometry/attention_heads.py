@@ -33,10 +33,11 @@ Blocks = Float64[np.ndarray, "blocks heads"]
 
 @dataclass(frozen=True)
 class HeadFigure:
-    """A figure of each head, its mean over heads, and standard errors; nan where not known."""
+    """A figure of each head, its mean over heads and the standard error of that; nan where not
+    known.
+    """
 
     value: Heads
-    error: Heads
     mean: float
     mean_error: float
 
@@ -77,7 +78,7 @@ def _figure(value: Heads, without: Blocks) -> HeadFigure:
     mean, means = math.nan, without[:, :0].sum(axis=1)
     if is_finite.any():
         mean, means = float(value[is_finite].mean()), without[:, is_finite].mean(axis=1)
-    return HeadFigure(value, jackknife_error(without), mean, float(jackknife_error(means)))
+    return HeadFigure(value, mean, float(jackknife_error(means)))
 
 
 _Sums = Mapping[str, np.ndarray]
@@ -180,15 +181,13 @@ def spectrum_rank(spectrum: Float64[np.ndarray, "values"]) -> tuple[int, float]:
     return len(nonzero), float(np.exp(-(share * np.log(share)).sum()))
 
 
-def dead_heads(
-    norms: Float64[np.ndarray, "heads"], share: float = 0.01
-) -> Bool[np.ndarray, "heads"]:
-    r"""Heads whose product is shorter than a ``share`` of the median, or is zero.
+def dead_heads(norms: Float64[np.ndarray, "heads"]) -> Bool[np.ndarray, "heads"]:
+    r"""Heads whose product is shorter than a hundredth of the median, or is zero.
 
     ``norms`` are Frobenius norms of the products. Where most are zero the median is, and all that
     are zero count. Oracle in tests: planted heads.
     """
-    return (norms < share * np.median(norms)) | (norms == 0.0) if len(norms) else norms != norms
+    return (norms < 0.01 * np.median(norms)) | (norms == 0.0) if len(norms) else norms != norms
 
 
 def alike_heads(

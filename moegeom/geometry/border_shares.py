@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,6 +24,7 @@ import numpy as np
 from moegeom.core.shapes import Float64, Int32, Int64, Integer
 from moegeom.geometry.boundary.orders import order_distance
 from moegeom.geometry.gram import symmetric_root
+from moegeom.geometry.selection import top_k
 from moegeom.geometry.statistics import jackknife_error, rank_correlation
 
 
@@ -288,51 +288,38 @@ def log_order_ratio(
 # ------------------------------------------------------------------------------------- solid angles
 @dataclass(frozen=True, eq=False)
 class SolidAngles:
-    """Share of directions of each cell of a central router, in the order of the sorted experts.
-
-    ``unseen`` bounds the share of any one cell that is not listed, at 95 %.
-    """
+    """Share of directions of each cell of a central router, in the order of the sorted experts."""
 
     expert_set: Int64[np.ndarray, "cells k"]
     share: Float64[np.ndarray, "cells"]
-    standard_error: Float64[np.ndarray, "cells"]
-    unseen: float
+
+
+#: Directions that are drawn at once.
+_AT_ONCE = 16384
 
 
 def sampled_angles(
-    weight: Float64[np.ndarray, "experts dims"],
-    k: int,
-    num_directions: int,
-    seed: int,
-    batch: int = 16384,
+    weight: Float64[np.ndarray, "experts dims"], k: int, num_directions: int, seed: int
 ) -> SolidAngles:
     r"""Shares by Monte Carlo: Gaussian directions, counted by their top-k set.
 
     Standard error :math:`\sqrt{s (1 - s) / n}`; a cell that was not seen has a share below
-    :math:`1 - 0.05^{1/n}` at 95 %. Equal rows tie exactly, and the lower number wins. Directions
-    depend on the seed and the number of columns alone, not on the batch. Raises ValueError for k
-    outside 1..E and without directions. Oracle in tests: the exact arcs, and symmetry.
+    :math:`1 - 0.05^{1/n}` at 95 %. Equal rows tie exactly, and the lower number wins. Raises
+    ValueError for k outside 1..E and without directions. Oracle in tests: the exact arcs, and
+    symmetry.
     """
     experts, dims = weight.shape
     if not 1 <= k <= experts or num_directions < 1:
         raise ValueError(f"top_k {k} of {experts} experts, {num_directions} directions")
     generator = np.random.default_rng(seed)
     rows, same = np.unique(weight, axis=0, return_inverse=True)
-    seen: Counter[bytes] = Counter()
-    left = num_directions
-    while left:
-        size = min(batch, left)
+    parts = []
+    for start in range(0, num_directions, _AT_ONCE):
+        size = min(_AT_ONCE, num_directions - start)
         logits = (generator.standard_normal((size, dims)) @ rows.T)[:, same.reshape(-1)]
-        top = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
-        for cell, count in zip(*np.unique(top, axis=0, return_counts=True), strict=True):
-            seen[cell.astype(np.int64).tobytes()] += int(count)
-        left -= size
-    expert_set = np.array([np.frombuffer(cell, np.int64) for cell in seen])
-    order = np.lexsort(expert_set.T[::-1])
-    share = np.array(list(seen.values()))[order] / num_directions
-    error = np.sqrt(share * (1.0 - share) / num_directions)
-    unseen = -math.expm1(math.log(0.05) / num_directions)
-    return SolidAngles(expert_set[order], share, error, unseen)
+        parts.append(np.sort(top_k(logits, k), axis=1))
+    sets, counts = np.unique(np.concatenate(parts), axis=0, return_counts=True)
+    return SolidAngles(sets.astype(np.int64), counts / num_directions)
 
 
 def shares_of(

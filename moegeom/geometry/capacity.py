@@ -727,10 +727,12 @@ class RouterMacs:
     sinkhorn: int
 
 
-def router_macs(
-    num_experts: int, hidden: int, router_dim: int = 128, iterations: int = 3
-) -> RouterMacs:
-    r"""What scoring E experts costs, with R = ``router_dim`` and T iterations.
+#: Iterations of Sinkhorn scaling, and tokens of a batch that the SPECTRA draft has in mind.
+_ITERATIONS, _BATCH = 3, 2048
+
+
+def router_macs(num_experts: int, hidden: int, router_dim: int = 128) -> RouterMacs:
+    r"""What scoring E experts costs, with R = ``router_dim`` and T = 3 iterations.
 
     .. math:: E D; \quad R D + E R; \quad 3 (D E R + (E R)^2); \quad D E R; \quad T E
 
@@ -746,7 +748,7 @@ def router_macs(
         cosine=router_dim * hidden + state,
         gru=3 * (hidden * state + state**2),
         projector=hidden * state,
-        sinkhorn=iterations * num_experts,
+        sinkhorn=_ITERATIONS * num_experts,
     )
 
 
@@ -760,15 +762,8 @@ class PublishedMacs:
     sinkhorn: int
 
 
-def published_macs(
-    num_experts: int,
-    k: int,
-    hidden: int,
-    router_dim: int = 128,
-    iterations: int = 3,
-    num_tokens: int = 2048,
-) -> PublishedMacs:
-    r"""The printed counts :math:`D E R, \; D R, \; k D^2, \; T\,n\,E`, the last for n tokens.
+def published_macs(num_experts: int, k: int, hidden: int, router_dim: int = 128) -> PublishedMacs:
+    r"""The printed counts :math:`D E R, \; D R, \; k D^2, \; T\,n\,E`, n = 2048 tokens.
 
     Source: S3 A.3.6; docs/theory.md D4 says what is wrong with each.
     """
@@ -776,5 +771,5 @@ def published_macs(
         gru=hidden * num_experts * router_dim,
         projector=hidden * router_dim,
         experts=k * hidden**2,
-        sinkhorn=iterations * num_tokens * num_experts,
+        sinkhorn=_ITERATIONS * _BATCH * num_experts,
     )

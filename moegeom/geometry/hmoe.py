@@ -239,7 +239,7 @@ class Evaluated:
 def traced(
     mixture: Mixture, inputs: Inputs, position: Position = "none", activation: Activation = SIGMOID
 ) -> Evaluated:
-    """A pass over the inputs that keeps what :func:`gradient` and :func:`jacobian` need."""
+    """A pass over the inputs that keeps what :func:`jacobian` needs."""
     place = PLACEMENTS[position]
 
     def act(on: bool, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -296,14 +296,14 @@ def regression(
 
 
 def channel_functions(
-    mixture: Mixture, inputs: Inputs, position: Position = "none", activation: Activation = SIGMOID
+    mixture: Mixture, inputs: Inputs, position: Position = "none"
 ) -> Float64[np.ndarray, "samples heads channels"]:
     r"""What each channel of each head gives before its weight: :math:`\sum_i p_{hi} a_{hik} \cdot
     x`, with the activation inside where it stands behind the values.
 
     Source: S2 section 3 and 4; docs/theory.md C3. Oracle in tests: torch.
     """
-    return np.moveaxis(traced(mixture, inputs, position, activation).inner, -1, 0)
+    return np.moveaxis(traced(mixture, inputs, position).inner, -1, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,33 +315,14 @@ class _Sensitivity:
     product: Float64[np.ndarray, "heads experts channels samples"]
 
 
-def _sensitivity(
-    mixture: Mixture, trace: Evaluated, factor: Float64[np.ndarray, "samples"]
-) -> _Sensitivity:
-    top = factor * trace.output_slope
+def _sensitivity(mixture: Mixture, trace: Evaluated) -> _Sensitivity:
+    top = trace.output_slope
     weight = top * trace.gate * trace.outer
     inner = mixture.weights[:, :, None] * trace.gate * (top * trace.outer_slope)
     spread = trace.value - trace.inner[:, None]
     score = trace.mixing * (inner[:, None] * spread).sum(axis=2)
     product = (trace.mixing[:, :, None] * inner[:, None]) * trace.value_slope
     return _Sensitivity(weight, score, product)
-
-
-def gradient(mixture: Mixture, trace: Evaluated, factor: Float64[np.ndarray, "samples"]) -> Mixture:
-    """Gradient of the sum of outputs, each times its factor, in all parameters but gates.
-
-    Entries of a score matrix count as parameters of their own; the gradient is symmetric where the
-    matrix is. Source: docs/theory.md C6. Oracle in tests: torch autograd.
-    """
-    moves = _sensitivity(mixture, trace, factor)
-    heads, experts, channels, dims = mixture.experts.shape
-    x = trace.inputs.T
-    sided = moves.score[:, :, None] * trace.score_slope
-    return Mixture(
-        moves.weight.sum(axis=-1),
-        (sided.reshape(heads * experts * dims, -1) @ x).reshape(mixture.scores.shape),
-        (moves.product.reshape(heads * experts * channels, -1) @ x).reshape(mixture.experts.shape),
-    )
 
 
 def jacobian(
@@ -353,7 +334,7 @@ def jacobian(
     Source: docs/theory.md C4. Oracle in tests: torch autograd.
     """
     trace = traced(mixture, inputs, position, activation)
-    moves = _sensitivity(mixture, trace, np.ones(len(inputs)))
+    moves = _sensitivity(mixture, trace)
     x = trace.inputs
     dims = len(x)
     entries = (moves.score[:, :, None] * trace.score_slope)[:, :, :, None] * x
@@ -502,14 +483,11 @@ def matched(
     true: Mixture,
     inputs: Float64[np.ndarray, "samples dims"],
     position: Position = "none",
-    activation: Activation = SIGMOID,
 ) -> Matched:
     """Cells and distances between centred parameters, for both losses."""
     fitted, true = centred(fitted), centred(true)
-    cell = voronoi_cells(
-        channel_functions(fitted, inputs, position, activation),
-        channel_functions(true, inputs, position, activation),
-    )
+    functions = [channel_functions(mixture, inputs, position) for mixture in (fitted, true)]
+    cell = voronoi_cells(*functions)
     pairs = [
         matched_experts(fitted, true, place, divmod(int(cell[place]), true.num_channels))
         for place in np.ndindex(cell.shape)
@@ -524,7 +502,6 @@ def loss_1(
     inputs: Float64[np.ndarray, "samples dims"],
     power: float,
     position: Position = "none",
-    activation: Activation = SIGMOID,
 ) -> float:
     r"""L_{1,r}: :math:`\sum_{hk} |\sum_{\text{cell}} \omega' - \omega^*| + \sum \omega' R(r)`,
     :math:`R(r) = \sum_i \lVert\Delta M_i\rVert^r + \lVert\Delta a_i\rVert^r`.
@@ -534,7 +511,7 @@ def loss_1(
     its absolute value in the second sum. 0 for the same parameters in any order.
     Source: S2 section 3; docs/theory.md C3. Oracle in tests: worked numbers, brute force.
     """
-    match = matched(fitted, true, inputs, position, activation)
+    match = matched(fitted, true, inputs, position)
     return match.loss(np.full(len(match.weights), power))
 
 
@@ -543,13 +520,12 @@ def loss_2(
     true: Mixture,
     inputs: Float64[np.ndarray, "samples dims"],
     position: Position = "none",
-    activation: Activation = SIGMOID,
 ) -> float:
     """L_2: as :func:`loss_1` with r = 1 in cells of one fitted channel and 2 in those of several.
 
     Source: S2 section 4.1; docs/theory.md C3. Oracle in tests: worked numbers, brute force.
     """
-    match = matched(fitted, true, inputs, position, activation)
+    match = matched(fitted, true, inputs, position)
     members = np.bincount(match.cell, minlength=len(match.true_weights))
     return match.loss(np.where(members[match.cell] == 1, 1.0, 2.0))
 
@@ -573,26 +549,6 @@ class Descended:
     loss: float
     epochs: int
     settled: bool
-
-
-def mean_square(
-    inputs: Inputs,
-    targets: Float64[np.ndarray, "samples"],
-    position: Position = "none",
-    activation: Activation = SIGMOID,
-) -> Objective:
-    r"""What least squares make small: :math:`\frac1n \sum (f(x) - y)^2`, and its gradient.
-
-    Unit of the targets, squared. Source: S2 section 5; docs/theory.md C6.
-    Oracle in tests: torch autograd.
-    """
-
-    def at(mixture: Mixture) -> tuple[float, Mixture]:
-        trace = traced(mixture, inputs, position, activation)
-        apart = trace.output - targets
-        return float(np.mean(apart**2)), gradient(mixture, trace, (2.0 / len(targets)) * apart)
-
-    return at
 
 
 def descended(

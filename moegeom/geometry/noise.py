@@ -11,6 +11,7 @@ from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.geometry.boundary.linear import NEVER, NO_BOUNDARY, RowDistances, row_distances
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 from moegeom.geometry.selection import route
+from moegeom.geometry.set_code import chosen_mask
 
 
 # -------------------------------------------------------------------------------------- two choices
@@ -163,9 +164,7 @@ def boundary_sigmas(
     distances. For affine rules. Source: docs/theory.md A9.
     """
     tokens, experts = logits.shape
-    is_chosen = np.zeros((tokens, experts), dtype=bool)
-    np.put_along_axis(is_chosen, chosen.astype(np.int64), True, axis=1)
-    others = np.nonzero(~is_chosen)[1].reshape(tokens, experts - chosen.shape[1])
+    others = np.nonzero(~chosen_mask(chosen, experts))[1].reshape(tokens, experts - chosen.shape[1])
     z = logits.astype(np.float64)
     ahead = np.take_along_axis(z, chosen.astype(np.int64), axis=1)
     gaps = ahead[:, :, None] - np.take_along_axis(z, others, axis=1)[:, None, :]
@@ -304,8 +303,7 @@ def _flip(
 ) -> Float64[np.ndarray, "tokens"]:
     from scipy.special import log_ndtr
 
-    is_chosen = np.zeros(z.shape, dtype=bool)
-    np.put_along_axis(is_chosen, chosen.astype(np.int64), True, axis=1)
+    is_chosen = chosen_mask(chosen, z.shape[1])
     spread = np.maximum(scale[:, None] * deviations, np.finfo(np.float64).tiny)
     # below `least` no chosen expert falls, above `largest` no other one rises
     least = np.where(is_chosen, z - _REACH * spread, np.inf).min(axis=1)
@@ -378,32 +376,6 @@ def flip_bounds(
     return FlipProbability(lower, upper, np.clip(estimate, lower, upper))
 
 
-@dataclass(frozen=True, eq=False)
-class SimulatedFlip:
-    """How many of ``draws`` noisy inputs of each token had another chosen set."""
-
-    flipped: Int64[np.ndarray, "tokens"]
-    draws: int
-
-    @property
-    def share(self) -> float:
-        """Mean over the tokens of the estimated probability; nan without tokens."""
-        return float(self.flipped.mean()) / self.draws if len(self.flipped) else np.nan
-
-    @property
-    def standard_error(self) -> float:
-        """Of the share, for these very tokens: what the draws leave open, not their choice.
-
-        With a single draw the tokens count as if all had the mean probability, which is cautious.
-        """
-        if not len(self.flipped):
-            return np.nan
-        p = self.flipped / self.draws
-        if self.draws == 1:
-            return float(np.sqrt(self.share * (1.0 - self.share) / len(p)))
-        return float(np.sqrt((p * (1.0 - p)).sum() / (self.draws - 1))) / len(p)
-
-
 def simulate_flip(
     values: Float[np.ndarray, "tokens hidden"],
     weight: Float[np.ndarray, "experts hidden"],
@@ -413,8 +385,8 @@ def simulate_flip(
     generator: np.random.Generator,
     logit_bias: Float[np.ndarray, "experts"] | None = None,
     selection_bias: Float[np.ndarray, "experts"] | None = None,
-) -> SimulatedFlip:
-    """Noisy copies of some inputs, routed by the rule itself, against the inputs as they are.
+) -> Int64[np.ndarray, "tokens"]:
+    """How many of ``draws`` noisy copies of each input have another chosen set, by the rule itself.
 
     Normal noise, independent between coordinates, with standard deviation ``scale``: one number,
     or one for each token, each coordinate or both, as the shape says. Any rule, curved and grouped
@@ -433,7 +405,7 @@ def simulate_flip(
             noisy = exact + spread[part] * generator.standard_normal(exact.shape)
             after = np.sort(route(noisy @ rows + offset, rule, selection_bias).chosen, axis=1)
             flipped[part] += (after != before).any(axis=1)
-    return SimulatedFlip(flipped, draws)
+    return flipped
 
 
 # --------------------------------------------------------------------------------------------- size
@@ -442,15 +414,14 @@ def simulate_flip(
 class NoiseCalibration:
     """Noise of one run, from the differences of two.
 
-    ``scale`` is its standard deviation per coordinate, taken as isotropic, and ``scales`` that of
-    each coordinate, in units of the router input. ``kappa`` is the size of the *difference* in
-    units of what rounding the input to bfloat16 does: 1 when one run was rounded and the other was
-    not. ``systematic_share`` is the share of the mean square difference that all tokens have in
-    common, which is no noise: 1 / tokens by chance alone, 1 for a constant difference.
+    ``scale`` is its standard deviation per coordinate, taken as isotropic, in units of the router
+    input. ``kappa`` is the size of the *difference* in units of what rounding the input to bfloat16
+    does: 1 when one run was rounded and the other was not. ``systematic_share`` is the share of the
+    mean square difference that all tokens have in common, which is no noise: 1 / tokens by chance
+    alone, 1 for a constant difference.
     """
 
     scale: float
-    scales: Float64[np.ndarray, "hidden"]
     kappa: float
     systematic_share: float
 
@@ -464,24 +435,21 @@ def noise_between(
     runs. Row t of both is the same token at the same router. Assumed: each run is the truth plus
     noise, independent between the runs and of mean 0, and of one size in both and for all tokens; a
     run without noise (a float32 reference) has the other's noise at root 2 times ``scale``. A mean
-    square is ruled by the largest values: a few massive activations can make up most of it, and
-    then ``scales`` says in which coordinates. 0 throughout for equal runs; nan without tokens.
+    square is ruled by the largest values: a few massive activations can make up most of it. 0
+    throughout for equal runs; nan without tokens.
 
     Source: docs/theory.md E4 (iv). Oracle in tests: planted noise, and rounding by ml_dtypes.
     """
     if not first.size:
-        nothing = np.full(first.shape[1], np.nan)
-        return NoiseCalibration(np.nan, nothing, np.nan, np.nan)
+        return NoiseCalibration(np.nan, np.nan, np.nan)
     a, b = first.astype(np.float64), second.astype(np.float64)
     change = a - b
-    squares = (change**2).mean(axis=0)
-    total = float(squares.mean())
+    total = float((change**2).mean(axis=0).mean())
     if total == 0.0:
-        return NoiseCalibration(0.0, np.zeros(len(squares)), 0.0, 0.0)
+        return NoiseCalibration(0.0, 0.0, 0.0)
     size = float(np.sqrt(((a**2).mean() + (b**2).mean()) / 2.0))
     return NoiseCalibration(
         scale=float(np.sqrt(total / 2.0)),
-        scales=np.sqrt(squares / 2.0),
         kappa=float(np.sqrt(total)) / (ROUNDING_RMS * UNIT_BFLOAT16 * size),
         systematic_share=float((change.mean(axis=0) ** 2).mean()) / total,
     )

@@ -329,10 +329,6 @@ _FIRST = 2
 _TIES = 1e-3
 
 
-def _through(dtype: type) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda values: values.astype(dtype).astype(np.float32)
-
-
 def _cut_bfloat16(values: np.ndarray) -> np.ndarray:
     """The upper 16 bits, as a copy of raw memory makes it."""
     return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -340,11 +336,11 @@ def _cut_bfloat16(values: np.ndarray) -> np.ndarray:
 
 #: Plain casts from float32, the finest first. ml_dtypes rounds to nearest, ties to even.
 CASTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "fp16": _through(np.float16),
-    "bf16": _through(ml_dtypes.bfloat16),
+    "fp16": _cast(np.float16),
+    "bf16": _cast(ml_dtypes.bfloat16),
     "bf16 by cutting off bits": _cut_bfloat16,
-    "fp8 e4m3": _through(ml_dtypes.float8_e4m3fn),
-    "fp8 e5m2": _through(ml_dtypes.float8_e5m2),
+    "fp8 e4m3": _cast(ml_dtypes.float8_e4m3fn),
+    "fp8 e5m2": _cast(ml_dtypes.float8_e5m2),
 }
 
 
@@ -359,7 +355,7 @@ class _Grid:
 
 #: Symmetric grids. Both conventions for the largest value of an integer grid are in use.
 _GRIDS = (
-    _Grid("fp8 e4m3", (448.0,), _through(ml_dtypes.float8_e4m3fn)),
+    _Grid("fp8 e4m3", (448.0,), _cast(ml_dtypes.float8_e4m3fn)),
     _Grid("int8", (127.0, 127.5), lambda steps: np.clip(np.rint(steps), -128, 127)),
     _Grid("int4", (7.0, 7.5), lambda steps: np.clip(np.rint(steps), -8, 7)),
 )

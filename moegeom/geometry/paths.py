@@ -29,6 +29,7 @@ from moegeom.geometry.boundary.linear import NEVER, RowDistances
 from moegeom.geometry.boundary.orders import order_distance, row_coordinates
 from moegeom.geometry.noise import boundary_sigmas
 from moegeom.geometry.selection import top_k
+from moegeom.geometry.set_code import chosen_mask
 
 
 # ------------------------------------------------------------------------------------------- bounds
@@ -316,9 +317,8 @@ class _Cells:
         moves: Float64[np.ndarray, "experts dims"],
         distances: RowDistances,
     ) -> _Cells:
-        is_other = np.ones((len(chosen), len(moves)), dtype=bool)
-        np.put_along_axis(is_other, chosen.astype(np.int64), False, axis=1)
-        outside = np.nonzero(is_other)[1].reshape(len(chosen), -1).astype(np.int32)
+        outside = np.nonzero(~chosen_mask(chosen, len(moves)))[1]
+        outside = outside.reshape(len(chosen), -1).astype(np.int32)
         inverse = distances.inverse[chosen[:, :, None], outside[:, None, :]]
         return cls(chosen, outside, inverse, moves, moves @ moves.T)
 

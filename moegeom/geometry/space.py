@@ -27,7 +27,8 @@ class Moments:
     def participation_ratio(self) -> float:
         r"""Directions that share the variance, :math:`(\mathrm{tr}\,S)^2 / \mathrm{tr}\,S^2`.
 
-        1 to the number of points less 1; nan when all are equal. Source: docs/theory.md B12.
+        1 to the number of points less 1; nan when all are equal. Source: docs/theory.md B12; oracle
+        in tests: eigenvalues of the covariance.
         """
         trace = float(self.squared_distance.sum())
         return trace**2 / self.square_sum if self.square_sum > 0.0 else float("nan")
@@ -230,17 +231,6 @@ def dimension_range(
     estimates = dimension_estimates(sample[np.sort(distinct_rows(sample))])
     values = [value for _, _, value in estimates if np.isfinite(value)]
     return (min(values), max(values)) if values else None
-
-
-def participation_ratio(gram: Float64[np.ndarray, "tokens tokens"]) -> float:
-    r"""Directions that share the variance, :math:`(\mathrm{tr}\,G)^2 / \lVert G \rVert^2`.
-
-    G the Gram matrix of centred rows, whose spectrum is that of their covariance. 1 to T - 1; nan
-    when all rows are equal. Source: docs/theory.md B12; oracle in tests: eigenvalues of the
-    covariance.
-    """
-    square = float((gram**2).sum())
-    return float(np.trace(gram) ** 2 / square) if square > 0.0 else float("nan")
 
 
 def participation_ratio_corrected(ratio: float, num_tokens: int) -> float:

@@ -15,6 +15,7 @@ from moegeom.core.shapes import Bool, Float, Float64, Int32
 from moegeom.geometry.load import expert_capacity
 from moegeom.geometry.rows import unit_rows
 from moegeom.geometry.selection import routing_weights, sigmoid, top_k
+from moegeom.geometry.set_code import chosen_mask
 
 # ----------------------------------------------------------------------------------- smoothed top-k
 #: Exponents of the activation of S0 section 6.
@@ -78,9 +79,7 @@ def hard_set(
     selection: Float[np.ndarray, "tokens experts"], k: int
 ) -> Bool[np.ndarray, "tokens experts"]:
     """The chosen experts as a mask; equal scores: the lower index."""
-    mask = np.zeros(selection.shape, dtype=bool)
-    np.put_along_axis(mask, top_k(selection, k).astype(np.int64), True, axis=1)
-    return mask
+    return chosen_mask(top_k(selection, k), selection.shape[1])
 
 
 def gaps(

@@ -23,11 +23,7 @@ from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.recorder.model_store import ModelStore, as_array
 from moegeom.recorder.steps import Step, make_step
 from moegeom.recorder.taps import holds_rows
-from moegeom.router.attention.tensors import (
-    AttentionTensors,
-    attention_layers,
-    recognise_attention,
-)
+from moegeom.router.attention.tensors import AttentionTensors, attention_layers, recognise_attention
 from moegeom.tokens.attention_record import (
     BINS_PER_UNIT,
     NUM_BINS,

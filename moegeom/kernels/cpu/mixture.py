@@ -262,10 +262,11 @@ def _sum_of_squares(samples, place, parts, work, slopes):
 def mean_square(
     inputs: Inputs, targets: Float64[np.ndarray, "samples"], position: Position = "none"
 ) -> Objective:
-    """As ``geometry.hmoe.mean_square``, of the sigmoid in one of the positions that
-    descents have: ``none``, ``value``, ``sdpa``.
+    r"""What least squares make small: :math:`\frac1n \sum (f(x) - y)^2`, and its gradient in all
+    parameters but gates, with the sigmoid in a position of descents: ``none``, ``value``, ``sdpa``.
 
-    Sums are in another order, so that results differ by rounding; the same on one machine.
+    Unit of the targets, squared; the same on one machine. Entries of a score matrix count as
+    parameters of their own. Source: S2 section 5; docs/theory.md C6. Oracle in tests: torch.
     """
     place = _PLACES[position]
     rows, columns = np.triu_indices(inputs.shape[1])

@@ -22,7 +22,7 @@ from moegeom.research.capacity.record import (
     SplitExperts,
     SplitGain,
 )
-from moegeom.research.capacity.table import rows_of
+from moegeom.research.capacity.study import rows_of
 
 #: Whole numbers up to here are printed in full; 10^x above.
 _IN_FULL = 10**7

@@ -21,14 +21,7 @@ from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
 from moegeom.studies.faults.choice_values import ChoiceValues, weights_of
-from moegeom.studies.faults.operator import (
-    AS_STORED,
-    Proposal,
-    Site,
-    Values,
-    of_sets,
-    plain,
-)
+from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, Values, of_sets, plain
 from moegeom.studies.faults.operators.rule import CAPS
 from moegeom.studies.faults.scope import Where, best_region
 from moegeom.studies.faults.score import SiteScores

@@ -12,17 +12,6 @@ from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.load import dropped_slot_share
 from moegeom.geometry.rows import unit_rows
 from moegeom.geometry.selection import routing_weights, softmax, top_k
-from moegeom.geometry.whatif import (
-    batch_capacity,
-    column_error,
-    expert_choice,
-    kept_within_capacity,
-    osr_cost,
-    relu_gate,
-    sinkhorn,
-    threshold_distance,
-    threshold_for,
-)
 
 INF = np.inf
 
@@ -36,14 +25,14 @@ def scores_of(tokens: int = 60, experts: int = 6) -> np.ndarray:
 def test_every_expert_takes_its_quota_and_of_equals_the_earlier_token():
     scores = scores_of()
     for capacity in (0, 1, 60, 99):
-        assert_array_equal(expert_choice(scores, capacity).sum(axis=0), min(capacity, 60))
+        assert_array_equal(whatif.expert_choice(scores, capacity).sum(axis=0), min(capacity, 60))
     # of equal scores the earlier token is taken, and one that is masked by nobody
-    assert_array_equal(expert_choice(np.zeros((5, 2)), 2).sum(axis=1), [2, 2, 0, 0, 0])
-    masked = expert_choice(np.array([[1.0, -INF], [-INF, -INF], [0.0, -INF]]), 3)
+    assert_array_equal(whatif.expert_choice(np.zeros((5, 2)), 2).sum(axis=1), [2, 2, 0, 0, 0])
+    masked = whatif.expert_choice(np.array([[1.0, -INF], [-INF, -INF], [0.0, -INF]]), 3)
     assert_array_equal(masked, [[True, False], [False, False], [True, False]])
-    assert batch_capacity(2048, 64, 2, 1.25) == 80
-    assert batch_capacity(100, 10, 1, 1.1) == 11
-    assert batch_capacity(10, 4, 2, INF) == batch_capacity(10, 4, 2, 1.9) == 10
+    assert whatif.batch_capacity(2048, 64, 2, 1.25) == 80
+    assert whatif.batch_capacity(100, 10, 1, 1.1) == 11
+    assert whatif.batch_capacity(10, 4, 2, INF) == whatif.batch_capacity(10, 4, 2, 1.9) == 10
 
 
 def served(chosen, num_experts, capacity, order):
@@ -64,29 +53,29 @@ def test_the_first_tokens_are_served_or_the_best_and_the_earlier_of_equals():
     counts = np.bincount(chosen.ravel(), minlength=6)
     for order, priority in ((wishes, None), (by_score, scores)):
         for capacity in (0, 1, 12, 20, 60, 99):
-            within = kept_within_capacity(chosen, 6, capacity, priority)
+            within = whatif.kept_within_capacity(chosen, 6, capacity, priority)
             assert_array_equal(within, served(chosen, 6, capacity, order))
             dropped = dropped_slot_share(counts, capacity)
             assert_allclose(1.0 - within.mean(), dropped, rtol=1e-13)
     slots = np.array([[0, -1], [-1, -1]], dtype=np.int32)  # an empty slot is not served
-    assert_array_equal(kept_within_capacity(slots, 2, 5), slots >= 0)
+    assert_array_equal(whatif.kept_within_capacity(slots, 2, 5), slots >= 0)
 
 
 # --------------------------------------------------------------------------------------- thresholds
 def test_the_threshold_gives_the_mean_and_is_crossed_at_its_distance():
     logits = scores_of(500)
     for experts in (0.0, 0.002, 1.0, 2.5, 5.998, 6.0):
-        gate = relu_gate(logits, threshold_for(logits, experts))
+        gate = whatif.relu_gate(logits, whatif.threshold_for(logits, experts))
         assert_allclose((gate > 0).sum() / 500, experts, rtol=1e-12)
-    assert threshold_for(np.array([[0.0, 1.0], [4.0, 2.0]]), 1.0) == 1.5
+    assert whatif.threshold_for(np.array([[0.0, 1.0], [4.0, 2.0]]), 1.0) == 1.5
     for experts in (-0.1, 6.1):
         with pytest.raises(ValueError, match="of 6 experts"):
-            threshold_for(logits, experts)
+            whatif.threshold_for(logits, experts)
     random = np.random.default_rng(1)
     rows, bias = random.standard_normal((5, 7)), random.standard_normal(5)
     inputs, theta = random.standard_normal((40, 7)), 0.3
     logits, norms = inputs @ rows.T + bias, np.linalg.norm(rows, axis=1)
-    distance = threshold_distance(logits, norms, theta)
+    distance = whatif.threshold_distance(logits, norms, theta)
     units = np.concatenate([rows / norms[:, None], -rows / norms[:, None]])
     for step, is_same in ((0.999, True), (1.001, False)):
         moved = inputs[:, None] + step * distance[:, None, None] * units
@@ -95,7 +84,7 @@ def test_the_threshold_gives_the_mean_and_is_crossed_at_its_distance():
     # rows of zeros have none to cross
     logits = np.array([[1.0, 0.0], [3.0, 0.0]])
     for norms, expected in (([2.0, 0.0], [0.5, 1.5]), ([0.0, 0.0], [INF, INF])):
-        assert_array_equal(threshold_distance(logits, np.array(norms), 0.0), expected)
+        assert_array_equal(whatif.threshold_distance(logits, np.array(norms), 0.0), expected)
 
 
 # -------------------------------------------------------------------------------- smoothed gates
@@ -199,21 +188,21 @@ def test_an_infinite_cost_is_never_chosen(in_logarithms):
     costs = np.random.default_rng(4).uniform(-1, 1, (6, 4))
     costs[:, 2] = INF
     costs[0, 1] = INF
-    share = sinkhorn(costs, 0.5, 20, in_logarithms=in_logarithms).share
+    share = whatif.sinkhorn(costs, 0.5, 20, in_logarithms=in_logarithms).share
     assert not share[np.isinf(costs)].any()
     assert_allclose(share.sum(axis=1), 1.0, atol=1e-6)
 
 
 def test_column_errors_by_hand_clipped_costs_lose_their_order_and_equal_rows_share():
-    assert column_error(np.array([[1.0, 0.0], [0.5, 0.5]])) == 0.5
-    assert np.isnan(column_error(np.empty((0, 3))))
+    assert whatif.column_error(np.array([[1.0, 0.0], [0.5, 0.5]])) == 0.5
+    assert np.isnan(whatif.column_error(np.empty((0, 3))))
     costs = np.array([[-3.0, -2.6, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
-    plan, unclipped = sinkhorn(costs, 0.05, 0), sinkhorn(costs, 0.05, 0, INF)
+    plan, unclipped = whatif.sinkhorn(costs, 0.05, 0), whatif.sinkhorn(costs, 0.05, 0, INF)
     assert (plan.clipped_share, unclipped.clipped_share) == (3 / 8, 0.0)
     assert plan.share[0, 0] == plan.share[0, 1]
     assert unclipped.share[0, 0] > unclipped.share[0, 1]
     rows = np.random.default_rng(2).standard_normal((6, 8))
     rows[4] = rows[1]
     inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
-    share = sinkhorn(osr_cost(inputs @ unit_rows(rows).T, rows), 0.05, 3).share
+    share = whatif.sinkhorn(whatif.osr_cost(inputs @ unit_rows(rows).T, rows), 0.05, 3).share
     assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)
