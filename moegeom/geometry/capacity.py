@@ -69,7 +69,7 @@ def total_cells(num_experts: int, dims: int, is_central: bool) -> int:
     return zaslavsky(num_experts, dims + 1)
 
 
-def _refuse(num_experts: int, k: int, dims: int = 0, width: int = 1, split: int = 1) -> None:
+def _refuse(num_experts: int, k: int, dims: float = 0, width: int = 1, split: int = 1) -> None:
     if not 1 <= k <= num_experts or dims < 0 or width < 1 or split < 1:
         raise ValueError(
             f"top_k {k} of {num_experts} experts of {width} neurons on {dims} dimensions, "
@@ -261,7 +261,8 @@ def _log_above(num_experts: int, n: int, counts: range) -> dict[int, float]:
     ways = gammaln(others + 1.0) - gammaln(a + 1.0) - gammaln(others - a + 1.0)
     chance = ways + a * log_ndtr(-offset) + (others - a) * log_ndtr(offset)
     density = math.log(step) - 0.5 * math.log(2.0 * math.pi) - 0.5 * h**2
-    return dict(zip(possible, logsumexp(chance + density, axis=1).tolist(), strict=True))
+    logs = np.asarray(logsumexp(chance + density, axis=1))
+    return dict(zip(possible, logs.tolist(), strict=True))
 
 
 @cache
@@ -274,12 +275,14 @@ def _log_rising(n: int, p: int) -> float:
     through the saddle point i y nothing cancels, so that chances of 1e-50 have all their digits;
     the integrand falls as |s|^-n, by the trapezoidal rule in the hyperbolic sine.
     """
-    from scipy.optimize import brentq
+    from scipy.optimize import root_scalar
     from scipy.special import erfcx, wofz
 
     if n == 2:
         return 0.0
-    saddle = brentq(lambda y: n * y - p * _mills(y) + (n - p) * _mills(-y), -30.0, 30.0, xtol=1e-12)
+    ends = -30.0, 30.0
+    slope = root_scalar(lambda y: n * y - p * _mills(y) + (n - p) * _mills(-y), bracket=ends)
+    saddle = float(slope.root)
     up, down = _mills(saddle), _mills(-saddle)
     bend = n - p * up * (up - saddle) - (n - p) * down * (down + saddle)
     u = np.linspace(-20.0, 20.0, 1001)

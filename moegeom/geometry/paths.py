@@ -96,7 +96,8 @@ def exit_probability(
         never = np.full(len(sigmas), -np.inf)
         return ExitProbability(never, never)
     log_p = np.minimum(log_crossing_probability(sigmas, time, drifts), 0.0)
-    return ExitProbability(log_p.max(axis=1), np.minimum(logsumexp(log_p, axis=1), 0.0))
+    union = np.asarray(logsumexp(log_p, axis=1))
+    return ExitProbability(log_p.max(axis=1), np.minimum(union, 0.0))
 
 
 def face_quantile(
