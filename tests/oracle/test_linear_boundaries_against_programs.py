@@ -122,7 +122,7 @@ def test_dependent_rows_alone_need_the_programs(experts, hidden, k, order):
     weight = random.standard_normal((experts, hidden))
     z = weight @ random.standard_normal(hidden) + 0.5 * random.standard_normal(experts)
     distance = logit_distance(z, weight, k, order)
-    assert distance.lower == distance.upper
+    assert distance.is_exact
     assert_allclose(distance.upper, by_programs(weight, z, k, order), rtol=1e-5)
     # half the spread is a bound below, which independent rows reach
     free = free_logit_distance(z[None], k, order)[0]
@@ -201,7 +201,7 @@ def test_the_distance_is_that_of_the_nearest_polyhedron(case, has_bias):
     z = weight @ random.standard_normal(hidden) * 2.0 + bias
     expected = min(by_program(weight, z, split) for split in splits(experts, k, order))
     distance = order_distance(z, row_coordinates(weight), k, order)
-    assert distance.lower == distance.upper
+    assert distance.is_exact
     assert_allclose(distance.upper, expected, rtol=1e-6)
 
 

@@ -143,6 +143,10 @@ class Bracket:
     upper: Float64[np.ndarray, "tokens"]
     pair: Int32[np.ndarray, "tokens 2"]
 
+    @property
+    def is_exact(self) -> Bool[np.ndarray, "tokens"]:
+        return self.lower == self.upper
+
 
 def distance_bracket(
     logits: Float[np.ndarray, "tokens m"],

@@ -116,13 +116,17 @@ _Node = tuple[float, Experts, Experts, Experts]
 class OrderDistance:
     """``lower <= distance <= upper``; ``tied`` are experts that tie at a point at ``upper``.
 
-    The search came to its end where both are one number. inf and no experts where there is no such
-    tie, or none was seen.
+    inf and no experts where there is no such tie, or none was seen.
     """
 
     lower: float
     upper: float
     tied: Experts
+
+    @property
+    def is_exact(self) -> bool:
+        """True when the search came to its end: the bracket is one number."""
+        return self.lower == self.upper
 
 
 @dataclass(frozen=True, eq=False)

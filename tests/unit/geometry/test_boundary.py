@@ -67,7 +67,7 @@ def test_a_permanent_tie_is_at_distance_zero_wherever_it_decides():
 def test_ties_of_the_fan_are_in_the_origin_and_permanent_ones_everywhere():
     nearest = ties.order_distance(FAN @ [2.0, 0.5], FAN, 1, 2)
     assert_allclose(nearest.upper, np.hypot(2.0, 0.5), rtol=1e-12)
-    assert (nearest.lower == nearest.upper, nearest.tied) == (True, (0, 1, 2))
+    assert (nearest.is_exact, nearest.tied) == (True, (0, 1, 2))
     here = ties.order_distance(np.zeros(3), FAN, 2, 2)
     assert (here.lower, here.upper) == (0.0, 0.0)
     assert logit_distance(np.zeros(3), FAN, 2, 2).upper == 0.0
@@ -107,7 +107,7 @@ def test_coordinates_keep_distances_and_a_real_shape_is_solved_within_few_steps(
     weight = random.uniform(0.5, 1.5, (128, 1)) * random.standard_normal((128, 256))
     rows, z = ties.row_coordinates(weight), weight @ random.standard_normal(256)
     nearest = [ties.order_distance(z, rows, 8, order, most_nodes=1500) for order in (1, 2, 3)]
-    assert all(tie.lower == tie.upper for tie in nearest)
+    assert all(tie.is_exact for tie in nearest)
     assert nearest[0].upper <= nearest[1].upper <= nearest[2].upper
 
 
@@ -119,14 +119,14 @@ def test_without_the_solver_the_bracket_stays_open_and_true(monkeypatch):
     z = weight @ random.standard_normal(hidden) * 2
     k, order = int(random.integers(1, experts)), int(random.integers(2, experts))
     exact = ties.order_distance(z, weight, k, order)
-    assert exact.lower == exact.upper
+    assert exact.is_exact
 
     def give_up(*args, **kwargs):
         raise RuntimeError("too many rounds")
 
     monkeypatch.setattr("scipy.optimize.nnls", give_up)
     bracket = ties.order_distance(z, weight, k, order)
-    assert bracket.lower < bracket.upper
+    assert not bracket.is_exact
     assert 0.0 < bracket.lower < exact.upper <= bracket.upper
 
 
