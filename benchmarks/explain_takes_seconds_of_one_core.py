@@ -21,7 +21,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Router
 from moegeom.engine.choice import chosen_by, logits_of
 from moegeom.engine.prepared import prepare
-from moegeom.geometry.codes import Code, decoded
+from moegeom.geometry.number_formats import Code, decoded
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.explain.study import ExplainRequest, explain

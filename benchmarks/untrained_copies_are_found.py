@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from moegeom.checks.catalogue.experts import experts_not_apart
-from moegeom.geometry.expert_spread import expert_spread
+from moegeom.geometry.experts import expert_spread
 from moegeom.geometry.number_formats import NUMBER_FORMATS
 
 SHAPES = ((8, 2048), (16, 1024))

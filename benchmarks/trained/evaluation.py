@@ -24,9 +24,9 @@ from moegeom.geometry.gram import (
     random_gram_score,
     random_gram_score_sd,
 )
-from moegeom.geometry.input_pull import input_pull
 from moegeom.geometry.load import expert_set_entropy_nats, max_vio
 from moegeom.geometry.selection import routing_weights, softmax, top_k
+from moegeom.geometry.space import input_pull
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 

@@ -12,13 +12,10 @@ from torch import nn
 
 from benchmarks.trained.model import Dense, Merged, MoE
 from benchmarks.trained.settings import Settings
-from moegeom.trainable.centred import CentredRouter
-from moegeom.trainable.cosine import CosineRouter
+from moegeom.trainable.continuous import ReLURouter, SmoothTopKRouter, update_strength
 from moegeom.trainable.osr import OSRRouter
-from moegeom.trainable.relu import ReLURouter, update_strength
 from moegeom.trainable.router import RouterModule
-from moegeom.trainable.smooth import SmoothTopKRouter
-from moegeom.trainable.top_k import TopKRouter
+from moegeom.trainable.top_k import CentredRouter, CosineRouter, TopKRouter
 
 #: The method that others are compared with.
 BASE = "top-k"

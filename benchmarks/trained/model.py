@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moegeom.trainable.losses import entropy_loss
 from moegeom.trainable.router import Routed, RouterModule
-from moegeom.trainable.smear import SMEAR
+from moegeom.trainable.sequences import SMEAR
+from moegeom.trainable.top_k import entropy_loss
 
 if TYPE_CHECKING:
     from benchmarks.trained.settings import Settings

@@ -16,8 +16,8 @@ from benchmarks.trained.evaluation import evaluate
 from benchmarks.trained.methods import Method
 from benchmarks.trained.model import ByteModel, MoE, initialise, is_of_router, next_byte_loss
 from benchmarks.trained.text import batches, held_out
+from moegeom.trainable.continuous import SmoothTopKRouter
 from moegeom.trainable.router import RouterModule
-from moegeom.trainable.smooth import SmoothTopKRouter
 from sample_ckpts.schedule import warmup_then_cosine
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from moegeom.geometry.selection import (
     selection_scores,
     top_k,
 )
-from moegeom.geometry.whatif.moved import same_sets
-from moegeom.geometry.whatif.smooth import smooth_gate
+from moegeom.geometry.whatif import same_sets, smooth_gate
 from moegeom.kernels.reduction import Kernels
 
 #: A step off the boundary by which the rule says who is chosen there, in rms lengths of the input.
@@ -99,7 +98,7 @@ class ExactRouter:
     def smooth_weights(
         self, inputs: Float[np.ndarray, "points hidden"], eps: float
     ) -> Float64[np.ndarray, "points experts"]:
-        """Weights of the smoothed gate (:func:`~moegeom.geometry.whatif.smooth.smooth_gate`).
+        """Weights of the smoothed gate (:func:`~moegeom.geometry.whatif.smooth_gate`).
 
         ValueError for a rule whose weights depend on the order of experts (``sparsemixer``).
         """

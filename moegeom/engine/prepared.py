@@ -16,7 +16,7 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import Cones, RowDistances, cones_of, row_distances
-from moegeom.geometry.boundary.order_distance import row_coordinates
+from moegeom.geometry.boundary.orders import row_coordinates
 from moegeom.geometry.rounding import RowSpreads, row_spreads
 from moegeom.router.integrity import OUT_OF_RANGE
 

@@ -9,8 +9,12 @@ from moegeom.core.tokens import TILE, InputNoise
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, by_tile
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.geometry.boundary.linear import RowDistances
-from moegeom.geometry.boundary.order_distance import order_distance, rows_apart
-from moegeom.geometry.boundary.orders import free_logit_distance, logit_distance
+from moegeom.geometry.boundary.orders import (
+    free_logit_distance,
+    logit_distance,
+    order_distance,
+    rows_apart,
+)
 from moegeom.geometry.noise import boundary_sigmas, flip_bounds, simulate_flip
 from moegeom.geometry.paths import cell_quantiles
 from moegeom.kernels.batch import ORDERS, NoisyFlip, OrderDistances
@@ -133,7 +137,7 @@ def noisy_flip(
             router.selection_bias,
         )
         rows.append(first)
-        flipped.append(simulation.flipped)
+        flipped.append(simulation)
     row = np.concatenate(rows)
     if prepared.rows is None:
         return NoisyFlip(None, None, None, row, np.concatenate(flipped), DRAWS)

@@ -17,7 +17,7 @@ from moegeom.engine.prepared import NO_BORDER, prepare, unavailable
 from moegeom.engine.recorded import RecordedQuantities, recorded_logits
 from moegeom.engine.task import MadeWhatIf, Task
 from moegeom.geometry.number_formats import rounded_to
-from moegeom.geometry.whatif.moved import dense_weights, same_sets, weight_distance
+from moegeom.geometry.whatif import dense_weights, same_sets, weight_distance
 from moegeom.kernels.batch import Flip, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.tokens.stages import INPUT_STAGES

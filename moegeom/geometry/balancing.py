@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.geometry import load
-from moegeom.geometry.set_code import chosen_mask
+from moegeom.geometry.set_code import chosen_mask, last_and_next
 
 # ---------------------------------------------------------------------------------- smoothed dual
 #: Newton steps at one smoothing. Warm starts need five to ten; more do not pay.
@@ -119,9 +118,8 @@ def _levels(
 
     The sum falls with the level from the number of contenders to 0, and is ``top_k`` once.
     """
-    width = z.shape[1]
-    border = np.partition(z, (width - top_k - 1, width - top_k), axis=1)
-    level = 0.5 * (border[:, width - top_k - 1] + border[:, width - top_k])
+    last, following = last_and_next(z, top_k)
+    level = 0.5 * (following + last)
     low, high = z.min(axis=1) - 50.0, z.max(axis=1) + 50.0
     open_rows = np.arange(len(z))
     for _ in range(60):
@@ -150,6 +148,9 @@ def _newton_step(
     The second derivative is the Laplacian of a graph that joins experts that contend for the same
     tokens. It is 0 for a common shift, so a small multiple of the identity is added.
     """
+    from scipy.linalg import cho_factor, cho_solve
+    from scipy.sparse import csr_array
+
     wavering = point.chance * (1.0 - point.chance)
     of_token = wavering.sum(axis=1)
     rows = of_token > _NEGLIGIBLE
@@ -159,30 +160,19 @@ def _newton_step(
         own = wavering.sum(axis=0)
         shared = wavering.T @ (wavering / of_token[:, None])
     else:
-        table = _sparse(wavering, near.expert[rows], wavering > _NEGLIGIBLE, experts)
+        is_entry = wavering > _NEGLIGIBLE
+        places = np.nonzero(is_entry)[0], near.expert[rows][is_entry]
+        table, scaled = (
+            csr_array((values[is_entry], places), shape=(len(values), experts))
+            for values in (wavering, wavering / of_token[:, None])
+        )
         own = np.asarray(table.sum(axis=0)).ravel()
-        scaled = table.copy()
-        scaled.data = scaled.data / np.repeat(of_token, np.diff(table.indptr))
         shared = (table.T @ scaled).toarray()
     second = np.diag(own) - shared
     # a hundredth of a token's wavering: an expert that nobody hesitates about moves, but not far
     second[np.diag_indices(experts)] += 1e-2 + 1e-9 * own.max(initial=0.0)
-    from scipy.linalg import cho_factor, cho_solve
-
     step = -smoothing * cho_solve(cho_factor(second), point.gradient)
     return np.clip(step - step.mean(), -20.0 * smoothing, 20.0 * smoothing)
-
-
-def _sparse(
-    values: Float64[np.ndarray, "tokens contenders"],
-    expert: Int64[np.ndarray, "tokens contenders"],
-    is_entry: Bool[np.ndarray, "tokens contenders"],
-    experts: int,
-) -> Any:
-    from scipy.sparse import csr_array
-
-    ends = np.concatenate([[0], np.cumsum(is_entry.sum(axis=1))])
-    return csr_array((values[is_entry], expert[is_entry], ends), shape=(len(values), experts))
 
 
 # ----------------------------------------------------------------------------------- whole tokens
@@ -242,8 +232,8 @@ def settle_whole_tokens(
     experts = scores.shape[1]
     biased = scores + bias
     counts = chosen_counts(biased, top_k)
-    border = np.partition(biased, (experts - top_k - 1, experts - top_k), axis=1)
-    margin = border[:, experts - top_k] - border[:, experts - top_k - 1]
+    last, following = last_and_next(biased, top_k)
+    margin = last - following
     near = np.argsort(margin, kind="stable")[: _NEAR * experts]
     contending = contenders(scores[near], bias, num_contenders)
     value = contending.scores + bias[contending.expert]
@@ -526,9 +516,8 @@ def solve_program(
     tokens, experts = scores.shape
     quota = top_k * tokens / experts
     biased = scores + bias
-    border = np.partition(biased, (experts - top_k - 1, experts - top_k), axis=1)
-    level = 0.5 * (border[:, experts - top_k - 1] + border[:, experts - top_k])
-    lead = biased - level[:, None]
+    last, following = last_and_next(biased, top_k)
+    lead = biased - 0.5 * (following + last)[:, None]
     size = float(np.abs(scores).sum(axis=1).mean()) * tokens
     while True:
         # a token whose own border is wide keeps both neighbours open, however short the reach
@@ -584,12 +573,10 @@ def tied_tokens(
     biased: Float64[np.ndarray, "tokens experts"], top_k: int, tolerance: float
 ) -> Int64[np.ndarray, "tied"]:
     """Tokens whose last chosen and first other score differ by no more than ``tolerance``."""
-    experts = biased.shape[1]
-    if top_k == experts:
+    if top_k == biased.shape[1]:
         return np.empty(0, dtype=np.int64)
-    border = np.partition(biased, (experts - top_k - 1, experts - top_k), axis=1)
-    margin = border[:, experts - top_k] - border[:, experts - top_k - 1]
-    return np.flatnonzero(margin <= tolerance)
+    last, following = last_and_next(biased, top_k)
+    return np.flatnonzero(last - following <= tolerance)
 
 
 # --------------------------------------------------------------------------- on other documents too

@@ -16,13 +16,14 @@ from moegeom.geometry.gram import (
     effective_rows,
     mean_pairwise_cosine,
 )
-from moegeom.geometry.input_pull import ScoreMoments, pull_of_random_rows
 from moegeom.geometry.space import (
+    ScoreMoments,
     dimension_estimates,
     distinct_rows,
     neighbours_of_same_label,
     participation_ratio_corrected,
     principal_components,
+    pull_of_random_rows,
     silhouette,
 )
 from moegeom.kernels.reductions.samples import NUM_INPUTS

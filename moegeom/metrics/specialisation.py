@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, metric
-from moegeom.geometry.consistency import (
+from moegeom.geometry.load import (
     corrected_information_share,
     expert_label_agreement,
     same_label_agreement,

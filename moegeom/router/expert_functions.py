@@ -13,7 +13,7 @@ from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float64, Integer
-from moegeom.geometry.expert_block import (
+from moegeom.geometry.experts import (
     ACTIVATIONS,
     PRODUCTS,
     affine,

@@ -16,7 +16,7 @@ from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float32, Shaped
 from moegeom.core.text import number_of
-from moegeom.geometry.expert_block import Neurons
+from moegeom.geometry.experts import Neurons
 from moegeom.router.family import ExpertsSpec, Setting, TensorName
 from moegeom.router.family_file import families, load_family
 from moegeom.router.plain_names import plain_name, with_plain_names

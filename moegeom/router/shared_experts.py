@@ -13,7 +13,7 @@ from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float32
-from moegeom.geometry.expert_block import Neurons, affine, expert_output, is_known, logistic
+from moegeom.geometry.experts import Neurons, affine, expert_output, is_known, logistic
 from moegeom.router.expert_tensors import (
     experts_settings,
     experts_spec,

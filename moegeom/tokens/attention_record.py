@@ -21,7 +21,7 @@ from moegeom.core.files import read_regular, reading, write_whole, writing
 from moegeom.core.limits import ATTENTION_HEADS, ATTENTION_LAYERS, ATTENTION_WIDTH, MOST_JSON
 from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import quoted
-from moegeom.geometry.gating import SUMS
+from moegeom.geometry.attention_heads import SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
 
 FACTS_FILE, SUMS_FILE = "attention.json", "attention.safetensors"

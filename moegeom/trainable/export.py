@@ -13,14 +13,17 @@ from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import move_folder, new_folder, refuse_existing, remove, writing
-from moegeom.trainable.centred import CentredRouter
-from moegeom.trainable.cosine import LARGEST_SCALE, CosineRouter
-from moegeom.trainable.gru import GRURouter
+from moegeom.trainable.continuous import ReLURouter, SmoothTopKRouter
 from moegeom.trainable.osr import OSRRouter
-from moegeom.trainable.relu import ReLURouter
 from moegeom.trainable.router import RouterModule
-from moegeom.trainable.smooth import SmoothTopKRouter
-from moegeom.trainable.top_k import LEAST_SUM, TopKRouter
+from moegeom.trainable.sequences import GRURouter
+from moegeom.trainable.top_k import (
+    LARGEST_SCALE,
+    LEAST_SUM,
+    CentredRouter,
+    CosineRouter,
+    TopKRouter,
+)
 
 #: The files of a checkpoint.
 WEIGHTS_FILE, CONFIG_FILE, FAMILY_FILE = "model.safetensors", "config.json", "family.toml"

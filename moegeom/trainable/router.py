@@ -125,3 +125,11 @@ def descending(
     """
     values, order = torch.sort(selection, dim=1, descending=True, stable=True)
     return values, order
+
+
+def cosine(
+    first: Float[Tensor, "tokens experts size"], second: Float[Tensor, "*tokens experts size"]
+) -> Float[Tensor, "tokens experts"]:
+    """Cosines of vectors, token by token and expert by expert; lengths count as 1e-12 at least."""
+    unit = nn.functional.normalize(first, dim=-1, eps=1e-12)
+    return (unit * nn.functional.normalize(second, dim=-1, eps=1e-12)).sum(dim=-1)

@@ -1,19 +1,52 @@
-"""Top-k routing by softmax or sigmoid scores, with the usual ways to keep it even."""
+"""Top-k routing by scores or cosines, the losses that keep it even, and logits less their mean."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Float, Int64
-from moegeom.geometry.capacity.costs import router_macs
-from moegeom.trainable.losses import balance_loss, z_loss
+from moegeom.geometry.capacity import router_macs
 from moegeom.trainable.router import Routed, RouterModule, at_least_float32, descending, product
 
+
+# ------------------------------------------------------------------------------------------- losses
+def balance_loss(
+    probability: Float[Tensor, "tokens experts"], load: Int64[Tensor, "experts"]
+) -> Float[Tensor, ""]:
+    r"""Loss of GShard and Switch, :math:`E \sum_e f_e P_e`; k at balance, at most E for k = 1.
+
+    :math:`f_e` is the share of tokens that chose e (they add up to k) and has no gradient,
+    :math:`P_e` the mean probability. nan without tokens. Source: Fedus et al. 2021, arXiv
+    2101.03961, equations 4 to 6. Oracle in tests: load_balancing_loss_func of transformers.
+    """
+    share = load.to(probability.dtype) / len(probability)
+    return probability.shape[1] * (share * probability.mean(dim=0)).sum()
+
+
+def z_loss(logits: Float[Tensor, "tokens experts"]) -> Float[Tensor, ""]:
+    r"""Mean over tokens of the square of :math:`\log \sum_e e^{z_e}`; nan without tokens.
+
+    Source: Zoph et al. 2022, arXiv 2202.08906, equation 5. Oracle in tests: scipy's logsumexp.
+    """
+    return torch.logsumexp(logits, dim=1).square().mean()
+
+
+def entropy_loss(probability: Float[Tensor, "tokens experts"]) -> Float[Tensor, ""]:
+    """Mean entropy of the rows, in nats; 0 log 0 = 0, also in the gradient; nan without tokens.
+
+    Minimised it makes routing sharp. Source: S3 D.2. Oracle in tests: scipy.stats.entropy.
+    """
+    positive = probability.clamp(min=torch.finfo(probability.dtype).tiny)
+    return -(probability * positive.log()).sum(dim=1).mean()
+
+
+# ------------------------------------------------------------------------------------------- linear
 Score = Literal["softmax", "sigmoid"]
 
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -31,7 +64,7 @@ class TopKRouter(RouterModule):
     Weights are the scores of the chosen, divided by their sum with ``renormalise``, times
     ``scale``. In training inputs are multiplied by noise uniform in 1 - ``jitter`` to 1 +
     ``jitter``. ``balance_coef`` and ``z_coef`` weigh the losses ``balance`` and ``z``
-    (:mod:`moegeom.trainable.losses`); for sigmoids probabilities are scores over their sum.
+    (:mod:`moegeom.trainable.top_k`); for sigmoids probabilities are scores over their sum.
 
     With a ``bias_rate`` a selection bias, which weights do not hold, is moved by
     :meth:`update_bias` instead of by a gradient. ``row_size`` is for routers that compare
@@ -158,3 +191,97 @@ class TopKRouter(RouterModule):
             )
         counts = load.to(dtype)
         self.selection_bias += self.bias_rate * torch.sign(counts.mean() - counts)
+
+
+# ------------------------------------------------------------------------------------------ cosines
+#: The learned scale of the cosines is cut off here, as in the gate of tutel.
+LARGEST_SCALE = 100.0
+
+
+class CosineRouter(TopKRouter):
+    r"""Logits :math:`s \cos(P y, u_e)` with a learned scale s up to 100.
+
+    P is (``projected``, hidden), u_e the rows of ``weight``. Lengths below 1e-12 count as 1e-12.
+    Neither the length of a row nor that of an input favours an expert. Everything else is as in
+    :class:`TopKRouter`.
+    Source: Li et al. 2022, arXiv 2206.04046. Oracle in tests: torch's cosine_similarity.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        hidden: int,
+        *,
+        projected: int = 256,
+        scale_of_cosines: float = 10.0,
+        **of_top_k: Any,
+    ) -> None:
+        super().__init__(num_experts, top_k, hidden, row_size=projected, **of_top_k)
+        self.projection = nn.Parameter(torch.randn(projected, hidden) * hidden**-0.5)
+        self.log_scale = nn.Parameter(torch.tensor([math.log(scale_of_cosines)]))
+
+    @property
+    def macs_per_token(self) -> int:
+        """The projection, and a row of it for every expert."""
+        return router_macs(self.num_experts, self.hidden, len(self.projection)).cosine
+
+    def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
+        """Cosines times the scale, plus the bias where there is one."""
+        projected = product(self.jittered(inputs).reshape(-1, self.hidden), self.projection)
+        unit = nn.functional.normalize(projected, dim=1, eps=1e-12)
+        rows = nn.functional.normalize(self.weight.to(unit.dtype), dim=1, eps=1e-12)
+        scale = self.log_scale.to(unit.dtype).clamp(max=math.log(LARGEST_SCALE)).exp()
+        logits = product(unit, rows) * scale
+        return logits if self.bias is None else logits + self.bias.to(logits.dtype)
+
+
+# ------------------------------------------------------------------------------------ less the mean
+class CentredRouter(RouterModule):
+    r"""``router`` with a ``logit_bias`` of minus the running mean of its logits.
+
+    In training the mean of every batch enters with 1 - ``decay``, the first ones alike, after the
+    batch was routed and without gradient, so that no token sees a later one. What all experts have
+    in common stays: the bias adds up to 0. Losses are those of the router on the centred logits.
+    Oracle in tests: the mean by loops.
+    """
+
+    logit_bias: Tensor
+    num_seen: Tensor
+
+    def __init__(self, router: RouterModule, *, decay: float = 0.99) -> None:
+        super().__init__(router.num_experts, router.top_k, router.hidden)
+        if not 0.0 <= decay < 1.0:
+            raise UsageError(f"CentredRouter: decay is {decay:g}, expected 0 to below 1.")
+        self.router, self.decay = router, decay
+        self.register_buffer("logit_bias", torch.zeros(router.num_experts))
+        self.register_buffer("num_seen", torch.tensor(0))
+
+    @property
+    def token_local(self) -> bool:
+        """As the router inside."""
+        return self.router.token_local
+
+    @property
+    def macs_per_token(self) -> int:
+        """As the router inside."""
+        return self.router.macs_per_token
+
+    def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
+        """Centred logits."""
+        logits = self.router.scored(inputs)
+        centred = logits + self.logit_bias.to(logits.dtype)
+        if self.training and len(logits):
+            self._follow(logits.detach())
+        return centred
+
+    def choose(self, logits: Float[Tensor, "tokens experts"]) -> Routed:
+        """What the router chooses of centred logits."""
+        return self.router.choose(logits)
+
+    @torch.no_grad()
+    def _follow(self, logits: Tensor) -> None:
+        self.num_seen += 1
+        share = max(1.0 - self.decay, 1.0 / int(self.num_seen))
+        mean = logits.mean(dim=0)
+        self.logit_bias.lerp_((mean.mean() - mean).to(self.logit_bias.dtype), share)

@@ -21,7 +21,7 @@ from moegeom.engine.parameters import typed_parameters
 from moegeom.engine.request import ComputeOptions, TokenTerms
 from moegeom.engine.sample import drawn_tokens
 from moegeom.geometry.selection import route
-from moegeom.research.perturb import router as perturbed
+from moegeom.research.perturb import study as perturbed
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter

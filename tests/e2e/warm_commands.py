@@ -38,7 +38,7 @@ from moegeom.engine.task import Task
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
-from moegeom.testing.stream import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
+from moegeom.testing.metric_theorems import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 from moegeom_cli import __main__, app

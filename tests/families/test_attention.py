@@ -15,8 +15,7 @@ import scipy.stats
 import torch
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.geometry.gating import FIRST_QUERY
-from moegeom.geometry.value_output import product_spectra
+from moegeom.geometry.attention_heads import FIRST_QUERY, product_spectra
 from moegeom.recorder.attention import AttentionRecorder
 from moegeom.research.attention.study import layer_on_tokens
 from moegeom.router.attention.family import attention_families

@@ -40,7 +40,7 @@ from moegeom.document.render import RENDERERS, render
 from moegeom.document.results import results_document
 from moegeom.engine.loop import Progress, read_snapshot
 from moegeom.engine.parts import MergedParts
-from moegeom.geometry.gating import SUMS, gating_figures
+from moegeom.geometry.attention_heads import SUMS, gating_figures
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, lint, scan
 from moegeom.results.reader import open_results

@@ -16,34 +16,28 @@ import numpy as np
 from numpy.testing import assert_allclose
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry import border_shares, gram, occupation, selection, space
+from moegeom.geometry import border_shares, capacity, gram, paths, selection, space
 from moegeom.geometry import load as loads
 from moegeom.geometry.boundary import orders
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.boundary.order_distance import flat_distance, order_distance
-from moegeom.geometry.capacity.cell_bounds import most_cells, total_cells, zaslavsky
-from moegeom.geometry.capacity.costs import router_macs
-from moegeom.geometry.capacity.granularity import (
-    largest_split,
-    published_split_log10,
-    split_sets_log10,
+from moegeom.geometry.boundary.orders import flat_distance, order_distance
+from moegeom.geometry.hmoe import (
+    SIGMOID,
+    Mixture,
+    loss_1,
+    loss_2,
+    published_truth,
+    regression,
+    split,
 )
-from moegeom.geometry.capacity.hypersimplex import face_count, face_counts
-from moegeom.geometry.capacity.region_bounds import most_regions, published_regions
-from moegeom.geometry.capacity.tropical import elementary_symmetric, power_distances
-from moegeom.geometry.consistency import overlap_share
-from moegeom.geometry.hmoe.activation import SIGMOID
-from moegeom.geometry.hmoe.losses import loss_1, loss_2
-from moegeom.geometry.hmoe.mixture import Mixture, published_truth, split
-from moegeom.geometry.hmoe.regression import regression
 from moegeom.geometry.jump import exchanged, jump
+from moegeom.geometry.load import overlap_share
 from moegeom.geometry.noise import boundary_sigmas, noisy_distances
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.paths import exit_probability, face_quantile
 from moegeom.geometry.rounding import flip_probability, rounding_sigmas
-from moegeom.geometry.whatif.sinkhorn import osr_cost, sinkhorn
-from moegeom.geometry.whatif.smooth import activation, smooth_gate, smoothing_budget
+from moegeom.geometry.whatif import activation, osr_cost, sinkhorn, smooth_gate, smoothing_budget
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.trainable import SmoothTopKRouter
 from tests.oracle import measures
@@ -147,7 +141,8 @@ def cap_area(n, R_over_mu):
 
 
 def ratio_of_eigenvalues(eigenvalues, N):
-    raw = space.participation_ratio(np.diag(eigenvalues))
+    values = np.array(eigenvalues)
+    raw = space.Moments(values, values, float((values**2).sum())).participation_ratio
     return [raw, space.participation_ratio_corrected(raw, N)]
 
 
@@ -268,14 +263,12 @@ DELIVERED = {
     "t_quantile": lambda r, p: face_quantile(np.array([r]), p),
     "exit_prob_union": lambda r, t: exit_probability(row(r), t).upper,
     "r_min_sigma": nearest_boundary_by_factor,
-    "occ_integral_*": lambda n, b, T: occupation.occupation_integral(n, np.array([b]), T)[0],
-    "occ_exact_slab": lambda m, eps, c, T: occupation.slab_occupation(
+    "occ_integral_*": lambda n, b, T: paths.occupation_integral(n, np.array([b]), T)[0],
+    "occ_exact_slab": lambda m, eps, c, T: paths.slab_occupation(
         np.array([m / c]), np.array([eps / c]), T
     )[0],
     "occ_exact_tube_n2": lambda m, eps, c, T, n: measures.tube_occupation(n, m, eps, T, c),
-    "occ_capped_b0": lambda n, K, eps, T: occupation.capped_occupation(
-        n, np.array([K * eps**n]), T
-    ),
+    "occ_capped_b0": lambda n, K, eps, T: paths.capped_occupation(n, np.array([K * eps**n]), T),
     "gram_score": lambda R: gram.gram_score(gram.cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: gram.best_gram_score(E, D, is_centred=False),
     "gram_random": lambda D: gram.random_gram_score(2, D, is_centred=False),
@@ -292,24 +285,26 @@ DELIVERED = {
     "bf16_round": lambda x: rounded_to(np.array(x), "bfloat16"),
     "sigmoid_pair_*": sigmoid_pair,
     "sigmoid_lipschitz": sigmoid_lipschitz,
-    "hypersimplex_f": lambda E, k: face_counts(k, E),
-    "strata_count": lambda M, k, n: face_count(k, M, n),
-    "zaslavsky": lambda pairs: [zaslavsky(m, d) for m, d in pairs],
-    "log_zaslavsky": lambda **numbers: math.log(zaslavsky(numbers["m"], numbers["d"])),
-    "cells_total_affine": lambda E, d: total_cells(E, d, is_central=False),
-    "cells_total_hom": lambda E, d: total_cells(E, d, is_central=True),
-    "cells_ub": lambda cases: [most_cells(*case, False) for case in cases],
-    "granularity_log10": lambda E, k, G: split_sets_log10(E, k, split=G),
-    "granularity_doc_log10": lambda E, k, G, d: published_split_log10(E, k, split=G, dims=d),
-    "G_max": lambda N, d: largest_split(width=N, dims=d),
-    "tropical_e3": lambda z, k: elementary_symmetric(row(z), k),
-    "power_distance": lambda W, b, x: power_distances(np.array(W), np.array(b), row(x))[0],
+    "hypersimplex_f": lambda E, k: capacity.face_counts(k, E),
+    "strata_count": lambda M, k, n: capacity.face_count(k, M, n),
+    "zaslavsky": lambda pairs: [capacity.zaslavsky(m, d) for m, d in pairs],
+    "log_zaslavsky": lambda **numbers: math.log(capacity.zaslavsky(numbers["m"], numbers["d"])),
+    "cells_total_affine": lambda E, d: capacity.total_cells(E, d, is_central=False),
+    "cells_total_hom": lambda E, d: capacity.total_cells(E, d, is_central=True),
+    "cells_ub": lambda cases: [capacity.most_cells(*case, False) for case in cases],
+    "granularity_log10": lambda E, k, G: capacity.split_sets_log10(E, k, split=G),
+    "granularity_doc_log10": lambda E, k, G, d: capacity.published_split_log10(
+        E, k, split=G, dims=d
+    ),
+    "G_max": lambda N, d: capacity.largest_split(width=N, dims=d),
+    "tropical_e3": lambda z, k: capacity.elementary_symmetric(row(z), k),
+    "power_distance": lambda W, b, x: capacity.power_distances(np.array(W), np.array(b), row(x))[0],
     "example_4_21": lambda E, n_in: [
-        published_regions(E, 4, 5, n_in).dense,
-        published_regions(E, 1, 20, n_in).top_1,
-        published_regions(E, 4, 5, n_in).top_k,
+        capacity.published_regions(E, 4, 5, n_in).dense,
+        capacity.published_regions(E, 1, 20, n_in).top_1,
+        capacity.published_regions(E, 4, 5, n_in).top_k,
     ],
-    "regions_ub": lambda cases_E_k_N_d: [most_regions(*case) for case in cases_E_k_N_d],
+    "regions_ub": lambda cases_E_k_N_d: [capacity.most_regions(*case) for case in cases_E_k_N_d],
     "slab_fraction_*": lambda delta, eps, R, D: np.exp(measures.log_slab_share(D, delta, eps, R)),
     "log_slab_fraction_tail": lambda delta, eps, R, D: measures.log_slab_share(D, delta, eps, R),
     "tube_fraction_*": lambda delta, eps, R, D, n: measures.tube_share(D, n, delta, eps, R),
@@ -341,7 +336,7 @@ DELIVERED = {
         regression(shifted_truth(delta), SQUARE) - regression(published_truth(), SQUARE)
     ).max(),
     "pde_residual": lambda s: s * SIGMOID.at(row(s))[1] - SIGMOID.at(row(s))[0],
-    "gru_macs": lambda d, E, D: router_macs(E, d, D).gru,
+    "gru_macs": lambda d, E, D: capacity.router_macs(E, d, D).gru,
 }
 
 #: Fixtures whose number is not what their text defines, with the reason. The quantity is tested by

@@ -17,27 +17,23 @@ from scipy.sparse.csgraph import connected_components, shortest_path
 from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
+from moegeom.geometry import capacity
 from moegeom.geometry.border_shares import SolidAngles, sampled_angles, shares_of
-from moegeom.geometry.capacity import costs, hypersimplex, tropical
-from moegeom.geometry.capacity.cell_bounds import (
+from moegeom.geometry.capacity import (
     expected_diagram,
     first_free_dimension,
     is_every_set_possible,
-    moment_router,
-    most_cells,
-    total_cells,
-    zaslavsky,
-)
-from moegeom.geometry.capacity.granularity import (
     largest_split,
-    published_split_log10,
-    split_sets_log10,
-)
-from moegeom.geometry.capacity.region_bounds import (
     leading_regions,
     log_leading_zaslavsky,
+    moment_router,
+    most_cells,
     most_regions,
     published_regions,
+    published_split_log10,
+    split_sets_log10,
+    total_cells,
+    zaslavsky,
     zonotope_vertices,
 )
 from moegeom.geometry.selection import margin, top_k
@@ -74,20 +70,20 @@ def faces(k, experts):
 )
 def test_faces_are_those_that_qhull_has(k, experts):
     counts, facets = faces(k, experts)
-    assert hypersimplex.face_counts(k, experts) == counts
-    assert hypersimplex.num_facets(k, experts) == facets
-    assert hypersimplex.num_edges(k, experts) == counts[1]
+    assert capacity.face_counts(k, experts) == counts
+    assert capacity.num_facets(k, experts) == facets
+    assert capacity.num_edges(k, experts) == counts[1]
 
 
 @pytest.mark.parametrize(("k", "experts"), [(8, 64), (1, 9), (12, 24), (8, 256), (0, 3), (5, 5)])
 def test_euler_and_the_corners_hold(k, experts):
-    counts = hypersimplex.face_counts(k, experts)
+    counts = capacity.face_counts(k, experts)
     assert sum((-1) ** n * count for n, count in enumerate(counts)) == 1
     assert counts[0] == math.comb(experts, k)
     assert counts[-1] == 1
-    assert counts == hypersimplex.face_counts(experts - k, experts)
+    assert counts == capacity.face_counts(experts - k, experts)
     if 1 < k < experts - 1:
-        assert hypersimplex.num_facets(k, experts) == 2 * experts
+        assert capacity.num_facets(k, experts) == 2 * experts
 
 
 # -------------------------------------------------------------------------------------------- bounds
@@ -98,17 +94,17 @@ def test_regions_follow_deletion_and_restriction_and_faces_have_corners():
     for m, d in [(256, 16), (512, 100)]:
         wanted = m * math.log(2) + binom.logcdf(d, m, 0.5)
         assert_allclose(math.log(zaslavsky(m, d)), wanted, 1e-10)
-    assert [hypersimplex.face_count(2, 4, n) for n in (-1, 4, 9)] == [0, 0, 0]
+    assert [capacity.face_count(2, 4, n) for n in (-1, 4, 9)] == [0, 0, 0]
     assert (
-        hypersimplex.num_facets(1, 2),
-        hypersimplex.num_facets(1, 1),
-        hypersimplex.num_edges(3, 3),
+        capacity.num_facets(1, 2),
+        capacity.num_facets(1, 1),
+        capacity.num_edges(3, 3),
     ) == (2, 0, 0)
     with pytest.raises(ValueError, match="top_k 5 of 4"):
-        hypersimplex.face_count(5, 4, 1)
-    assert_allclose(hypersimplex.log10_count(math.comb(4096, 2048)), 1231.0 + 0.2, 1e-3)
-    assert_allclose(hypersimplex.log10_count(10**400), 400.0, 1e-15)
-    assert hypersimplex.log10_count(0) == -math.inf
+        capacity.face_count(5, 4, 1)
+    assert_allclose(capacity.log10_count(math.comb(4096, 2048)), 1231.0 + 0.2, 1e-3)
+    assert_allclose(capacity.log10_count(10**400), 400.0, 1e-15)
+    assert capacity.log10_count(0) == -math.inf
 
 
 @pytest.mark.parametrize("is_central", [False, True])
@@ -136,7 +132,7 @@ def test_bounds_are_attained_on_a_line_and_on_a_circle_and_grow_until_every_set_
     t = np.arange(8.0)
     moments = np.stack([t, t**2, t**3], axis=1)
     assert len(exact_cells(moments, -(t**4), 2).cells) == most_cells(8, 2, 3, False) == 28
-    with pytest.raises(ValueError, match="top_k 0 of 3 experts on 2"):
+    with pytest.raises(ValueError, match="top_k 0 of 3 experts .* on 2"):
         most_cells(3, 0, 2, is_central=False)
     for experts, k in [(64, 8), (9, 3), (9, 1), (12, 6), (5, 5), (1, 1)]:
         bounds = [most_cells(experts, k, d, is_central=False) for d in range(experts + 2)]
@@ -206,7 +202,7 @@ def test_means_are_counts_where_there_is_no_choice():
             for is_central in (False, True):
                 mean = expected_diagram(experts, k, dims, is_central)
                 assert_allclose(mean.cells, math.comb(experts, k), 1e-11)
-                assert_allclose(mean.facets, hypersimplex.num_edges(k, experts), 1e-11)
+                assert_allclose(mean.facets, capacity.num_edges(k, experts), 1e-11)
     assert expected_diagram(5, 5, 3, False).cells == expected_diagram(5, 2, 0, True).cells == 1.0
     line = expected_diagram(5, 2, 1, is_central=True)
     assert (line.vertices, line.cells, line.facets) == (0.0, 2.0, 1.0)
@@ -375,22 +371,22 @@ def test_published_powers_gains_and_costs_are_those_of_the_papers():
     ):
         with pytest.raises(ValueError, match="dimensions|split into"):
             function(*sizes)
-    found, printed = costs.router_macs(8, 4096, 128), costs.published_macs(8, 2, 4096, 128)
+    found, printed = capacity.router_macs(8, 4096, 128), capacity.published_macs(8, 2, 4096, 128)
     assert printed.gru == 4_194_304
     assert (found.projector, printed.projector) == (4_194_304, 524_288)
     assert (printed.experts, printed.sinkhorn) == (33_554_432, 49_152)
-    assert costs.expert_parameters(4096, 11008, is_gated=True) * 2 == 270_532_608
-    counts = costs.published_parameters(16, 4, 5, 10)
+    assert capacity.expert_parameters(4096, 11008, is_gated=True) * 2 == 270_532_608
+    counts = capacity.published_parameters(16, 4, 5, 10)
     totals = counts.dense.total, counts.top_1.total, counts.top_k.total, counts.normalised.total
     assert totals == (50, 800, 800, 200)
     assert (counts.top_k.active, counts.normalised.active) == (200, 50)
     for split in (1, 2, 4, 8):  # no neuron is lost by a split: the factor g^-d is spurious
         sizes = (8 * split, 2 * split, 8 // split, 3)
         assert published_regions(*sizes).dense == published_regions(8, 2, 8, 3).dense
-    layer = costs.layer_parameters(16, 4, 10, 5, 7, is_gated=False)
+    layer = capacity.layer_parameters(16, 4, 10, 5, 7, is_gated=False)
     assert layer.active == 4 * 2 * 50 + 2 * 70 + 160
     assert layer.total - layer.active == 12 * 2 * 50
-    assert costs.router_macs(8, 64, 4).sinkhorn == 3 * 8  # the others: torch, in test_package.py
+    assert capacity.router_macs(8, 64, 4).sinkhorn == 3 * 8  # the others: torch, in test_package.py
 
 
 # ------------------------------------------------------------------------------------------- splits
@@ -422,7 +418,7 @@ def exact_angles(weight: np.ndarray, k: int) -> SolidAngles:
         points = np.stack([np.cos(middle), np.sin(middle)], axis=1)
     sets, which = np.unique(choices(points, weight, None, k), axis=0, return_inverse=True)
     shares = np.bincount(which.ravel(), weights=share)
-    return SolidAngles(sets.astype(np.int64), shares, np.zeros(len(sets)), 0.0)
+    return SolidAngles(sets.astype(np.int64), shares)
 
 
 # ------------------------------------------------------------------------------------- facet graph
@@ -488,21 +484,17 @@ def test_arcs_are_the_shares_of_directions_and_sum_to_one(experts, k, dims):
     assert (share == 0.0).sum() == len(exact.share) - len(sampled.share)
     sigma = np.sqrt(exact.share * (1 - exact.share) / 100_000)
     assert np.all(np.abs(share - exact.share) <= 5 * sigma)
-    assert_allclose(sampled.standard_error, sigma[np.isin(share, sampled.share) & (share > 0)], 0.2)
 
 
-def test_equal_rows_are_told_apart_by_number_and_samples_do_not_depend_on_the_batch():
+def test_equal_rows_are_told_apart_by_number():
     weight, _ = router(6, 2, 5)
     weight[4] = weight[1]
     exact, sampled = exact_angles(weight, 2), sampled_angles(weight, 2, 50_000, seed=3)
     assert not any(4 in cell and 1 not in cell for cell in exact.expert_set.tolist())
     assert set(rows_of(sampled.expert_set)) <= set(rows_of(exact.expert_set))
     assert shares_of(exact, np.array([[4, 5]])) == 0.0
-    orthants = sampled_angles(np.eye(4), 1, 40_000, seed=2, batch=999)
-    assert_array_equal(orthants.share, sampled_angles(np.eye(4), 1, 40_000, seed=2).share)
+    orthants = sampled_angles(np.eye(4), 1, 40_000, seed=2)
     assert_allclose(orthants.share, 0.25, 0, 5 * math.sqrt(0.25 * 0.75 / 40_000))
-    # a share of ``unseen`` is missed by all samples one time in twenty
-    assert_allclose(binom.pmf(0, 40_000, orthants.unseen), 0.05, 1e-9)
     with pytest.raises(ValueError, match="0 directions"):
         sampled_angles(np.eye(4), 1, 0, seed=0)
 
@@ -541,37 +533,37 @@ LOGITS = np.random.default_rng(4).integers(-8, 8, (400, 6)).astype(np.float64)
 
 def test_sums_and_products_are_a_semiring_and_logits_power_distances():
     a, b, c = LOGITS.T[:3]
-    zero, one = np.full(len(a), tropical.TROPICAL_ZERO), np.full(len(a), tropical.TROPICAL_ONE)
-    assert_array_equal(tropical.tropical_sum(a, zero), a)
-    assert_array_equal(tropical.tropical_product(a, one), a)
-    assert_array_equal(tropical.tropical_product(a, zero), zero)
-    assert_array_equal(tropical.tropical_sum(a, a), a)
+    zero, one = np.full(len(a), capacity.TROPICAL_ZERO), np.full(len(a), capacity.TROPICAL_ONE)
+    assert_array_equal(capacity.tropical_sum(a, zero), a)
+    assert_array_equal(capacity.tropical_product(a, one), a)
+    assert_array_equal(capacity.tropical_product(a, zero), zero)
+    assert_array_equal(capacity.tropical_sum(a, a), a)
     one_way, other = (
-        tropical.tropical_product(a, tropical.tropical_sum(b, c)),
-        tropical.tropical_product(a, b),
+        capacity.tropical_product(a, capacity.tropical_sum(b, c)),
+        capacity.tropical_product(a, b),
     )
-    assert_array_equal(one_way, tropical.tropical_sum(other, tropical.tropical_product(a, c)))
+    assert_array_equal(one_way, capacity.tropical_sum(other, capacity.tropical_product(a, c)))
     with pytest.raises(ValueError, match="top_k -1"):
-        tropical.elementary_symmetric(LOGITS, -1)
+        capacity.elementary_symmetric(LOGITS, -1)
     one = np.zeros((1, 6), np.int64)
-    assert not tropical.on_tropical_hypersurface(np.ones(1), one, LOGITS).any()
-    assert (tropical.tropical_value(np.ones(1), one, LOGITS) == 1.0).all()
-    assert (tropical.tropical_value(np.ones(0), one[:0], LOGITS) == tropical.TROPICAL_ZERO).all()
+    assert not capacity.on_tropical_hypersurface(np.ones(1), one, LOGITS).any()
+    assert (capacity.tropical_value(np.ones(1), one, LOGITS) == 1.0).all()
+    assert (capacity.tropical_value(np.ones(0), one[:0], LOGITS) == capacity.TROPICAL_ZERO).all()
     weight, bias = router(7, 3)
     points = np.random.default_rng(1).standard_normal((200, 3))
     logits = points @ weight.T + bias
-    distances = tropical.power_distances(weight, bias, points)
+    distances = capacity.power_distances(weight, bias, points)
     assert_allclose(distances, (points**2).sum(1)[:, None] - 2.0 * logits, atol=1e-12)
     assert_array_equal(np.sort(top_k(logits, 3)), np.sort(top_k(-distances, 3)))
     voronoi = -0.5 * (weight**2).sum(axis=1)
-    assert_allclose(tropical.power_weights(weight, voronoi), 0.0, atol=1e-15)
+    assert_allclose(capacity.power_weights(weight, voronoi), 0.0, atol=1e-15)
 
 
 @pytest.mark.parametrize("k", range(8))
 def test_the_symmetric_polynomial_is_the_sum_of_the_k_largest(k):
     largest = np.sort(LOGITS, axis=1)[:, max(6 - k, 0) :].sum(axis=1)
-    expected = largest if k <= 6 else np.full(len(LOGITS), tropical.TROPICAL_ZERO)
-    assert_array_equal(tropical.elementary_symmetric(LOGITS, k), expected)
+    expected = largest if k <= 6 else np.full(len(LOGITS), capacity.TROPICAL_ZERO)
+    assert_array_equal(capacity.elementary_symmetric(LOGITS, k), expected)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
@@ -579,10 +571,10 @@ def test_its_hypersurface_is_where_the_margin_is_zero(k):
     sets = np.array([[i in s for i in range(6)] for s in combinations(range(6), k)])
     exponents, zeros = sets.astype(np.int64), np.zeros(len(sets))
     assert_array_equal(
-        tropical.tropical_value(zeros, exponents, LOGITS), tropical.elementary_symmetric(LOGITS, k)
+        capacity.tropical_value(zeros, exponents, LOGITS), capacity.elementary_symmetric(LOGITS, k)
     )
-    on = tropical.on_tropical_hypersurface(zeros, exponents, LOGITS)
+    on = capacity.on_tropical_hypersurface(zeros, exponents, LOGITS)
     assert_array_equal(on, margin(LOGITS, k) == 0.0)
-    near = tropical.on_tropical_hypersurface(zeros, exponents, LOGITS, tolerance=1.0)
+    near = capacity.on_tropical_hypersurface(zeros, exponents, LOGITS, tolerance=1.0)
     assert_array_equal(near, margin(LOGITS, k) <= 1.0)
     assert 0.1 < on.mean() < 0.9

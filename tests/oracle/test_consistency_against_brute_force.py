@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 from sklearn.metrics import adjusted_mutual_info_score, mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
-from moegeom.geometry.consistency import (
+from moegeom.geometry.load import (
     corrected_information_share,
     expert_label_agreement,
     label_counts,

@@ -14,19 +14,7 @@ from scipy.optimize import curve_fit, least_squares
 from scipy.spatial.distance import cdist
 from scipy.special import expit
 
-from moegeom.geometry.hmoe.activation import ACTIVATIONS
-from moegeom.geometry.hmoe.descent import descended, mean_square
-from moegeom.geometry.hmoe.losses import loss_1, loss_2, voronoi_cells
-from moegeom.geometry.hmoe.mixture import Mixture, centred, published_truth, split, with_channels
-from moegeom.geometry.hmoe.regression import (
-    PLACEMENTS,
-    channel_functions,
-    cramer_rao_sd,
-    gradient,
-    jacobian,
-    regression,
-    traced,
-)
+from moegeom.geometry import hmoe
 from moegeom.kernels.cpu import mixture as kernels
 
 IN_TORCH = {
@@ -44,10 +32,10 @@ TOKENS, WIDTH, HEADS = 3, 4, 2
 INPUTS = np.random.default_rng(5).uniform(-1.0, 1.0, (40, 2))
 
 
-def gated(position: str) -> Mixture:
+def gated(position: str) -> hmoe.Mixture:
     """The published parameters, with rows of gates where the position has them."""
-    truth = published_truth()
-    rows = {"none": None, "head": 1, "channel": truth.num_channels}[PLACEMENTS[position].gates]
+    truth = hmoe.published_truth()
+    rows = {"none": None, "head": 1, "channel": truth.num_channels}[hmoe.PLACEMENTS[position].gates]
     gates = None if rows is None else np.random.default_rng(2).normal(size=(2, rows, 2))
     return dataclasses.replace(truth, gates=gates)
 
@@ -64,7 +52,7 @@ def attention():
     return module, [*projections, output], tokens
 
 
-def mixture_of_attention(query, key, value, output, row: int, column: int) -> Mixture:
+def mixture_of_attention(query, key, value, output, row: int, column: int) -> hmoe.Mixture:
     """One entry of the output as a mixture in all tokens, one after the other (docs/theory.md C1)."""
     scores = np.zeros((HEADS, TOKENS, TOKENS, WIDTH, TOKENS, WIDTH))
     experts = np.zeros((HEADS, TOKENS, value.shape[2], TOKENS, WIDTH))
@@ -72,7 +60,7 @@ def mixture_of_attention(query, key, value, output, row: int, column: int) -> Mi
         scores[:, other, row, :, other] = query @ key.transpose(0, 2, 1) / math.sqrt(key.shape[2])
         experts[:, other, :, other] = value.transpose(0, 2, 1)
     scores = scores.reshape(HEADS, TOKENS, TOKENS * WIDTH, TOKENS * WIDTH)
-    return Mixture(
+    return hmoe.Mixture(
         output[:, :, column],
         (scores + scores.transpose(0, 1, 3, 2)) / 2.0,
         experts.reshape(HEADS, TOKENS, -1, TOKENS * WIDTH),
@@ -85,7 +73,7 @@ def entries(matrices, tokens, position: str, gates=lambda row: None) -> np.ndarr
     for row, column in np.ndindex(output.shape):
         mixture = mixture_of_attention(*(m.numpy() for m in matrices), row, column)
         mixture = dataclasses.replace(mixture, gates=gates(row))
-        output[row, column] = regression(mixture, text, position)[0]
+        output[row, column] = hmoe.regression(mixture, text, position)[0]
     return output
 
 
@@ -126,7 +114,7 @@ def test_the_gates_of_released_models_multiply_and_are_no_activation(attention, 
 # -------------------------------------------------------------------------------------- derivatives
 def in_torch(weights, scores, experts, gates, x, position, activation):
     """The regression function, from its definition in the documentation."""
-    place, act = PLACEMENTS[position], IN_TORCH[activation]
+    place, act = hmoe.PLACEMENTS[position], IN_TORCH[activation]
     if place.on_score:
         score = torch.einsum("hian,an->hin", act(torch.einsum("hiab,bn->hian", scores, x)), x)
     else:
@@ -141,31 +129,25 @@ def in_torch(weights, scores, experts, gates, x, position, activation):
     return act(found) if place.on_output else found
 
 
-def parts(mixture: Mixture):
+def parts(mixture: hmoe.Mixture):
     arrays = (mixture.weights, mixture.scores, mixture.experts, mixture.gates)
     return [None if a is None else torch.tensor(a, requires_grad=True) for a in arrays]
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "silu", "tanh"])
-@pytest.mark.parametrize("position", PLACEMENTS)
-def test_the_function_and_its_gradient_are_those_of_autograd(position, activation):
+@pytest.mark.parametrize("position", hmoe.PLACEMENTS)
+def test_the_function_is_that_of_torch(position, activation):
     mixture = gated(position)
-    arrays = parts(mixture)
-    factor = np.linspace(-1.0, 2.0, len(INPUTS))
-    expected = in_torch(*arrays, torch.tensor(INPUTS.T), position, activation)
-    trace = traced(mixture, INPUTS, position, ACTIVATIONS[activation])
-    assert_allclose(trace.output, expected.detach(), rtol=0, atol=1e-12)
-    (expected * torch.tensor(factor)).sum().backward()
-    found = gradient(mixture, trace, factor)
-    for name, array in zip(("weights", "scores", "experts"), arrays, strict=False):
-        assert_allclose(getattr(found, name), array.grad, rtol=0, atol=1e-11)
+    expected = in_torch(*parts(mixture), torch.tensor(INPUTS.T), position, activation)
+    found = hmoe.regression(mixture, INPUTS, position, hmoe.ACTIVATIONS[activation])
+    assert_allclose(found, expected.detach(), rtol=0, atol=1e-12)
 
 
 def random_mixture(seed: int, channels: int, experts: int = 3, dims: int = 2, size: float = 1.0):
     """As many heads as dimensions."""
     generator = np.random.default_rng(seed)
     scores = size * generator.normal(size=(dims, experts, dims, dims))
-    return Mixture(
+    return hmoe.Mixture(
         generator.uniform(0.1, 1.0, (dims, channels)),
         scores + scores.transpose(0, 1, 3, 2),
         size * generator.normal(size=(dims, experts, channels, dims)),
@@ -175,8 +157,7 @@ def random_mixture(seed: int, channels: int, experts: int = 3, dims: int = 2, si
 #: Samples of less than a block, of whole blocks, and of blocks and a rest.
 @pytest.mark.parametrize("samples", [3, 512, 700])
 @pytest.mark.parametrize("position", ["none", "value", "sdpa"])
-@pytest.mark.parametrize("squares", [mean_square, kernels.mean_square])
-def test_mean_squares_and_their_gradients_are_those_of_autograd(squares, position, samples):
+def test_mean_squares_and_their_gradients_are_those_of_autograd(position, samples):
     generator = np.random.default_rng(samples)
     x, y = generator.uniform(-1.0, 1.0, (samples, 3)), generator.normal(size=samples)
     for experts, size in ((2, 1.0), (4, 1.0), (2, 15.0), (4, 15.0)):
@@ -185,7 +166,7 @@ def test_mean_squares_and_their_gradients_are_those_of_autograd(squares, positio
         apart = in_torch(*arrays, torch.tensor(x.T), position, "sigmoid") - torch.tensor(y)
         expected = (apart**2).mean()
         expected.backward()
-        loss, found = squares(x, y, position)(mixture)
+        loss, found = kernels.mean_square(x, y, position)(mixture)
         assert_allclose(loss, expected.item(), rtol=1e-12)
         for name, array in zip(("weights", "scores", "experts"), arrays, strict=False):
             grad = array.grad.numpy()
@@ -196,7 +177,7 @@ def test_mean_squares_and_their_gradients_are_those_of_autograd(squares, positio
 def test_the_polynomial_of_the_compiled_pass_is_the_exponential_function():
     """By the sigmoid of one number, squared; where that is below every number, 0."""
     at = np.concatenate([np.linspace(-340.0, 50.0, 1500), np.linspace(-1.0, 1.0, 500)])
-    one = Mixture(np.ones((1, 1)), np.zeros((1, 1, 1, 1)), np.ones((1, 1, 1, 1)))
+    one = hmoe.Mixture(np.ones((1, 1)), np.zeros((1, 1, 1, 1)), np.ones((1, 1, 1, 1)))
 
     def squared(z: float) -> float:
         return kernels.mean_square(np.array([[z]]), np.zeros(1), "value")(one)[0]
@@ -206,7 +187,7 @@ def test_the_polynomial_of_the_compiled_pass_is_the_exponential_function():
     assert math.isnan(squared(math.nan))
 
 
-@pytest.mark.parametrize("position", PLACEMENTS)
+@pytest.mark.parametrize("position", hmoe.PLACEMENTS)
 def test_the_jacobian_is_that_of_autograd_in_the_entries_of_symmetric_matrices(position):
     mixture, x = gated(position), torch.tensor(INPUTS.T)
     weights, scores, experts, gates = parts(mixture)
@@ -222,15 +203,15 @@ def test_the_jacobian_is_that_of_autograd_in_the_entries_of_symmetric_matrices(p
     asked = [weights, upper, experts, *([] if gates is None else [gates])]
     expected = torch.autograd.functional.jacobian(function, tuple(asked))
     expected = torch.cat([part.reshape(len(INPUTS), -1) for part in expected], dim=1)
-    assert_allclose(jacobian(mixture, INPUTS, position), expected, rtol=0, atol=1e-12)
+    assert_allclose(hmoe.jacobian(mixture, INPUTS, position), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", hmoe.ACTIVATIONS)
 def test_activations_have_the_derivatives_of_autograd(name):
     z = torch.linspace(-3.0, 3.0, 50, dtype=torch.float64, requires_grad=True)
     expected = IN_TORCH[name](z)
     (slope,) = torch.autograd.grad(expected.sum(), z)
-    value, found = ACTIVATIONS[name].at(z.detach().numpy())
+    value, found = hmoe.ACTIVATIONS[name].at(z.detach().numpy())
     assert_allclose(value, expected.detach(), atol=1e-14)
     assert_allclose(found, slope.detach(), atol=1e-14)
 
@@ -239,11 +220,11 @@ def test_activations_have_the_derivatives_of_autograd(name):
 SAMPLE = np.random.default_rng(1).uniform(-1.0, 1.0, (300, 2))
 
 
-def by_hand(fitted: Mixture, true: Mixture, position: str, power) -> float:
+def by_hand(fitted: hmoe.Mixture, true: hmoe.Mixture, position: str, power) -> float:
     """From the definition: ``power`` of a cell's number of members."""
-    fitted, true = centred(fitted), centred(true)
+    fitted, true = hmoe.centred(fitted), hmoe.centred(true)
     ours, theirs = (
-        channel_functions(some, SAMPLE, position).reshape(len(SAMPLE), -1)
+        hmoe.channel_functions(some, SAMPLE, position).reshape(len(SAMPLE), -1)
         for some in (fitted, true)
     )
     cell = cdist(ours.T, theirs.T, "sqeuclidean").argmin(axis=1)
@@ -270,23 +251,23 @@ def by_hand(fitted: Mixture, true: Mixture, position: str, power) -> float:
 def test_losses_are_those_of_every_channel_and_permutation(position, seed):
     fitted, true = random_mixture(seed, 3), random_mixture(seed + 100, 2)
     for r in (1.0, 2.0, 3.0):
-        found = loss_1(fitted, true, SAMPLE, r, position)
+        found = hmoe.loss_1(fitted, true, SAMPLE, r, position)
         assert_allclose(found, by_hand(fitted, true, position, lambda _, r=r: r))
     expected = by_hand(fitted, true, position, lambda members: 1.0 if members == 1 else 2.0)
-    assert_allclose(loss_2(fitted, true, SAMPLE, position), expected)
+    assert_allclose(hmoe.loss_2(fitted, true, SAMPLE, position), expected)
 
 
 def test_equal_cells_have_no_loss_and_descent_says_when_nothing_is_lower():
     values = np.ones((5, 2, 2))
-    assert_array_equal(voronoi_cells(values, values), np.zeros((2, 2)))
-    true = with_channels(published_truth(), 2)
-    lost = Mixture(true.weights[:, :1], true.scores, true.experts[:, :, :1])
-    assert_allclose(loss_2(lost, true, SAMPLE, "value"), 0.5 + 0.3)
+    assert_array_equal(hmoe.voronoi_cells(values, values), np.zeros((2, 2)))
+    true = hmoe.with_channels(hmoe.published_truth(), 2)
+    lost = hmoe.Mixture(true.weights[:, :1], true.scores, true.experts[:, :, :1])
+    assert_allclose(hmoe.loss_2(lost, true, SAMPLE, "value"), 0.5 + 0.3)
     truth = small_truth()
-    targets = regression(truth, SAMPLE, "value")
-    assert descended(truth, kernels.mean_square(SAMPLE, targets, "value")).settled
+    targets = hmoe.regression(truth, SAMPLE, "value")
+    assert hmoe.descended(truth, kernels.mean_square(SAMPLE, targets, "value")).settled
     start = filled(free(truth) + 0.1, truth)
-    fit = descended(start, kernels.mean_square(SAMPLE, targets, "value"), epochs=5)
+    fit = hmoe.descended(start, kernels.mean_square(SAMPLE, targets, "value"), epochs=5)
     assert (fit.epochs, fit.settled) == (5, False)
 
 
@@ -294,35 +275,38 @@ def test_equal_cells_have_no_loss_and_descent_says_when_nothing_is_lower():
 def test_the_same_function_in_another_order_gauge_or_in_copies_has_no_loss(position):
     true = random_mixture(7, 2)
     order, gauge = [2, 0, 1], np.array([[1.0, 0.3], [0.3, -2.0]])
-    same = Mixture(
+    same = hmoe.Mixture(
         true.weights[::-1, ::-1],
         true.scores[::-1][:, order] + gauge,
         true.experts[::-1][:, order][:, :, ::-1],
     )
-    expected = regression(true, SAMPLE, position)
-    assert_allclose(regression(same, SAMPLE, position), expected, atol=1e-12)
-    assert loss_2(same, true, SAMPLE, position) < 1e-12
+    expected = hmoe.regression(true, SAMPLE, position)
+    assert_allclose(hmoe.regression(same, SAMPLE, position), expected, atol=1e-12)
+    assert hmoe.loss_2(same, true, SAMPLE, position) < 1e-12
     raw = np.linalg.norm(same.scores[::-1][:, np.argsort(order)] - true.scores)
     assert raw > 1.0, "without the gauge it would count"
-    truth = published_truth()
-    expected = regression(truth, INPUTS, position)
+    truth = hmoe.published_truth()
+    expected = hmoe.regression(truth, INPUTS, position)
     if position != "sdpa":  # there the activation is between the channels and their sum
-        channels = channel_functions(truth, INPUTS, position)
+        channels = hmoe.channel_functions(truth, INPUTS, position)
         assert_allclose(np.einsum("nhk,hk->n", channels, truth.weights), expected, atol=1e-14)
-    copies = [with_channels(truth, channels) for channels in (2, 3, 4, 5)]
-    same = [regression(copy, INPUTS, position) for copy in [*copies, split(truth, np.zeros(2))]]
+    copies = [hmoe.with_channels(truth, channels) for channels in (2, 3, 4, 5)]
+    same = [
+        hmoe.regression(copy, INPUTS, position)
+        for copy in [*copies, hmoe.split(truth, np.zeros(2))]
+    ]
     assert_allclose(same, [expected] * 5, atol=1e-13)
 
 
 # ---------------------------------------------------------------------------------------- estimates
-def free(mixture: Mixture) -> np.ndarray:
+def free(mixture: hmoe.Mixture) -> np.ndarray:
     """Parameters as one vector: weights, upper triangles with the last score held, experts."""
     rows, columns = np.triu_indices(2)
     upper = mixture.scores[:, :-1, rows, columns]
     return np.concatenate([mixture.weights.ravel(), upper.ravel(), mixture.experts.ravel()])
 
 
-def filled(vector: np.ndarray, like: Mixture) -> Mixture:
+def filled(vector: np.ndarray, like: hmoe.Mixture) -> hmoe.Mixture:
     heads, experts, channels, dims = like.experts.shape
     weights, upper, rest = np.split(
         vector, np.cumsum([heads * channels, heads * (experts - 1) * 3])
@@ -331,12 +315,12 @@ def filled(vector: np.ndarray, like: Mixture) -> Mixture:
     scores = like.scores.copy()
     for r, c in ((rows, columns), (columns, rows)):
         scores[:, :-1, r, c] = upper.reshape(heads, experts - 1, 3)
-    return Mixture(weights.reshape(heads, channels), scores, rest.reshape(like.experts.shape))
+    return hmoe.Mixture(weights.reshape(heads, channels), scores, rest.reshape(like.experts.shape))
 
 
-def small_truth() -> Mixture:
+def small_truth() -> hmoe.Mixture:
     """One head, so that its parameters can be estimated at all."""
-    return Mixture(
+    return hmoe.Mixture(
         np.array([[1.0]]),
         np.array([[[[2.0, 0.5], [0.5, -1.0]], [[0.0, 0.0], [0.0, 0.0]]]]),
         np.array([[[[3.0, -1.0]], [[-2.0, 2.0]]]]),
@@ -348,9 +332,9 @@ def test_least_deviations_are_those_of_curve_fit():
     generator = np.random.default_rng(0)
     inputs = generator.uniform(-1.0, 1.0, (1000, 2))
     noise = 1e-4
-    targets = regression(truth, inputs, "value") + noise * generator.normal(size=len(inputs))
+    targets = hmoe.regression(truth, inputs, "value") + noise * generator.normal(size=len(inputs))
     _, covariance = curve_fit(
-        lambda x, *vector: regression(filled(np.array(vector), truth), x, "value"),
+        lambda x, *vector: hmoe.regression(filled(np.array(vector), truth), x, "value"),
         inputs,
         targets,
         p0=free(truth),
@@ -359,10 +343,12 @@ def test_least_deviations_are_those_of_curve_fit():
     )
     kept = np.ones(11, dtype=bool)
     kept[4:7] = False
-    derivatives = jacobian(truth, inputs, "value")[:, kept]
-    found = cramer_rao_sd(derivatives, noise, len(inputs), flat=0)
+    derivatives = hmoe.jacobian(truth, inputs, "value")[:, kept]
+    found = hmoe.cramer_rao_sd(derivatives, noise, len(inputs), flat=0)
     assert_allclose(found, np.sqrt(np.diag(covariance)), rtol=0.02)
-    assert (cramer_rao_sd(jacobian(truth, inputs, "value"), noise, 1000, flat=3) > 0.0).all()
+    assert (
+        hmoe.cramer_rao_sd(hmoe.jacobian(truth, inputs, "value"), noise, 1000, flat=3) > 0.0
+    ).all()
 
 
 @pytest.mark.parametrize("position", ["none", "value", "sdpa"])
@@ -370,12 +356,14 @@ def test_descent_ends_where_scipy_ends(position):
     truth = small_truth()
     generator = np.random.default_rng(4)
     inputs = generator.uniform(-1.0, 1.0, (200, 2))
-    targets = regression(truth, inputs, position) + 0.01 * generator.normal(size=200)
+    targets = hmoe.regression(truth, inputs, position) + 0.01 * generator.normal(size=200)
     start = filled(free(truth) + 0.02, truth)
-    fit = descended(start, kernels.mean_square(inputs, targets, position), epochs=400, trial=1.0)
+    fit = hmoe.descended(
+        start, kernels.mean_square(inputs, targets, position), epochs=400, trial=1.0
+    )
 
     def residual(vector: np.ndarray) -> np.ndarray:
-        return regression(filled(vector, truth), inputs, position) - targets
+        return hmoe.regression(filled(vector, truth), inputs, position) - targets
 
     best = 2.0 * least_squares(residual, free(start)).cost / len(targets)
     assert_allclose(fit.loss, best, rtol=0.02)

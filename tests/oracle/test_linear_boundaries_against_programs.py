@@ -15,8 +15,13 @@ from scipy.special import expit
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry.boundary import linear
 from moegeom.geometry.boundary.curved import curved_rows
-from moegeom.geometry.boundary.order_distance import least_distance, order_distance, row_coordinates
-from moegeom.geometry.boundary.orders import free_logit_distance, logit_distance
+from moegeom.geometry.boundary.orders import (
+    free_logit_distance,
+    least_distance,
+    logit_distance,
+    order_distance,
+    row_coordinates,
+)
 from moegeom.geometry.selection import top_k
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from tests.by_day import by_day

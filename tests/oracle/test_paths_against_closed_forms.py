@@ -13,11 +13,12 @@ from numpy.testing import assert_allclose, assert_array_equal, assert_array_less
 from scipy.stats import levy, norm
 
 from moegeom.geometry import noise as noises
-from moegeom.geometry import occupation
+from moegeom.geometry import paths as paths_of
 from moegeom.geometry.boundary.linear import row_distances
-from moegeom.geometry.exits import _end_of_line, exit_boundaries
 from moegeom.geometry.paths import (
+    _end_of_line,
     cell_quantiles,
+    exit_boundaries,
     exit_probability,
     face_quantile,
     log_crossing_probability,
@@ -369,13 +370,13 @@ def quadrature(integrand, horizon):
 @pytest.mark.parametrize("b", [0.02, 0.7, 6.0])
 def test_integrals_are_those_of_their_definition(order, b):
     """And of what is capped at 1."""
-    integral = occupation.occupation_integral(order, np.array([b]), 2.5)
+    integral = paths_of.occupation_integral(order, np.array([b]), 2.5)
     expected = quadrature(lambda t: t ** (-mpmath.mpf(order) / 2) * mpmath.exp(-b / t), 2.5)
     assert_allclose(integral, expected, rtol=1e-7)
     constant = 1.5 * b**3  # from what is capped hardly ever to always
     ends = sorted({0.0, min(constant ** (2.0 / order), 1.3), 1.3})
     expected = mpmath.quad(lambda t: min(1.0, constant * t ** (-order / 2.0)) if t else 1.0, ends)
-    capped = occupation.capped_occupation(order, np.array([constant]), 1.3)
+    capped = paths_of.capped_occupation(order, np.array([constant]), 1.3)
     assert_allclose(capped, [float(expected)], rtol=1e-9)
 
 
@@ -386,7 +387,7 @@ def test_time_in_a_slab_is_the_integral_of_its_probability(m, horizon):
         root = mpmath.sqrt(t) if t else mpmath.mpf("1e-30")
         return mpmath.ncdf((0.1 - m) / root) - mpmath.ncdf((-0.1 - m) / root)
 
-    found = occupation.slab_occupation(np.array([m, np.inf]), np.full(2, 0.1), horizon)
+    found = paths_of.slab_occupation(np.array([m, np.inf]), np.full(2, 0.1), horizon)
     assert_allclose(found, [quadrature(inside, horizon), 0.0], rtol=1e-6, atol=1e-12)
 
 
@@ -399,21 +400,21 @@ TUBES = product([1, 2, 3], [0.0, 0.2, 0.31, 1.0, 4.0], [0.05, 2.0, 50.0])
 )
 def test_bounds_are_above_the_exact_time_and_never_beyond_the_horizon(order, m, horizon):
     sharp = np.array([max(m - 0.3, 0.0) / 0.8])
-    bound = occupation.occupation_bound(order, sharp, np.array([0.8**order]), 0.3, horizon)[0]
+    bound = paths_of.occupation_bound(order, sharp, np.array([0.8**order]), 0.3, horizon)[0]
     exact = measures.tube_occupation(order, m, 0.3, horizon, 0.8)
     assert exact * (1.0 - 1e-7) <= bound <= horizon
 
 
 def test_the_worked_slab_is_below_its_bound_and_draws_give_it():
     one = np.ones(1)
-    exact = occupation.slab_occupation(one, np.array([0.1]), 1.0)[0]
-    bound = occupation.occupation_bound(1, np.array([0.9]), one, 0.1, 1.0)[0]
+    exact = paths_of.slab_occupation(one, np.array([0.1]), 1.0)[0]
+    bound = paths_of.occupation_bound(1, np.array([0.9]), one, 0.1, 1.0)[0]
     published = 0.2 / np.sqrt(2.0 * np.pi) * 2.0
     assert_allclose([exact, bound], [0.0334875, 0.0401725], atol=5e-8)
     assert exact < bound < published == pytest.approx(0.1596, abs=5e-5)
     (found,) = occupied([[1.0, 0.5], [0.0, 0.0]], [0.9, 0.0], 1, (1,), 0.1, 400_000, 0.7)
     m = 0.9 / np.hypot(1.0, 0.5) / 0.7
-    exact = occupation.slab_occupation(np.array([m]), np.array([0.1 / 0.7]), 1.0)[0]
+    exact = paths_of.slab_occupation(np.array([m]), np.array([0.1 / 0.7]), 1.0)[0]
     assert abs(found.share - exact) < 4.0 * found.error < 0.01
     (found,) = occupied([[1.0, 0.0], [0.0, 1.0]], [50.0, 0.0], 1, (1,), 0.01, 100)
     assert found.share == 0.0
@@ -425,7 +426,7 @@ def occupied(weight, z, k, orders, width, draws, factor=1.0, drift=None, seed=0)
     weight = np.array(weight, dtype=np.float64)
     rows = noises.noisy_rows(weight, factor), row_distances(weight, np.arange(len(weight)) / 7.0)
     random = np.random.default_rng(seed)
-    return occupation.occupations(
+    return paths_of.occupations(
         np.array(z), weight, *rows, k, orders, width, 1.0, draws, random, drift
     )
 

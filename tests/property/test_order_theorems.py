@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+from moegeom.geometry.boundary import orders
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.boundary.order_distance import flat_distance, order_distance, row_coordinates
-from moegeom.geometry.boundary.orders import extra_experts, logit_distance, order_eps, tie_spread
 from moegeom.geometry.selection import margin, top_k
 
 #: Few distinct values, so that exact ties are common; all are exact in binary.
@@ -32,9 +31,9 @@ def spread_by_brute_force(scores, k, order):
 @given(SCORES)
 def test_spreads_are_the_least_of_all_windows_and_ascend_from_the_margin(drawn):
     scores, k = drawn
-    z, orders = np.array([scores]), range(1, 10)
-    spreads = [tie_spread(z, k, order)[0] for order in orders]
-    assert spreads == [spread_by_brute_force(scores, k, order) for order in orders]
+    z, counts = np.array([scores]), range(1, 10)
+    spreads = [orders.tie_spread(z, k, order)[0] for order in counts]
+    assert spreads == [spread_by_brute_force(scores, k, order) for order in counts]
     assert spreads[0] == margin(z, k)[0]
     assert spreads == sorted(spreads)
 
@@ -43,19 +42,19 @@ def test_spreads_are_the_least_of_all_windows_and_ascend_from_the_margin(drawn):
 def test_the_order_is_the_largest_whose_spread_fits_and_ascends_with_eps(drawn, eps, more):
     scores, k = drawn
     z = np.array([scores])
-    fitting = [n for n in range(1, len(scores)) if tie_spread(z, k, n)[0] <= eps]
-    order = order_eps(z, k, eps)[0]
+    fitting = [n for n in range(1, len(scores)) if orders.tie_spread(z, k, n)[0] <= eps]
+    order = orders.order_eps(z, k, eps)[0]
     assert order == max(fitting, default=0)
-    assert order <= order_eps(z, k, eps + more)[0]
+    assert order <= orders.order_eps(z, k, eps + more)[0]
     renamed = np.random.default_rng(0).permutation(len(scores))
-    assert order_eps(z[:, renamed], k, eps)[0] == order
+    assert orders.order_eps(z[:, renamed], k, eps)[0] == order
 
 
 @given(SCORES, EPS)
 def test_there_are_no_more_extra_experts_than_the_order(drawn, eps):
     scores, k = drawn
-    extras = extra_experts(np.array([scores]), k, eps)[0]
-    assert extras <= order_eps(np.array([scores]), k, eps)[0]
+    extras = orders.extra_experts(np.array([scores]), k, eps)[0]
+    assert extras <= orders.order_eps(np.array([scores]), k, eps)[0]
     ordered = sorted(scores, reverse=True)
     assert extras == sum(ordered[k - 1] - z < eps for z in ordered[k:])
 
@@ -80,7 +79,9 @@ class Case:
 
     def nearest(self, order=None, most_nodes=20_000):
         order = self.order if order is None else order
-        return order_distance(self.z, row_coordinates(self.weight), self.k, order, most_nodes)
+        return orders.order_distance(
+            self.z, orders.row_coordinates(self.weight), self.k, order, most_nodes
+        )
 
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -131,7 +132,7 @@ def test_the_nearest_tie_is_the_nearest_point_of_its_own_flat(seed):
     nearest = case.nearest()
     if nearest.tied:
         assert len(nearest.tied) == case.order + 1
-        flat = flat_distance(case.z, row_coordinates(case.weight), nearest.tied)
+        flat = orders.flat_distance(case.z, orders.row_coordinates(case.weight), nearest.tied)
         assert_allclose(flat, nearest.upper, rtol=1e-8)
 
 
@@ -144,5 +145,5 @@ def test_a_move_within_the_logit_distance_makes_no_tie():
     """Every logit moves by at most |w| |x|, so the two distances bound each other."""
     for case in map(Case, range(6)):
         longest = np.linalg.norm(case.weight, axis=1).max()
-        logit = logit_distance(case.z, case.weight, case.k, case.order).upper
+        logit = orders.logit_distance(case.z, case.weight, case.k, case.order).upper
         assert logit <= case.nearest().upper * longest * (1.0 + 1e-5)

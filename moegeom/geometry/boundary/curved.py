@@ -232,7 +232,8 @@ def group_slopes(
     out = np.zeros((number, number))
     blocks = gram.reshape(number, size, number, size)
     turned = -2.0 * sets.T.copy()
-    squares = np.stack([_quadratic(sets, blocks[g, :, g].copy()) for g in range(number)])
+    own = [blocks[g, :, g].copy() for g in range(number)]
+    squares = np.stack([((sets @ block) * sets).sum(axis=1) for block in own])
     for g in range(number):
         for h in range(g):
             squared = (sets @ blocks[g, :, h].copy()) @ turned
@@ -248,9 +249,3 @@ def _subsets(size: int, most: int) -> Float64[np.ndarray, "sets size"]:
     first, second = np.triu_indices(size, 1)
     pairs = single[first] + single[second] if most == 2 else np.empty((0, size))
     return np.concatenate([np.zeros((1, size)), single, pairs])
-
-
-def _quadratic(
-    sets: Float64[np.ndarray, "sets size"], block: Float64[np.ndarray, "size size"]
-) -> Float64[np.ndarray, "sets"]:
-    return ((sets @ block) * sets).sum(axis=1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.core.shapes import Bool, Float, Float64, Int32
+from moegeom.geometry.set_code import chosen_mask
 
 #: Inverse row distance of a pair that is no boundary: equal rows, different biases. Finite, so that
 #: a product with a zero gap is 0 and not nan, and small enough that no product with a gap of
@@ -216,12 +217,7 @@ def cones_of(
     effective_rows: Float64[np.ndarray, "experts hidden"], bias: Float64[np.ndarray, "experts"]
 ) -> Cones:
     r"""Cones :math:`\cos \phi_0 = (b_j - b_i) / (\sqrt D |a|)`; see :func:`boundary_angle`."""
-    gram = effective_rows @ effective_rows.T
-    squares = np.diag(gram)
-    squared = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
-    for i, j in np.argwhere(squared <= 1e-8 * (squares[:, None] + squares[None, :])):
-        squared[i, j] = np.sum((effective_rows[i] - effective_rows[j]) ** 2)
-    length = np.sqrt(squared)
+    length = np.sqrt(squared_row_distances(effective_rows))
     shift = bias[None, :] - bias[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = shift / (np.sqrt(effective_rows.shape[1]) * length)
@@ -252,8 +248,7 @@ def boundary_angle(
     """
     tokens, experts = logits.shape
     z = logits.astype(np.float64) - cones.bias
-    outside = np.ones((tokens, experts), dtype=bool)
-    np.put_along_axis(outside, chosen.astype(np.int64), False, axis=1)
+    outside = ~chosen_mask(chosen, experts)
     nearest = np.full(tokens, np.inf)
     for rank in range(chosen.shape[1]):
         one = chosen[:, rank]

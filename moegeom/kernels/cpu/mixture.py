@@ -1,6 +1,6 @@
 r"""Mean square of a mixture and its gradient in one pass over samples, for descents.
 
-What it computes is defined in ``geometry.hmoe.descent``. Samples go through in blocks whose arrays
+What it computes is defined in ``geometry.hmoe``. Samples go through in blocks whose arrays
 stay in the cache, and every loop is over the samples of one block, in vector registers: therefore
 the exponential function is a polynomial here. No loop writes to an array that it reads under
 another name, which would keep it out of these registers.
@@ -18,9 +18,7 @@ import numpy as np
 from numba import njit
 
 from moegeom.core.shapes import Float64
-from moegeom.geometry.hmoe.descent import Objective
-from moegeom.geometry.hmoe.mixture import Mixture
-from moegeom.geometry.hmoe.regression import Inputs, Position
+from moegeom.geometry.hmoe import Inputs, Mixture, Objective, Position
 from moegeom.kernels.cpu import UNCOUNTED, kernel
 from moegeom.kernels.cpu.exponential import power_of_e
 
@@ -264,10 +262,11 @@ def _sum_of_squares(samples, place, parts, work, slopes):
 def mean_square(
     inputs: Inputs, targets: Float64[np.ndarray, "samples"], position: Position = "none"
 ) -> Objective:
-    """As ``geometry.hmoe.descent.mean_square``, of the sigmoid in one of the positions that
-    descents have: ``none``, ``value``, ``sdpa``.
+    r"""What least squares make small: :math:`\frac1n \sum (f(x) - y)^2`, and its gradient in all
+    parameters but gates, with the sigmoid in a position of descents: ``none``, ``value``, ``sdpa``.
 
-    Sums are in another order, so that results differ by rounding; the same on one machine.
+    Unit of the targets, squared; the same on one machine. Entries of a score matrix count as
+    parameters of their own. Source: S2 section 5; docs/theory.md C6. Oracle in tests: torch.
     """
     place = _PLACES[position]
     rows, columns = np.triu_indices(inputs.shape[1])

@@ -14,8 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.core.shapes import Float32, Float64, Int32, Int64
-from moegeom.geometry.input_pull import BlockedScores, ScoreMoments
-from moegeom.geometry.space import BlockedMoments, Moments, blocked_moments
+from moegeom.geometry.space import (
+    BlockedMoments,
+    BlockedScores,
+    Moments,
+    ScoreMoments,
+    blocked_moments,
+)
 from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
 from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reference import token_hash

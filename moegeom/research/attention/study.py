@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,16 @@ from moegeom.core.errors import CheckpointError, RecordingError, RouterError
 from moegeom.core.router import parse_layers
 from moegeom.core.shapes import Float64
 from moegeom.core.text import half_width
-from moegeom.geometry.gating import HeadFigure, gate_pull, gating_figures
+from moegeom.geometry.attention_heads import (
+    HeadFigure,
+    alike_heads,
+    dead_heads,
+    gate_pull,
+    gating_figures,
+    product_spectra,
+    spectrum_rank,
+)
 from moegeom.geometry.gram import cosines, gram_score, random_gram_score, random_gram_score_sd
-from moegeom.geometry.value_output import alike_heads, dead_heads, product_spectra, spectrum_rank
 from moegeom.pipeline import Watch
 from moegeom.research.attention.record import (
     Attention,
@@ -127,7 +133,7 @@ def _deciles(sums: LayerSums, function: str) -> Mapping[str, HeadFigure]:
 def _exact(value: np.ndarray) -> HeadFigure:
     finite = value[np.isfinite(value)]
     mean = float(finite.mean()) if finite.size else math.nan
-    return HeadFigure(value, np.full(len(value), math.nan), mean, math.nan)
+    return HeadFigure(value, mean, math.nan)
 
 
 def _measured(figure: HeadFigure, blocks: int) -> HeadRange:
@@ -317,7 +323,7 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
             if watch:
                 watch.advance(1)
     if request.out is not None:
-        _write(request.out, layers)
+        write_rows(request.out, [row for one in layers for row in rows_of(one)])
     both = [] if family is None else [family.no_products, family.value.note if family.value else ""]
     return Attention(
         checkpoint=store.label,
@@ -347,11 +353,6 @@ def _sized(
             left_out.append((tensors.name, error.message.rstrip(".")))
         else:
             yield tensors
-
-
-def _write(out: Path, layers: list[AttentionLayer]) -> None:
-    """A row for each head of each layer."""
-    write_rows(out, [row for one in layers for row in rows_of(one)])
 
 
 def rows_of(layer: AttentionLayer) -> Iterator[dict[str, Any]]:

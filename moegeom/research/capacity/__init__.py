@@ -9,7 +9,7 @@ STUDY = Study(
     question="What could a router of this size tell apart at most, and which published counts "
     "cannot be?",
     example="moegeom capacity --from CKPT --data-dim 2,5,10",
-    request="request:CapacityRequest",
+    request="record:CapacityRequest",
     run="study:capacity",
     has_figures=True,
 )

@@ -14,7 +14,7 @@ from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
-from moegeom.geometry.capacity.hypersimplex import log10_count
+from moegeom.geometry.capacity import log10_count
 from moegeom.research.capacity.record import (
     AtDimension,
     Capacity,
@@ -22,7 +22,7 @@ from moegeom.research.capacity.record import (
     SplitExperts,
     SplitGain,
 )
-from moegeom.research.capacity.table import rows_of
+from moegeom.research.capacity.study import rows_of
 
 #: Whole numbers up to here are printed in full; 10^x above.
 _IN_FULL = 10**7

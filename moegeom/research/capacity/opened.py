@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from moegeom.core.errors import RecordingError
@@ -15,21 +15,12 @@ from moegeom.engine.session import Session
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.pipeline import Watch
-from moegeom.research.capacity.layer import Origin, refuse_unfit, requested_layer
-from moegeom.research.capacity.record import Capacity, LayerSizes
-from moegeom.research.capacity.request import CapacityRequest
+from moegeom.research.capacity.record import Capacity, CapacityRequest, LayerSizes
+from moegeom.research.capacity.study import refuse_unfit, requested_layer
 from moegeom.router.expert_samples import experts_by_folder
 from moegeom.router.expert_shapes import ExpertShape, expert_shape, open_headers
 from moegeom.router.plain_names import with_plain_names
 from moegeom.tokens.stages import INPUT_STAGES
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """The sizes by which layers are grouped."""
-
-    sizes: LayerSizes
-    is_linear: bool
 
 
 def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
@@ -45,7 +36,7 @@ def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
     store = with_plain_names(opened.store)
     by_folder = experts_by_folder(store)
     open_headers(store, routers, by_folder)
-    members: dict[_Kind, list[tuple[Router, ExpertShape]]] = {}
+    members: dict[tuple[LayerSizes, bool], list[tuple[Router, ExpertShape]]] = {}
     for router in routers:
         shape = expert_shape(store, router, by_folder, request.width)
         is_gated = request.gated if shape.is_gated is None else shape.is_gated
@@ -57,28 +48,23 @@ def of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
             shape.shared_width,
             is_gated,
         )
-        kind = _Kind(sizes, router.rule.is_affine)
-        members.setdefault(kind, []).append((router, shape))
-    for kind in members:  # what cannot be meant is said before tokens are read
-        refuse_unfit(kind.sizes, request.data_dims, request.splits)
+        members.setdefault((sizes, router.rule.is_affine), []).append((router, shape))
+    for sizes, _ in members:  # what cannot be meant is said before tokens are read
+        refuse_unfit(sizes, request.data_dims, request.splits)
     ranges, parts = {}, {}
     if opened.source is not None:
         ranges, parts = _dimensions(opened, routers, request, watch)
     layers = []
-    for kind, those in members.items():
+    for (sizes, is_linear), those in members.items():
         names = [router.name for router, _ in those]
         dims, text = _of_data([ranges[name] for name in names if name in ranges])
         layers.append(
-            requested_layer(
-                request,
-                kind.sizes,
-                dims,
-                Origin(
-                    _named([router for router, _ in those]),
-                    kind.is_linear,
-                    those[0][1].origin,
-                    text,
-                ),
+            dataclasses.replace(
+                requested_layer(request, sizes, dims),
+                routers=_named([router for router, _ in those]),
+                is_linear=is_linear,
+                width_origin=those[0][1].origin,
+                dims_origin=text,
             )
         )
     return Capacity(

@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from moegeom.core.errors import UsageError
-from moegeom.core.files import refuse_unwritable
-from moegeom.core.text import number_of
+from moegeom.core.files import write_whole
+from moegeom.core.text import integer_text, number_of
 from moegeom.engine.parameters import option_of
-from moegeom.research.capacity.layer import MOST, requested_layer
-from moegeom.research.capacity.record import Capacity, LayerSizes
-from moegeom.research.capacity.request import CapacityRequest
-from moegeom.research.capacity.table import write_table
+from moegeom.geometry.capacity import (
+    expected_diagram,
+    expert_parameters,
+    face_count,
+    first_free_dimension,
+    is_every_set_possible,
+    largest_split,
+    layer_parameters,
+    leading_regions,
+    log10_count,
+    log_leading_zaslavsky,
+    most_cells,
+    most_regions,
+    num_edges,
+    num_facets,
+    published_macs,
+    published_parameters,
+    published_regions,
+    published_split_log10,
+    router_macs,
+    split_sets_log10,
+    total_cells,
+    zonotope_vertices,
+)
+from moegeom.research.capacity.record import (
+    AtDimension,
+    Capacity,
+    CapacityRequest,
+    LayerCapacity,
+    LayerSizes,
+    SplitExperts,
+    SplitGain,
+)
+from moegeom.studies.written import refuse_out
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
@@ -110,27 +143,353 @@ def _check(request: CapacityRequest) -> None:
             )
     if any(split > 64 for split in request.splits):
         raise UsageError("--split: expected numbers from 1 to 64.")
-    if not request.checkpoint:
-        _check_top_k(request)
-    _check_out(request)
-
-
-def _check_top_k(request: CapacityRequest) -> None:
     top_k, experts = request.asked.top_k, request.experts
-    assert top_k is not None
-    assert experts is not None
-    if not 1 <= top_k <= experts:
+    if top_k is not None and experts is not None and not 1 <= top_k <= experts:
         raise UsageError(f"--top-k {top_k}: expected 1 to {experts}, the number of experts.")
+    if request.out is not None:
+        refuse_out(request.out, request.overwrite, (".parquet",))
 
 
-def _check_out(request: CapacityRequest) -> None:
-    out = request.out
-    if out is None:
-        return
-    if out.suffix != ".parquet":
-        raise UsageError(f"--out {out}: expected a name that ends in .parquet.")
-    if out.exists() and not (request.overwrite and out.is_file()):
-        raise UsageError(f"--out {out}: exists already.", "Name another file, or --overwrite.")
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"--out {out}: the folder {out.parent} does not exist.")
-    refuse_unwritable(out)
+# ---------------------------------------------------------------------------------------- one layer
+#: Dimensions of the data where nothing else is asked; the whole input comes last.
+_DATA_DIMS = (1, 2, 5, 10, 20, 50)
+
+#: Default split factors of experts.
+_SPLITS = (1, 2, 4, 8)
+
+#: The largest of what may be asked: integers grow with all of them.
+MOST: Mapping[str, int] = {
+    "experts": 4096,
+    "width": 2**17,
+    "hidden": 2**14,
+    "shared": 4096,
+    "router_dim": 2**15,
+}
+
+#: Ties of up to so many experts are counted.
+_MOST_FACES = 65
+
+#: Dimensions up to which the mean of Gaussian routers is an integral of a fraction of a second.
+_MOST_EXPECTED_DIMS = 64
+
+#: Terms of the bound of regions times experts, which is how long their factors are, up to which
+#: it is a matter of a second.
+_MOST_WORK = 2**25
+
+
+def requested_layer(
+    request: CapacityRequest, sizes: LayerSizes, of_data: Sequence[int] = ()
+) -> LayerCapacity:
+    """Counts, bounds and costs on the requested dimensions, else on those of the data or the
+    defaults and D.
+
+    Raises
+    ------
+    UsageError
+        As ``refuse_unfit``.
+    """
+    dims = request.data_dims or of_data or [d for d in _DATA_DIMS if d < sizes.hidden]
+    splits = request.splits or [split for split in _SPLITS if sizes.width % split == 0]
+    refuse_unfit(sizes, request.data_dims, splits)
+    whole = [] if request.data_dims else [sizes.hidden]
+    num_experts, k, hidden = sizes.num_experts, sizes.top_k, sizes.hidden
+    at = tuple(_at(sizes, d) for d in sorted({int(d) for d in (*dims, *whole)}))
+    neurons = k * sizes.width + sizes.shared_width
+    return LayerCapacity(
+        sizes=sizes,
+        num_sets=math.comb(num_experts, k),
+        num_edges=num_edges(k, num_experts),
+        num_facets=num_facets(k, num_experts),
+        faces=tuple(face_count(k, num_experts, n) for n in range(min(num_experts, _MOST_FACES))),
+        free_from=first_free_dimension(num_experts, k),
+        at=at,
+        splits=tuple(_split(sizes, split, at) for split in sorted(set(map(int, splits)))),
+        parameters=layer_parameters(
+            num_experts, k, hidden, sizes.width, sizes.shared_width, sizes.is_gated
+        ),
+        published_parameters=published_parameters(num_experts, k, sizes.width, hidden),
+        expert_macs=expert_parameters(hidden, neurons, sizes.is_gated),
+        macs=router_macs(num_experts, hidden, request.router_dim),
+        published_macs=published_macs(num_experts, k, hidden, request.router_dim),
+    )
+
+
+def refuse_unfit(sizes: LayerSizes, dims: Sequence[int], splits: Sequence[int]) -> None:
+    """Raises UsageError for sizes that are too large, and for what does not go with them."""
+    for name, value in (
+        ("experts", sizes.num_experts),
+        ("width", sizes.width),
+        ("hidden", sizes.hidden),
+    ):
+        if value > MOST[name]:
+            raise UsageError(f"{value:,} ({name}): counts are for at most {MOST[name]:,}.")
+    if sizes.top_k > sizes.num_experts:
+        raise UsageError(
+            f"--top-k {sizes.top_k}: more than the {sizes.num_experts} experts that there are."
+        )
+    for split in splits:
+        if sizes.width % split:
+            raise UsageError(
+                f"--split {split}: does not divide the width {sizes.width} of an expert.",
+                "Leave --split out for those of 1, 2, 4 and 8 that do.",
+            )
+    for d in dims:
+        if d > sizes.hidden:
+            raise UsageError(
+                f"--data-dim {d}: inputs have {sizes.hidden} numbers, data have no more dimensions."
+            )
+
+
+def _at(sizes: LayerSizes, dims: int) -> AtDimension:
+    num_experts, k, width = sizes.num_experts, sizes.top_k, sizes.width
+    active, regions = k * width, _regions(num_experts, k, width, dims)
+    leading = None
+    if dims <= _MOST_EXPECTED_DIMS:
+        ratio = leading_regions(num_experts, k, width, dims)
+        leading = log10_count(ratio.numerator) - log10_count(ratio.denominator)
+    return AtDimension(
+        dims=dims,
+        most_cells=most_cells(num_experts, k, dims, is_central=False),
+        all_orders=total_cells(num_experts, dims, is_central=False),
+        expected_cells=_expected(num_experts, k, dims),
+        is_every_set_possible=is_every_set_possible(num_experts, k, dims),
+        published=published_regions(num_experts, k, width, dims),
+        dense_leading=log_leading_zaslavsky(active, dims) / math.log(10.0),
+        regions=regions,
+        regions_leading=leading,
+        zonotope_vertices=zonotope_vertices(active, dims),
+    )
+
+
+def _expected(num_experts: int, k: int, dims: int) -> float | None:
+    """Expected cells; None if too slow to compute or outside the range of float64."""
+    if dims >= num_experts - 1:
+        count = math.comb(num_experts, k)
+        return float(count) if count.bit_length() < 1024 else None
+    if dims > _MOST_EXPECTED_DIMS:
+        return None
+    cells = expected_diagram(num_experts, k, dims, is_central=False).cells
+    return cells if math.isfinite(cells) else None
+
+
+def _regions(num_experts: int, k: int, width: int, dims: int) -> int | None:
+    """The bound on regions; None where the sum would take seconds."""
+    if k * min(dims, k) * num_experts > _MOST_WORK:
+        return None
+    return most_regions(num_experts, k, width, dims)
+
+
+def _split(sizes: LayerSizes, split: int, at: Sequence[AtDimension]) -> SplitExperts:
+    num_experts, k = split * sizes.num_experts, split * sizes.top_k
+    width = sizes.width // split
+    return SplitExperts(
+        split=split,
+        num_experts=num_experts,
+        top_k=k,
+        width=width,
+        sets=split_sets_log10(sizes.num_experts, sizes.top_k, split),
+        gains=tuple(_gains(sizes, split, at)),
+    )
+
+
+def _gains(sizes: LayerSizes, split: int, at: Sequence[AtDimension]) -> Iterator[SplitGain]:
+    num_experts, k = split * sizes.num_experts, split * sizes.top_k
+    for there in at:
+        if split == 1:
+            cells, regions = there.most_cells, there.regions
+        else:
+            cells = most_cells(num_experts, k, there.dims, is_central=False)
+            regions = _regions(num_experts, k, sizes.width // split, there.dims)
+        more = None
+        if regions is not None and there.regions is not None:
+            more = log10_count(regions) - log10_count(there.regions)
+        yield SplitGain(
+            dims=there.dims,
+            published=published_split_log10(sizes.num_experts, sizes.top_k, split, there.dims),
+            cells=log10_count(cells) - log10_count(there.most_cells),
+            regions=more,
+            largest_split=largest_split(sizes.width, there.dims),
+        )
+
+
+# -------------------------------------------------------------------------------------------- table
+#: ``document`` is what a paper prints; the others hold.
+Kind = Literal["exact", "upper_bound", "expected", "document"]
+
+#: Columns: name, type as Arrow calls it, unit, text.
+COLUMNS: tuple[tuple[str, str, str, str], ...] = (
+    ("router", "string", "", "routers of these sizes; missing for sizes that were typed"),
+    ("quantity", "string", "", "what is counted"),
+    ("data_dim", "int64", "dimensions", "of the affine set that the data lie on; missing: any"),
+    ("split", "int64", "", "into how many parts each expert is cut; missing: not cut"),
+    ("value", "string", "", "whole numbers in full, others in seven digits"),
+    ("log10", "double", "", "decimal logarithm of the value; of a gain, that of the ratio"),
+    ("kind", "string", "", "exact, upper_bound, expected, or document: as a paper prints it"),
+    ("note", "string", "", "what to know of this row"),
+)
+
+_GATED = "sign patterns of the gate pre-activations, because gated experts are not piecewise linear"
+
+
+def rows_of(layer: LayerCapacity) -> list[dict[str, Any]]:
+    """Rows by the names of :data:`COLUMNS`."""
+    return [
+        {"router": layer.routers or None, **row}
+        for part in (
+            _set_rows(layer),
+            _rows_on_data(layer),
+            _rows_of_splits(layer),
+            _cost_rows(layer),
+        )
+        for row in part
+    ]
+
+
+def write_table(out: Path, layers: Sequence[LayerCapacity]) -> None:
+    """Writes the table atomically."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from moegeom.results.reader import SCHEMA_VERSION
+
+    rows = [row for layer in layers for row in rows_of(layer)]
+    fields = [
+        pa.field(
+            name,
+            pa.type_for_alias(kind),
+            metadata={"text": text} | ({"unit": unit} if unit else {}),
+        )
+        for name, kind, unit, text in COLUMNS
+    ]
+    schema = pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})
+    table = pa.Table.from_pylist(rows, schema=schema)
+    write_whole(out, lambda file: pq.write_table(table, file))
+
+
+def _row(
+    quantity: str,
+    kind: Kind,
+    value: float | None,
+    note: str = "",
+    *,
+    data_dim: int | None = None,
+    split: int | None = None,
+    log10: float | None = None,
+) -> dict[str, Any]:
+    if log10 is None and value is not None and value > 0:
+        log10 = log10_count(value) if isinstance(value, int) else math.log10(value)
+    if isinstance(value, int):
+        text = integer_text(value)
+    else:
+        text = None if value is None or not math.isfinite(value) else f"{value:.7g}"
+    return {
+        "quantity": quantity,
+        "data_dim": data_dim,
+        "split": split,
+        "value": text,
+        "log10": log10 if log10 is not None and math.isfinite(log10) else None,
+        "kind": kind,
+        "note": note or None,
+    }
+
+
+def _gain_row(
+    quantity: str, kind: Kind, log10: float | None, note: str, **where: int
+) -> dict[str, Any]:
+    """A ratio that may be beyond float64: its logarithm, and its value where there is one."""
+    value = None if log10 is None or not -300.0 < log10 < 300.0 else 10.0**log10
+    return _row(quantity, kind, value, note, log10=log10, **where)
+
+
+def _set_rows(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
+    yield _row("expert_sets", "exact", layer.num_sets)
+    yield _row("hypersimplex_edges", "exact", layer.num_edges)
+    yield _row("hypersimplex_facets", "exact", layer.num_facets)
+    for n, count in enumerate(layer.faces):
+        note = f"strata of order {n}: ties of {n + 1} experts" if n else "expert sets"
+        yield _row(f"hypersimplex_faces_{n}", "exact", count, note)
+    free = "dimension from which on the bound of cells allows every set"
+    yield _row("free_from_dimension", "exact", layer.free_from, free)
+
+
+def _rows_on_data(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
+    for at in layer.at:
+        for row in (*_cell_rows(layer, at), *_region_rows(layer, at)):
+            yield row | {"data_dim": at.dims}
+
+
+def _cell_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]]:
+    curved = "" if layer.is_linear else "of a linear router of these sizes; this one is not linear"
+    reached = "attained by some rows and biases" if at.is_every_set_possible else ""
+    yield _row("cells", "upper_bound", at.most_cells, "; ".join(filter(None, (reached, curved))))
+    yield _row("cells_of_all_k", "exact", at.all_orders, "k = 0 to E, general position")
+    slow = "not computed: too many dimensions for the integral" if at.expected_cells is None else ""
+    yield _row("cells_of_a_gaussian_router", "expected", at.expected_cells, slow)
+
+
+def _region_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]]:
+    gated, printed = _GATED if layer.sizes.is_gated else "", at.published
+    ratio = log10_count(printed.dense) - at.dense_leading
+    yield _row("regions_dense", "document", printed.dense, "Phi(k N, d): exact, general position")
+    far = f"m^d / d! of m = k N neurons; Phi(m, d) is 10^{ratio:+.4f} times as many"
+    yield _row("regions_dense_leading", "document", None, far, log10=at.dense_leading)
+    yield _row("regions_top_1", "document", printed.top_1, _claim(at, printed.top_1, is_of_k=False))
+    yield _row("regions_top_k", "document", printed.top_k, _claim(at, printed.top_k))
+    normalised = "experts of width N / k"
+    yield _row("regions_normalised", "document", printed.normalised, normalised)
+    notes = [gated]
+    if at.regions is None:
+        notes.append("not computed: too many chosen experts for the sum")
+    elif at.regions_leading is not None:
+        apart = log10_count(at.regions) - at.regions_leading
+        notes.append(f"10^{apart:+.4f} times its leading term in N")
+    yield _row("regions", "upper_bound", at.regions, "; ".join(filter(None, notes)))
+    most = log10_count(at.zonotope_vertices) - log10_count(printed.dense)
+    beside = f"2 Phi(k N - 1, d); 10^{most:+.4f} times Phi(k N, d)"
+    yield _row("zonotope_vertices", "exact", at.zonotope_vertices, beside)
+
+
+def _claim(at: AtDimension, count: int, is_of_k: bool = True) -> str:
+    """Whether a published count of k experts can be attained."""
+    if not is_of_k or at.regions is None or count <= at.regions:
+        return ""
+    more = log10_count(count) - log10_count(at.regions)
+    return f"published as attained up to a constant; at least 10^{more:.4f} times what is possible"
+
+
+def _rows_of_splits(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
+    thumb = "per-expert rule of thumb; the bound itself needs k N >= d"
+    for gain in layer.splits[0].gains if layer.splits else ():
+        yield _row("largest_split", "document", gain.largest_split, thumb, data_dim=gain.dims)
+    for split in layer.splits:
+        yield from _split_rows(split)
+
+
+def _split_rows(split: SplitExperts) -> Iterator[dict[str, Any]]:
+    sizes = f"{split.num_experts} experts of {split.width}, top-{split.top_k}"
+    yield _gain_row("gain_of_sets", "exact", split.sets, sizes, split=split.split)
+    spurious = "its factor g^-d is spurious: k N does not change"
+    bounds = "ratio of two bounds"
+    for gain in split.gains:
+        where = {"split": split.split, "data_dim": gain.dims}
+        yield _gain_row("gain_as_published", "document", gain.published, spurious, **where)
+        yield _gain_row("gain_of_cells", "upper_bound", gain.cells, bounds, **where)
+        yield _gain_row(
+            "gain_of_regions", "upper_bound", gain.regions, "ratio of two bounds", **where
+        )
+
+
+def _cost_rows(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
+    one_matrix = "one matrix per expert, no router"
+    for name, counts in vars(layer.published_parameters).items():
+        for which, count in vars(counts).items():
+            yield _row(f"parameters_{which}_{name}", "document", count, one_matrix)
+    for which, count in vars(layer.parameters).items():
+        yield _row(f"parameters_{which}", "exact", count, "experts, shared experts, router")
+    macs = "FLOP: twice as many"
+    yield _row("macs_experts", "exact", layer.expert_macs, macs)
+    for name, count in vars(layer.macs).items():
+        yield _row(f"macs_{name}_router", "exact", count, macs)
+    for name, count in vars(layer.published_macs).items():
+        end = "" if name == "experts" else "_router"
+        yield _row(f"macs_{name}{end}_as_published", "document", count, "called FLOP there")

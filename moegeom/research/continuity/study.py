@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -21,12 +20,12 @@ from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.sample import Sample, refuse_tokens_beyond
 from moegeom.geometry.boundary.linear import boundary_distance
 from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
-from moegeom.geometry.whatif.moved import same_sets
-from moegeom.geometry.whatif.smooth import (
+from moegeom.geometry.whatif import (
     SmoothingBudget,
     gaps,
     largest_slope,
     packed,
+    same_sets,
     smoothing_budget,
 )
 from moegeom.kernels.reduction import Kernels
@@ -337,7 +336,8 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
         routers.append(router_continuity(router, some, fitted, kernels, experts, request))
         samples.append(some)
     if request.out is not None:
-        _write(request.out, routers)
+        rows = ({"router": one.router, **row} for one in routers for row in rows_of(one.crossing))
+        write_rows(request.out, [*rows])
     return Continuity(
         run=opened.facts(chosen),
         routers=tuple(routers),
@@ -365,9 +365,3 @@ def rows_of(crossing: BoundaryCrossing) -> Iterator[dict[str, Any]]:
         for radius, one in zip(crossing.radius.tolist(), values, strict=True):
             figures = {n: None if math.isnan(v) else v for n, v in zip(columns, one, strict=True)}
             yield {"what": "spread", **of_gate, "radius": radius, **figures}
-
-
-def _write(out: Path, routers: Sequence[RouterContinuity]) -> None:
-    write_rows(
-        out, [{"router": one.router, **row} for one in routers for row in rows_of(one.crossing)]
-    )

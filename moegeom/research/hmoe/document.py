@@ -23,7 +23,7 @@ from moegeom.document.model import (
     Title,
     View,
 )
-from moegeom.geometry.hmoe.regression import Position
+from moegeom.geometry.hmoe import Position
 from moegeom.research.hmoe.record import (
     DescentRun,
     Exponent,

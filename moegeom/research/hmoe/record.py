@@ -8,7 +8,7 @@ from typing import Literal
 
 from moegeom.core.option import argument, option
 from moegeom.engine.request import OutTerms, WorkerOptions
-from moegeom.geometry.hmoe.regression import Position
+from moegeom.geometry.hmoe import Position
 
 #: ``ranks`` is what derivatives tell, ``rates`` also what descents from many starts do.
 What = Literal["rates", "ranks"]

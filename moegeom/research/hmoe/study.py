@@ -7,7 +7,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -17,18 +16,21 @@ from moegeom.core.shapes import Float64
 from moegeom.core.text import half_width
 from moegeom.engine.parameters import option_of
 from moegeom.engine.plan import on_all_cores
-from moegeom.geometry.hmoe.activation import ACTIVATIONS
-from moegeom.geometry.hmoe.descent import Descended, descended
-from moegeom.geometry.hmoe.losses import loss_2
-from moegeom.geometry.hmoe.mixture import Mixture, published_truth, with_channels
-from moegeom.geometry.hmoe.regression import (
+from moegeom.geometry.hmoe import (
+    ACTIVATIONS,
     PLACEMENTS,
+    Descended,
+    Mixture,
     Position,
     cramer_rao_sd,
+    descended,
     gauge_dimensions,
     jacobian,
+    loss_2,
     numerical_rank,
+    published_truth,
     regression,
+    with_channels,
 )
 from moegeom.geometry.statistics import slope
 from moegeom.kernels.cpu.mixture import mean_square
@@ -120,19 +122,9 @@ def least_deviation(model: Model, size: int, seed: int) -> LeastDeviation:
     return LeastDeviation(model, size, float(np.median(deviations)))
 
 
-@dataclass(frozen=True)
-class _Usual:
-    """The default design of a run."""
-
-    channels: tuple[int, ...]
-    sizes: tuple[int, ...]
-    starts: tuple[float, ...]
-    repeats: int
-    epochs: int
-
-
-_FULL = _Usual((3, 4), (10_000, 30_000, 100_000), (0.0, 0.083, 0.3, 0.5), 10, 1000)
-_QUICK = _Usual((3,), (10_000, 100_000), (0.0, 0.083), 2, 100)
+#: Channels, sizes, starts, repeats and epochs of a run where nothing is asked, in full and quick.
+_FULL = (3, 4), (10_000, 30_000, 100_000), (0.0, 0.083, 0.3, 0.5), 10, 1000
+_QUICK = (3,), (10_000, 100_000), (0.0, 0.083), 2, 100
 
 #: The size at which all starts are equally far from the truth.
 _EQUAL_AT = 100_000
@@ -194,7 +186,7 @@ def hmoe(request: HmoeRequest, watch: Watch | None = None) -> Mixtures:
 
 def requested_design(request: HmoeRequest) -> Design:
     """The experiment of a request; UsageError for one that cannot be meant."""
-    usual = _QUICK if request.quick else _FULL
+    usual = Design(get_args(Model), *(_QUICK if request.quick else _FULL), 1.0, 0)
     sizes, starts = _numbers("sizes", request.sizes), _numbers("starts", request.starts)
     design = Design(
         models=_models(request.models),

@@ -18,8 +18,12 @@ from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.engine.plan import by_tile
 from moegeom.engine.sample import Sample
 from moegeom.engine.session import Session
-from moegeom.geometry.expert_block import tokens_by_expert
-from moegeom.geometry.expert_rank import adding_up, centred_by_expert, mean_pair_cosine
+from moegeom.geometry.experts import (
+    adding_up,
+    centred_by_expert,
+    mean_pair_cosine,
+    tokens_by_expert,
+)
 from moegeom.geometry.space import energy_share, mean_energy_share
 from moegeom.pipeline import Watch
 from moegeom.research.outputs import STUDY
@@ -232,7 +236,8 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
     if request.out is not None and _is_recording(request.out):
         kinds = _write_recording(request.out, opened, source, sample, made)
     elif request.out is not None:
-        _write_table(request.out, reports)
+        rows = ({"router": one.router} | asdict(e) for one in reports for e in one.experts)
+        write_rows(request.out, [*rows])
     return Outputs(
         run=opened.facts(routers),
         routers=tuple(reports),
@@ -377,8 +382,3 @@ def _recorded_choice(
         assert chosen is not None, "facts say that choices are recorded"
         parts.append(chosen[token[rows] - start])
     return np.concatenate(parts)
-
-
-def _write_table(out: Path, routers: Sequence[RouterOutputs]) -> None:
-    """A row for each expert of each router."""
-    write_rows(out, [{"router": r.router} | asdict(one) for r in routers for one in r.experts])

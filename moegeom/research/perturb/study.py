@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,41 @@ from threadpoolctl import threadpool_limits
 from moegeom.core.errors import UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
-from moegeom.core.shapes import Float64, Int64
+from moegeom.core.shapes import Bool, Float32, Float64, Int32, Int64
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.prepared import unavailable
 from moegeom.engine.sample import draw_sample, drawn_tokens, refuse_tokens_beyond
 from moegeom.engine.session import Session
+from moegeom.geometry.boundary.linear import RowDistances, row_distances
+from moegeom.geometry.boundary.orders import row_coordinates
+from moegeom.geometry.noise import boundary_sigmas, noisy_distances, noisy_rows
+from moegeom.geometry.paths import (
+    Exits,
+    Flats,
+    cell_quantiles,
+    exit_boundaries,
+    exit_probability,
+    face_quantile,
+    flats_of,
+    occupations,
+    simulate_exit,
+    union_bound,
+)
+from moegeom.geometry.selection import top_k
 from moegeom.pipeline import Watch
 from moegeom.research.perturb import STUDY
-from moegeom.research.perturb.record import Perturbed, PerturbRequest, RouterPaths
-from moegeom.research.perturb.router import SAMPLE, Moved, router_paths, why_not
+from moegeom.research.perturb.record import (
+    ExitAt,
+    ExitPair,
+    HalfTime,
+    NearTie,
+    Perturbed,
+    PerturbRequest,
+    RouterPaths,
+    TokenPaths,
+)
 from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
 from moegeom.studies.study import each
 from moegeom.tokens.foreign.npy_arrays import read_numbers
@@ -236,8 +262,8 @@ def _write(out: Path, routers: Sequence[RouterPaths]) -> None:
     import pyarrow.parquet as pq
 
     rows = [{"router": one.router, **row} for one in routers for row in rows_of(one)]
-    arrays = [pa.array([row.get(name) for row in rows], kind) for name, kind in _COLUMNS.items()]
-    table = pa.Table.from_arrays(arrays, names=list(_COLUMNS))
+    kinds = [(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()]
+    table = pa.Table.from_pylist(rows, schema=pa.schema(kinds))
     write_whole(out, lambda file: pq.write_table(table, file))
 
 
@@ -253,3 +279,332 @@ _COLUMNS: Mapping[str, str] = {
         "share_nearest",
     )
 }
+
+
+# --------------------------------------------------------------------------------------- one router
+#: Tokens that are looked at where none are named.
+SAMPLE = 64
+
+#: Times that are told, in shares of the last.
+TIMES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+
+#: Times of a simulation around the half time.
+_AROUND = 12
+
+#: How far, in half times without drift, the half time with drift is looked for.
+_FROM, _TO = 1e-3, 10.0
+
+#: Paths of one token, walks, and draws near ties; numbers times boundaries for the first two.
+_PATHS, _FEWEST_PATHS, _PATHS_TIMES = 256, 32, 2**17
+_WALKS, _FEWEST_WALKS, _WALKS_TIMES = 128, 16, 2**15
+DRAWS = 256
+
+#: Flats of a union bound at most.
+_MOST_FLATS = 50_000
+
+#: Samples of tokens, drawn from those there are, that tell the error of a median.
+_RESAMPLED = 200
+
+#: How near a second boundary is at an exit that counts as one at a corner, in first distances.
+_CORNER = 0.01
+
+#: Rms of an input of zeros, which noise in shares of its rms does not move.
+_NO_LENGTH = 1e-100
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """What moves the inputs of one router: ``factor`` of the covariance per unit of time, in units
+    of the input or, ``is_relative``, of the rms of each; ``drift`` of the input.
+
+    ``size`` is the standard deviation in shares of the rms, None where it is not isotropic.
+    """
+
+    factor: float | Float64[np.ndarray, "hidden"] | Float64[np.ndarray, "hidden noises"]
+    is_relative: bool
+    size: float | None
+    drift: Float64[np.ndarray, "hidden"] | None = None
+
+    @classmethod
+    def by(cls, noise: InputNoise) -> Moved:
+        size = noise.scale if noise.is_relative else noise.relative
+        return cls(noise.scale, noise.is_relative, size)
+
+
+def why_not(router: Router, source: TokenSource) -> str:
+    """The reason why a router has no paths; empty where it has."""
+    absent = unavailable(router, source.facts)
+    if router.rule.top_k >= router.num_experts:
+        return "every expert is chosen: nothing can change"
+    needed = ("input", "order_distance", "noise")
+    return next((absent[name] for name in needed if name in absent), "")
+
+
+# ------------------------------------------------------------------------------------------- router
+
+
+def router_paths(
+    router: Router,
+    inputs: Float32[np.ndarray, "tokens hidden"],
+    tokens: Int64[np.ndarray, "tokens"],
+    moved: Moved,
+    request: PerturbRequest,
+) -> RouterPaths:
+    """Curves, exits and time near ties of these inputs of a linear router."""
+    values, weight = inputs.astype(np.float64), router.weight.astype(np.float64)
+    bias = router.affine_bias
+    logits = values @ weight.T + (0.0 if bias is None else bias.astype(np.float64))
+    chosen = top_k(logits, router.rule.top_k)
+    plain = row_distances(weight, bias)
+    # a path does not know its unit: what is relative moves by 1, and distances are over the rms
+    rms = np.sqrt((values**2).mean(axis=1))
+    scaled = logits
+    if moved.is_relative:
+        scaled = logits / np.maximum(rms, _NO_LENGTH)[:, None]
+    noise = row_coordinates(noisy_rows(weight, moved.factor))
+    distances = noisy_distances(weight, moved.factor, bias)
+    drift = None if moved.drift is None else weight @ moved.drift
+    seeds = np.random.SeedSequence([request.seed, router.layer, *router.name.encode()])
+    streams = [np.random.default_rng(stream) for stream in seeds.spawn(len(tokens) + 2)]
+    near = _Near(weight, noise, plain, moved, drift, request, router.rule.top_k)
+    of_tokens = []
+    for row, token in enumerate(tokens.tolist()):
+        cell = _Cell(scaled[row], chosen[row], noise, distances, drift)
+        curve, half = cell.curve(request.time, streams[row])
+        width = request.eps * (1.0 if moved.is_relative else float(rms[row]))
+        ties = near.of(scaled[row], width, streams[row])
+        of_tokens.append(TokenPaths(token, cell.nearest, curve, half, ties))
+    nearest = np.array([token.nearest for token in of_tokens], np.int32)
+    exits: tuple[ExitPair, ...] = ()
+    elsewhere = elsewhere_se = at_corners = None
+    unfinished = 0.0
+    if drift is None:
+        pairs = router.rule.top_k * (router.num_experts - router.rule.top_k)
+        walks = int(np.clip(_WALKS_TIMES // pairs, _FEWEST_WALKS, _WALKS))
+        arrivals = exit_boundaries(scaled, chosen, noise, distances, walks, streams[-2])
+        has_arrived = arrivals.pair[:, :, 0] >= 0
+        unfinished = 1.0 - float(has_arrived.mean())
+        if has_arrived.any():
+            exits = _exits(arrivals, nearest)
+            is_elsewhere = arrivals.pair[:, :, 1] != nearest[:, None, 1]
+            elsewhere, elsewhere_se = _mean(_by_token(arrivals, is_elsewhere)[0])
+            at_corners = float((arrivals.second[has_arrived] < _CORNER).mean())
+    return RouterPaths(
+        router=router.name,
+        num_experts=router.num_experts,
+        top_k=router.rule.top_k,
+        tokens=tuple(of_tokens),
+        size=moved.size,
+        curve=_median_curve(of_tokens, streams[-1]),
+        half=HalfTime(
+            *(
+                float(np.median([getattr(token.half, name) for token in of_tokens]))
+                for name in ("earliest", "simulated", "latest")
+            )
+        ),
+        near=_mean_near(of_tokens),
+        exits=exits,
+        elsewhere=elsewhere,
+        elsewhere_se=elsewhere_se,
+        at_corners=at_corners,
+        unfinished=unfinished,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Cell:
+    """The cell of one input, and the noise and drift that move it."""
+
+    logits: Float64[np.ndarray, "experts"]
+    chosen: Int32[np.ndarray, "k"]
+    noise: Float64[np.ndarray, "experts noises"]
+    distances: RowDistances
+    drift: Float64[np.ndarray, "experts"] | None
+
+    @property
+    def sigmas(self) -> Float64[np.ndarray, "one boundaries"]:
+        return boundary_sigmas(self.logits[None], self.chosen[None], self.distances)
+
+    @property
+    def nearest(self) -> tuple[int, int]:
+        """The pair (expert out, expert in) of the nearest boundary."""
+        outside = np.setdiff1d(np.arange(len(self.logits)), self.chosen)
+        out, into = divmod(int(self.sigmas[0].argmin()), len(outside))
+        return int(self.chosen[out]), int(outside[into])
+
+    def curve(
+        self, horizon: float, generator: np.random.Generator
+    ) -> tuple[tuple[ExitAt, ...], HalfTime]:
+        """The curve at the reported times, and the half time."""
+        sigmas = self.sigmas
+        marks = horizon * np.array(TIMES)
+        times = np.union1d(marks, self._around(sigmas))
+        drifts = None
+        if self.drift is not None:
+            drifts = boundary_sigmas(self.drift[None], self.chosen[None], self.distances)
+        bounds = [exit_probability(sigmas, time, drifts=drifts) for time in times.tolist()]
+        lower = np.array([bound.lower[0] for bound in bounds])
+        upper = np.array([bound.upper[0] for bound in bounds])
+        paths = int(np.clip(_PATHS_TIMES // sigmas.shape[1], _FEWEST_PATHS, _PATHS))
+        simulation = simulate_exit(
+            self.logits,
+            self.chosen,
+            self.noise,
+            self.distances,
+            times,
+            paths,
+            generator,
+            self.drift,
+        )
+        # few paths see nothing of what is rare, and the bounds do
+        simulated = [np.clip(bound, lower, upper) for bound in (simulation.lower, simulation.upper)]
+        error = np.maximum(simulation.lower_error, simulation.upper_error)
+        columns = (times, lower, upper, *simulated, error)
+        rows = np.stack(columns, axis=1)[np.searchsorted(times, marks)]
+        middle = (simulated[0] + simulated[1]) / 2.0
+        early, half, late = (_half(times, chance) for chance in (upper, middle, lower))
+        curve = tuple(ExitAt(*row) for row in rows.tolist())
+        return curve, HalfTime(early, half, late)
+
+    def _around(
+        self, sigmas: Float64[np.ndarray, "one boundaries"]
+    ) -> Float64[np.ndarray, "times"]:
+        """Times between which half of the paths have left; none on a boundary and out of reach."""
+        nearest = sigmas.min()
+        if not 0.0 < nearest < math.inf:
+            return np.empty(0)
+        if self.drift is None:
+            (first,), (last,) = cell_quantiles(sigmas, 0.5)
+            return np.geomspace(0.99 * first, 1.01 * last, _AROUND)
+        still = float(face_quantile(np.array([nearest]), 0.5)[0])
+        return np.geomspace(_FROM * still, _TO * still, 2 * _AROUND)
+
+
+def _half(times: Float64[np.ndarray, "times"], chance: Float64[np.ndarray, "times"]) -> float:
+    """The time at which a growing probability reaches 1/2; inf where it does not."""
+    reached = np.flatnonzero(chance >= 0.5)
+    if not reached.size:
+        return math.inf
+    place = int(reached[0])
+    if place == 0:
+        return 0.0 if chance[0] >= 1.0 else float(times[0])
+    part = (0.5 - chance[place - 1]) / (chance[place] - chance[place - 1])
+    return float(times[place - 1] * (times[place] / times[place - 1]) ** part)
+
+
+def _median_curve(
+    tokens: Sequence[TokenPaths], generator: np.random.Generator
+) -> tuple[ExitAt, ...]:
+    """Medians over the tokens, and the error of the simulated one by drawing tokens again."""
+    names = ("time", "lower", "upper", "simulated_lower", "simulated_upper")
+    values = np.array([[[getattr(at, n) for n in names] for at in one.curve] for one in tokens])
+    again = generator.integers(len(tokens), size=(_RESAMPLED, len(tokens)))
+    errors = np.median(values[again], axis=1).std(axis=0, ddof=1)[:, 3:].max(axis=1)
+    medians = np.median(values, axis=0)
+    rows = np.column_stack([medians, errors]).tolist()
+    return tuple(ExitAt(*row) for row in rows)
+
+
+# -------------------------------------------------------------------------------------------- exits
+
+
+def _exits(walks: Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tuple[ExitPair, ...]:
+    """Exits by pair, the most frequent first."""
+    exits = []
+    for pair in np.unique(walks.pair[walks.pair[:, :, 0] >= 0], axis=0):
+        shares, arrived = _by_token(walks, (walks.pair == pair).all(axis=2))
+        is_nearest = (nearest[arrived] == pair).all(axis=1).astype(np.float64)
+        apart = _mean(shares - is_nearest)[1]
+        one = (int(pair[0]), int(pair[1]), *_mean(shares), float(is_nearest.mean()), apart)
+        exits.append(ExitPair(*one))
+    return tuple(sorted(exits, key=lambda one: -one.share))
+
+
+def _by_token(
+    walks: Exits, hits: Bool[np.ndarray, "tokens walks"]
+) -> tuple[Float64[np.ndarray, "arrived"], Int64[np.ndarray, "arrived"]]:
+    """Share of the walks that arrived, for each token of which any did, and which tokens."""
+    has_arrived = walks.pair[:, :, 0] >= 0
+    rows = np.flatnonzero(has_arrived.any(axis=1))
+    return (hits & has_arrived)[rows].sum(axis=1) / has_arrived[rows].sum(axis=1), rows
+
+
+def _mean(values: Float64[np.ndarray, "tokens"]) -> tuple[float, float]:
+    """Mean over tokens and its standard error; nan for one token."""
+    error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(values.mean()), float(error)
+
+
+# ---------------------------------------------------------------------------------------- near ties
+
+
+class _Near:
+    """How long inputs of one router are near ties."""
+
+    def __init__(
+        self,
+        weight: Float64[np.ndarray, "experts hidden"],
+        noise: Float64[np.ndarray, "experts noises"],
+        plain: RowDistances,
+        moved: Moved,
+        drift: Float64[np.ndarray, "experts"] | None,
+        request: PerturbRequest,
+        k: int,
+    ) -> None:
+        self.rows, self.noise, self.plain = row_coordinates(weight), noise, plain
+        self.drift, self.request, self.k = drift, request, k
+        self.scale = moved.factor if isinstance(moved.factor, float) else None
+        self.flats: dict[int, Flats] = {}
+        if self.scale is not None and drift is None:
+            for order in request.orders:
+                if math.comb(len(weight), order + 1) <= _MOST_FLATS:
+                    self.flats[order] = flats_of(weight, order)
+
+    def of(
+        self,
+        logits: Float64[np.ndarray, "experts"],
+        width: float,
+        generator: np.random.Generator,
+    ) -> tuple[NearTie, ...]:
+        horizon = self.request.time
+        ties = occupations(
+            logits,
+            self.rows,
+            self.noise,
+            self.plain,
+            self.k,
+            self.request.orders,
+            width,
+            horizon,
+            DRAWS,
+            generator,
+            self.drift,
+        )
+        bounds = {
+            order: union_bound(logits, flats, width, horizon, self.scale) / horizon
+            for order, flats in self.flats.items()
+            if self.scale is not None
+        }
+        return tuple(
+            NearTie(one.order, one.share, one.error, bounds.get(one.order), one.undecided)
+            for one in ties
+        )
+
+
+def _mean_near(tokens: Sequence[TokenPaths]) -> tuple[NearTie, ...]:
+    """Means over the tokens; errors over tokens, or of the draws where there is one."""
+    ties = []
+    for those in zip(*(token.near for token in tokens), strict=True):
+        share, error = _mean(np.array([one.share for one in those]))
+        least = math.sqrt(sum(one.share_se**2 for one in those)) / len(those)
+        bounds = [one.bound for one in those if one.bound is not None]
+        ties.append(
+            NearTie(
+                those[0].order,
+                share,
+                least if math.isnan(error) else max(error, least),
+                float(np.mean(bounds)) if bounds else None,
+                float(np.mean([one.undecided for one in those])),
+            )
+        )
+    return tuple(ties)

@@ -15,7 +15,7 @@ from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.engine.session import Session
-from moegeom.geometry.capacity.region_bounds import most_regions, published_regions
+from moegeom.geometry.capacity import most_regions, published_regions
 from moegeom.geometry.region_counts import (
     Line,
     Point,

@@ -17,7 +17,7 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int64, Integer
 from moegeom.core.text import number_of
 from moegeom.engine.plan import num_workers
-from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
+from moegeom.geometry.capacity import expected_diagram, most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.routing_cells.ball.ball_cells import (
     BallCells,

@@ -17,7 +17,7 @@ from moegeom.engine.batch import refuse_non_finite
 from moegeom.engine.recorded import through_norm
 from moegeom.engine.session import Session
 from moegeom.engine.sources import open_source
-from moegeom.geometry.noise_size import noise_between
+from moegeom.geometry.noise import noise_between
 from moegeom.tokens.stages import INPUT_STAGES
 
 #: Tokens that are compared at each router.

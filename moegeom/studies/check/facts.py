@@ -210,7 +210,7 @@ def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, 
 
     What is not known is None. ``announce`` is told how much is read before it is.
     """
-    from moegeom.geometry.expert_spread import expert_spread  # which loads scipy
+    from moegeom.geometry.experts import expert_spread  # which loads scipy
 
     left_out: list[dict[str, str]] = []
     beginnings_by_router: list[tuple[str, Beginning]] = []

@@ -14,22 +14,14 @@ from moegeom.core.tokens import SourceFacts
 from moegeom.engine.choice import chosen_by, group_masked
 from moegeom.engine.flipping import engine_logits
 from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
-from moegeom.geometry.noise import boundary_sigmas
-from moegeom.geometry.noise_size import upstream_noise
+from moegeom.geometry.noise import boundary_sigmas, upstream_noise
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
 from moegeom.studies.faults.choice_values import ChoiceValues, weights_of
-from moegeom.studies.faults.operator import (
-    AS_STORED,
-    Proposal,
-    Site,
-    Values,
-    of_sets,
-    plain,
-)
+from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, Values, of_sets, plain
 from moegeom.studies.faults.operators.rule import CAPS
 from moegeom.studies.faults.scope import Where, best_region
 from moegeom.studies.faults.score import SiteScores

@@ -12,7 +12,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
 from moegeom.document.study import left_out_facts, study_page, study_record, study_summary
-from moegeom.geometry.near_boundaries import MeasuredShare
+from moegeom.geometry.border_shares import MeasuredShare
 from moegeom.geometry.reference_laws import LawFigures
 from moegeom.studies.imbalance.figures import imbalance_figures
 from moegeom.studies.imbalance.record import (

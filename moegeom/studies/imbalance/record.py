@@ -13,9 +13,8 @@ from moegeom.core.option import option
 from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import StudyRequest
 from moegeom.geometry.balancing import Centring, HeldOut, Loads
-from moegeom.geometry.border_shares import ConeShares
-from moegeom.geometry.expert_rank import ExpertRanks
-from moegeom.geometry.near_boundaries import MeasuredShare, NearBoundaries
+from moegeom.geometry.border_shares import ConeShares, MeasuredShare, NearBoundaries
+from moegeom.geometry.experts import ExpertRanks
 from moegeom.geometry.reference_laws import Attribution, ChoiceFigures, LawFigures, Parted
 
 

@@ -27,20 +27,19 @@ from moegeom.geometry.balancing import (
     held_out,
     score_spread,
 )
-from moegeom.geometry.border_shares import ConeShares, cone_shares
-from moegeom.geometry.capacity.cell_bounds import expected_diagram, most_cells
-from moegeom.geometry.capacity.hypersimplex import log10_count
-from moegeom.geometry.expert_rank import ExpertRanks, expert_ranks
-from moegeom.geometry.input_pull import input_pull, pull_of_random_rows
-from moegeom.geometry.near_boundaries import (
+from moegeom.geometry.border_shares import (
     BALL,
     Balls,
+    ConeShares,
     LinearBoundaries,
     NearBoundaries,
     balls,
+    cone_shares,
     measured_shares,
     near_boundaries,
 )
+from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
+from moegeom.geometry.experts import ExpertRanks, expert_ranks
 from moegeom.geometry.reference_laws import (
     Attribution,
     ChoiceFigures,
@@ -52,7 +51,7 @@ from moegeom.geometry.reference_laws import (
     reference_laws,
 )
 from moegeom.geometry.set_code import chosen_mask
-from moegeom.geometry.space import blocked_moments, dimension_range
+from moegeom.geometry.space import blocked_moments, dimension_range, input_pull, pull_of_random_rows
 from moegeom.kernels.reduction import Kernels
 from moegeom.router.expert_tensors import ExpertTensors
 from moegeom.studies.imbalance.record import (

@@ -17,8 +17,7 @@ from moegeom.core.tokens import SourceFacts
 from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.sample import Sample
-from moegeom.geometry.border_shares import CONVENTIONS
-from moegeom.geometry.near_boundaries import TieCount
+from moegeom.geometry.border_shares import CONVENTIONS, TieCount
 from moegeom.geometry.reference_laws import FIGURES, SEEDS
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.table import load_kernels

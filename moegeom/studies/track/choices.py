@@ -17,7 +17,7 @@ from moegeom.core.shapes import Float64, Int16
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import draw_sample, drawn_tokens
-from moegeom.geometry.consistency import overlap_share
+from moegeom.geometry.load import overlap_share
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.results.reader import Results
 from moegeom.tokens.foreign.sealed import read_sealed, write_sealed

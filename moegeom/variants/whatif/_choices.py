@@ -22,7 +22,7 @@ from moegeom.geometry.selection import (
     selection_scores,
     top_k,
 )
-from moegeom.geometry.whatif.smooth import packed, set_weights
+from moegeom.geometry.whatif import packed, set_weights
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.what_if import FitSample, WhatIfChoice

@@ -9,8 +9,7 @@ import numpy as np
 
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float64
-from moegeom.geometry.whatif.sinkhorn import CLIP, TransportPlan, column_error, sinkhorn
-from moegeom.geometry.whatif.smooth import hard_set
+from moegeom.geometry.whatif import CLIP, TransportPlan, column_error, hard_set, sinkhorn
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIfChoice

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import Router
-from moegeom.geometry.whatif.quotas import batch_capacity, kept_within_capacity
+from moegeom.geometry.whatif import batch_capacity, kept_within_capacity
 from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import (

@@ -16,15 +16,10 @@ import numpy as np
 
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float64
-from moegeom.geometry.whatif.sinkhorn import TransportPlan, osr_cost
+from moegeom.geometry.whatif import TransportPlan, osr_cost
 from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
-from moegeom.variants.whatif._choices import (
-    admitted_scores,
-    cosines,
-    need_weights_of_sets,
-    refuse,
-)
+from moegeom.variants.whatif._choices import admitted_scores, cosines, need_weights_of_sets, refuse
 from moegeom.variants.whatif._plans import PARAMETERS, gate_of_plans
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import Router
-from moegeom.geometry.whatif.smooth import packed
-from moegeom.geometry.whatif.threshold import relu_gate, threshold_distance, threshold_for
+from moegeom.geometry.whatif import packed, relu_gate, threshold_distance, threshold_for
 from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import absent, known, need_top_k, refuse, row_lengths

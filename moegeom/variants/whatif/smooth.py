@@ -16,14 +16,7 @@ import numpy as np
 
 from moegeom.core.router import Router
 from moegeom.geometry.selection import group_margin, margin, selection_scores
-from moegeom.geometry.whatif.smooth import (
-    A,
-    B,
-    gaps,
-    largest_slope,
-    smooth_activations,
-    smoothing_budget,
-)
+from moegeom.geometry.whatif import A, B, gaps, largest_slope, smooth_activations, smoothing_budget
 from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
 from moegeom.variants.whatif._choices import (

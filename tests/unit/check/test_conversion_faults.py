@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.finding import Verdict
-from moegeom.geometry.codes import Code, decoded
+from moegeom.geometry.number_formats import Code, decoded
 from moegeom.studies.check.study import GateRequest, gate
 from tests.by_day import by_day
 from tests.museum.checkpoint import BF16, Checkpoint, Part, name_of

@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from moegeom.core.router import GroupMask, Rule, Weights
-from moegeom.geometry.boundary import order_distance as ties
+from moegeom.geometry.boundary import orders as ties
 from moegeom.geometry.boundary.linear import NO_BOUNDARY, boundary_distance, row_distances
 from moegeom.geometry.boundary.orders import logit_distance
 from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability

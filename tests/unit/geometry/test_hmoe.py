@@ -9,18 +9,14 @@ import pytest
 from numpy.testing import assert_allclose
 
 from moegeom.core.errors import UsageError
-from moegeom.geometry.hmoe import regression as ranks
-from moegeom.geometry.hmoe.activation import ACTIVATIONS
-from moegeom.geometry.hmoe.losses import loss_1, loss_2
-from moegeom.geometry.hmoe.mixture import centred, published_truth, split, with_channels
-from moegeom.geometry.hmoe.regression import PLACEMENTS, jacobian, regression
+from moegeom.geometry import hmoe
 
-TRUTH = published_truth()
+TRUTH = hmoe.published_truth()
 INPUTS = np.random.default_rng(0).uniform(-1.0, 1.0, (5000, 2))
 
 
 def gated(position):
-    rows = {"none": None, "head": 1, "channel": 2}[PLACEMENTS[position].gates]
+    rows = {"none": None, "head": 1, "channel": 2}[hmoe.PLACEMENTS[position].gates]
     gates = None if rows is None else np.random.default_rng(9).normal(size=(2, rows, 2))
     return dataclasses.replace(TRUTH, gates=gates)
 
@@ -41,14 +37,14 @@ RANKS = {
 @pytest.mark.parametrize(("position", "activation"), RANKS)
 def test_ranks_say_where_a_non_linearity_tells_channels_apart(position, activation):
     mixture = gated(position)
-    derivatives = jacobian(mixture, INPUTS, position, ACTIVATIONS[activation])
-    rank = ranks.numerical_rank(derivatives)
-    flat = rank.columns - rank.rank - ranks.gauge_dimensions(mixture, position)
+    derivatives = hmoe.jacobian(mixture, INPUTS, position, hmoe.ACTIVATIONS[activation])
+    rank = hmoe.numerical_rank(derivatives)
+    flat = rank.columns - rank.rank - hmoe.gauge_dimensions(mixture, position)
     assert (rank.columns, rank.rank, flat) == RANKS[position, activation]
     scaled = derivatives / np.linalg.norm(derivatives, axis=0)
-    threshold = ranks.FISHER_THRESHOLD * np.linalg.norm(scaled, 2)
+    threshold = hmoe.FISHER_THRESHOLD * np.linalg.norm(scaled, 2)
     assert np.linalg.matrix_rank(scaled, tol=threshold) == rank.rank
-    assert rank.least > 100 * ranks.FISHER_THRESHOLD > 1e4 * rank.rest
+    assert rank.least > 100 * hmoe.FISHER_THRESHOLD > 1e4 * rank.rest
 
 
 def test_without_a_gate_channels_mix_at_will_and_what_scores_share_is_free():
@@ -58,25 +54,25 @@ def test_without_a_gate_channels_mix_at_will_and_what_scores_share_is_free():
     experts[:, :, 0] += TRUTH.weights[:, 1][:, None, None] * shift
     experts[:, :, 1] -= TRUTH.weights[:, 0][:, None, None] * shift
     mixed = dataclasses.replace(TRUTH, experts=experts)
-    assert_allclose(regression(mixed, INPUTS), regression(TRUTH, INPUTS), atol=1e-14)
-    assert loss_1(mixed, TRUTH, INPUTS, 1.0) > 0.5
+    assert_allclose(hmoe.regression(mixed, INPUTS), hmoe.regression(TRUTH, INPUTS), atol=1e-14)
+    assert hmoe.loss_1(mixed, TRUTH, INPUTS, 1.0) > 0.5
     for position in ("value", "sdpa"):
-        change = regression(mixed, INPUTS, position) - regression(TRUTH, INPUTS, position)
+        change = hmoe.regression(mixed, INPUTS, position) - hmoe.regression(TRUTH, INPUTS, position)
         assert abs(change).max() > 0.01
     # the published truth does not obey (A.3): raw differences would measure it (F-21)
-    raw = np.linalg.norm(centred(TRUTH).scores - TRUTH.scores, axis=(2, 3))
+    raw = np.linalg.norm(hmoe.centred(TRUTH).scores - TRUTH.scores, axis=(2, 3))
     assert_allclose(TRUTH.weights.sum(axis=1) @ raw.sum(axis=1), 7.9, atol=0.05)
     for position in ("none", "value", "sdpa"):
-        free = regression(centred(TRUTH), INPUTS, position)
-        assert_allclose(free, regression(TRUTH, INPUTS, position), atol=1e-14)
-        assert loss_2(centred(TRUTH), TRUTH, INPUTS, position) < 1e-12
+        free = hmoe.regression(hmoe.centred(TRUTH), INPUTS, position)
+        assert_allclose(free, hmoe.regression(TRUTH, INPUTS, position), atol=1e-14)
+        assert hmoe.loss_2(hmoe.centred(TRUTH), TRUTH, INPUTS, position) < 1e-12
 
 
 @pytest.mark.parametrize(("position", "at_5"), [("value", 2.7e-5), ("sdpa", 3.2e-5)])
 def test_a_split_channel_moves_a_gated_function_by_the_square(position, at_5):
     def change(delta, position):
-        apart = split(TRUTH, np.array([delta, 0.0]))
-        return regression(apart, INPUTS, position) - regression(TRUTH, INPUTS, position)
+        apart = hmoe.split(TRUTH, np.array([delta, 0.0]))
+        return hmoe.regression(apart, INPUTS, position) - hmoe.regression(TRUTH, INPUTS, position)
 
     distance, half = (np.sqrt(np.mean(change(d, position) ** 2)) for d in (0.05, 0.025))
     assert_allclose(np.log2(distance / half), 2.0, atol=1e-3)
@@ -88,7 +84,9 @@ def test_samples_leave_parameters_unknown_and_fewer_channels_are_refused():
     """The median least standard deviation is 56 and 37: no slope of Figure 1 is an estimator's."""
     free = np.delete(np.arange(32), [7, 8, 9, 13, 14, 15])
     for position, median in (("value", 56.0), ("sdpa", 37.0)):
-        deviations = ranks.cramer_rao_sd(jacobian(TRUTH, INPUTS, position)[:, free], 0.1, 10**5, 0)
+        deviations = hmoe.cramer_rao_sd(
+            hmoe.jacobian(TRUTH, INPUTS, position)[:, free], 0.1, 10**5, 0
+        )
         assert_allclose(np.median(deviations), median, rtol=0.1)
     with pytest.raises(UsageError, match="1 channels: expected 2 or more"):
-        with_channels(TRUTH, 1)
+        hmoe.with_channels(TRUTH, 1)

@@ -8,8 +8,7 @@ from numpy.testing import assert_allclose, assert_equal
 
 from moegeom.checks.catalogue.tokens import MOST_PULL
 from moegeom.checks.measured import MeanPull
-from moegeom.geometry.input_pull import BlockedScores, input_pull, pull_of_random_rows
-from moegeom.geometry.space import blocked_moments
+from moegeom.geometry.space import BlockedScores, blocked_moments, input_pull, pull_of_random_rows
 
 
 def participation(inputs: np.ndarray) -> float:

@@ -19,7 +19,7 @@ from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 from torch.ao.quantization import PerChannelMinMaxObserver
 
 from moegeom.geometry import number_formats as formats
-from moegeom.geometry.codes import FLOATS, Code, decoded, in_eight_bits
+from moegeom.geometry.number_formats import FLOATS, Code, decoded, in_eight_bits
 from moegeom.geometry.rounding import SUMMATION_ORDERS, UNIT_FLOAT32, gamma, ordered_sums
 
 SINGLES = st.floats(width=32, allow_nan=False, allow_infinity=False)

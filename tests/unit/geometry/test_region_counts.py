@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import linprog
 
 from moegeom.geometry import region_counts as regions
-from moegeom.geometry.capacity.cell_bounds import zaslavsky
+from moegeom.geometry.capacity import zaslavsky
 
 SQUARE = [(Fraction(x), Fraction(y)) for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
 

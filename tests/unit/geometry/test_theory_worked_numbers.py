@@ -9,16 +9,15 @@ import pytest
 from numpy.testing import assert_allclose
 
 from moegeom.core.router import Rule, Weights
-from moegeom.geometry import gram, occupation
+from moegeom.geometry import capacity, gram, paths
 from moegeom.geometry.border_shares import CONVENTIONS
 from moegeom.geometry.boundary import linear
-from moegeom.geometry.capacity import granularity, region_bounds
-from moegeom.geometry.capacity.costs import published_macs, router_macs
+from moegeom.geometry.capacity import published_macs, router_macs
 from moegeom.geometry.paths import face_quantile, log_crossing_probability
 from moegeom.geometry.region_counts import regions_in_polygon
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32, gamma
 from moegeom.geometry.selection import margin, selection_scores, top_k
-from moegeom.geometry.space import participation_ratio, participation_ratio_corrected
+from moegeom.geometry.space import blocked_moments, participation_ratio_corrected
 from tests.oracle.test_against_theory_fixtures import FIXTURES, flat, ratio_of_orders
 from tests.unit.geometry.test_region_counts import SQUARE
 
@@ -101,25 +100,25 @@ WORKED = {
     ),
     "A10": (
         "0.0401725",
-        lambda: occupation.occupation_bound(1, np.array([0.9]), np.ones(1), 0.1, 1.0),
+        lambda: paths.occupation_bound(1, np.array([0.9]), np.ones(1), 0.1, 1.0),
     ),
-    "B3": ("13088.2744", lambda: [region_bounds.log_leading_zaslavsky(16384, 7168)]),
+    "B3": ("13088.2744", lambda: [capacity.log_leading_zaslavsky(16384, 7168)]),
     "B6": (
         "108 132 12373 384020 129704653 14563641820",
         lambda: [
             count
             for sizes in ((4, 2, 3, 2), (16, 4, 5, 2), (16, 4, 1000, 2))
             for count in (
-                region_bounds.most_regions(*sizes),
-                region_bounds.published_regions(*sizes).top_k,
+                capacity.most_regions(*sizes),
+                capacity.published_regions(*sizes).top_k,
             )
         ],
     ),
     "B8": (
         "31.119228 25.775597",
         lambda: [
-            granularity.split_sets_log10(64, 8, 4),
-            granularity.published_split_log10(64, 8, 4, 10),
+            capacity.split_sets_log10(64, 8, 4),
+            capacity.published_split_log10(64, 8, 4, 10),
         ],
     ),
     "B12": ("39.15", lambda: [participation_ratio_corrected(32.58, 200)]),
@@ -176,8 +175,8 @@ def test_the_participation_ratio_is_corrected_by_as_much_as_section_b12_says():
     ratios = []
     for seed in range(60):
         rows = np.random.default_rng(seed).standard_normal((200, 40))
-        rows -= rows.mean(axis=0)
-        ratios.append(participation_ratio(rows @ rows.T))
+        moments = blocked_moments(rows, np.zeros(200, np.int32), 1)
+        ratios.append(moments.of_blocks(np.ones(1, bool)).participation_ratio)
     corrected = [participation_ratio_corrected(ratio, 200) for ratio in ratios]
     assert "33.1 on average and of 40.0 corrected" in SECTIONS["B12"]
     assert_allclose([np.mean(ratios), np.mean(corrected)], [33.1, 40.0], rtol=0.01)

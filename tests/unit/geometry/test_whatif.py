@@ -7,14 +7,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from moegeom.core.router import Weights
+from moegeom.geometry import whatif
 from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.load import dropped_slot_share
 from moegeom.geometry.rows import unit_rows
 from moegeom.geometry.selection import routing_weights, softmax, top_k
-from moegeom.geometry.whatif import smooth
-from moegeom.geometry.whatif.quotas import batch_capacity, expert_choice, kept_within_capacity
-from moegeom.geometry.whatif.sinkhorn import column_error, osr_cost, sinkhorn
-from moegeom.geometry.whatif.threshold import relu_gate, threshold_distance, threshold_for
 
 INF = np.inf
 
@@ -28,14 +25,14 @@ def scores_of(tokens: int = 60, experts: int = 6) -> np.ndarray:
 def test_every_expert_takes_its_quota_and_of_equals_the_earlier_token():
     scores = scores_of()
     for capacity in (0, 1, 60, 99):
-        assert_array_equal(expert_choice(scores, capacity).sum(axis=0), min(capacity, 60))
+        assert_array_equal(whatif.expert_choice(scores, capacity).sum(axis=0), min(capacity, 60))
     # of equal scores the earlier token is taken, and one that is masked by nobody
-    assert_array_equal(expert_choice(np.zeros((5, 2)), 2).sum(axis=1), [2, 2, 0, 0, 0])
-    masked = expert_choice(np.array([[1.0, -INF], [-INF, -INF], [0.0, -INF]]), 3)
+    assert_array_equal(whatif.expert_choice(np.zeros((5, 2)), 2).sum(axis=1), [2, 2, 0, 0, 0])
+    masked = whatif.expert_choice(np.array([[1.0, -INF], [-INF, -INF], [0.0, -INF]]), 3)
     assert_array_equal(masked, [[True, False], [False, False], [True, False]])
-    assert batch_capacity(2048, 64, 2, 1.25) == 80
-    assert batch_capacity(100, 10, 1, 1.1) == 11
-    assert batch_capacity(10, 4, 2, INF) == batch_capacity(10, 4, 2, 1.9) == 10
+    assert whatif.batch_capacity(2048, 64, 2, 1.25) == 80
+    assert whatif.batch_capacity(100, 10, 1, 1.1) == 11
+    assert whatif.batch_capacity(10, 4, 2, INF) == whatif.batch_capacity(10, 4, 2, 1.9) == 10
 
 
 def served(chosen, num_experts, capacity, order):
@@ -56,29 +53,29 @@ def test_the_first_tokens_are_served_or_the_best_and_the_earlier_of_equals():
     counts = np.bincount(chosen.ravel(), minlength=6)
     for order, priority in ((wishes, None), (by_score, scores)):
         for capacity in (0, 1, 12, 20, 60, 99):
-            within = kept_within_capacity(chosen, 6, capacity, priority)
+            within = whatif.kept_within_capacity(chosen, 6, capacity, priority)
             assert_array_equal(within, served(chosen, 6, capacity, order))
             dropped = dropped_slot_share(counts, capacity)
             assert_allclose(1.0 - within.mean(), dropped, rtol=1e-13)
     slots = np.array([[0, -1], [-1, -1]], dtype=np.int32)  # an empty slot is not served
-    assert_array_equal(kept_within_capacity(slots, 2, 5), slots >= 0)
+    assert_array_equal(whatif.kept_within_capacity(slots, 2, 5), slots >= 0)
 
 
 # --------------------------------------------------------------------------------------- thresholds
 def test_the_threshold_gives_the_mean_and_is_crossed_at_its_distance():
     logits = scores_of(500)
     for experts in (0.0, 0.002, 1.0, 2.5, 5.998, 6.0):
-        gate = relu_gate(logits, threshold_for(logits, experts))
+        gate = whatif.relu_gate(logits, whatif.threshold_for(logits, experts))
         assert_allclose((gate > 0).sum() / 500, experts, rtol=1e-12)
-    assert threshold_for(np.array([[0.0, 1.0], [4.0, 2.0]]), 1.0) == 1.5
+    assert whatif.threshold_for(np.array([[0.0, 1.0], [4.0, 2.0]]), 1.0) == 1.5
     for experts in (-0.1, 6.1):
         with pytest.raises(ValueError, match="of 6 experts"):
-            threshold_for(logits, experts)
+            whatif.threshold_for(logits, experts)
     random = np.random.default_rng(1)
     rows, bias = random.standard_normal((5, 7)), random.standard_normal(5)
     inputs, theta = random.standard_normal((40, 7)), 0.3
     logits, norms = inputs @ rows.T + bias, np.linalg.norm(rows, axis=1)
-    distance = threshold_distance(logits, norms, theta)
+    distance = whatif.threshold_distance(logits, norms, theta)
     units = np.concatenate([rows / norms[:, None], -rows / norms[:, None]])
     for step, is_same in ((0.999, True), (1.001, False)):
         moved = inputs[:, None] + step * distance[:, None, None] * units
@@ -87,7 +84,7 @@ def test_the_threshold_gives_the_mean_and_is_crossed_at_its_distance():
     # rows of zeros have none to cross
     logits = np.array([[1.0, 0.0], [3.0, 0.0]])
     for norms, expected in (([2.0, 0.0], [0.5, 1.5]), ([0.0, 0.0], [INF, INF])):
-        assert_array_equal(threshold_distance(logits, np.array(norms), 0.0), expected)
+        assert_array_equal(whatif.threshold_distance(logits, np.array(norms), 0.0), expected)
 
 
 # -------------------------------------------------------------------------------- smoothed gates
@@ -102,25 +99,25 @@ def test_the_activation_is_its_formula_in_fractions():
     for u in (Fraction(1, 100), Fraction(1, 18), Fraction(1, 10), Fraction(1, 2), Fraction(9, 10)):
         for a, b in ((1, 50), (2, 3), (1, 1)):
             exact = u**a / (u**a + (1 - u) ** b)
-            assert_allclose(smooth.activation(np.array([float(u)]), a, b), float(exact), rtol=1e-13)
-    ends = smooth.activation(np.array([-INF, -1.0, 0.0, 1.0, 2.0, INF, np.nan]))
+            assert_allclose(whatif.activation(np.array([float(u)]), a, b), float(exact), rtol=1e-13)
+    ends = whatif.activation(np.array([-INF, -1.0, 0.0, 1.0, 2.0, INF, np.nan]))
     assert_array_equal(ends, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, np.nan])
     # half of it is reached in the first eighteenth of the strip
-    assert_allclose(smooth.activation(np.array([0.0560134, 0.0546])), [0.5, 0.474930], atol=1e-6)
-    assert_allclose(smooth.largest_slope(), 17.756, atol=5e-4)
-    assert smooth.largest_slope(0.5, 50.0) == INF
+    assert_allclose(whatif.activation(np.array([0.0560134, 0.0546])), [0.5, 0.474930], atol=1e-6)
+    assert_allclose(whatif.largest_slope(), 17.756, atol=5e-4)
+    assert whatif.largest_slope(0.5, 50.0) == INF
 
 
 def test_what_fades_still_runs_a_masked_expert_never_and_equal_ones_alike():
     # one that fades to less than any number still runs, a masked one never
     fading = np.array([[1.0, 1.0 - 0.5 * (1 - 1e-9)]])
-    assert smooth.smooth_activations(fading, 1, 0.5, a=60.0)[0, 1] > 0.0
+    assert whatif.smooth_activations(fading, 1, 0.5, a=60.0)[0, 1] > 0.0
     masked = np.array([[2.0, 1.0, -INF, 0.5, -INF]])
-    assert_array_equal(smooth.smooth_activations(masked, 2, 100.0) > 0, np.isfinite(masked))
-    assert_array_equal(smooth.gaps(masked, 2), [[0.5, INF, INF]])
+    assert_array_equal(whatif.smooth_activations(masked, 2, 100.0) > 0, np.isfinite(masked))
+    assert_array_equal(whatif.gaps(masked, 2), [[0.5, INF, INF]])
     logits = np.array([[2.0, 1.0, 1.0, 0.0]])
-    gate = smooth.smooth_gate(logits, logits, logits, 2, SELECTED, 1e-6)
-    hard = smooth.smooth_gate(logits, logits, logits, 2, SELECTED, 0.0)
+    gate = whatif.smooth_gate(logits, logits, logits, 2, SELECTED, 1e-6)
+    hard = whatif.smooth_gate(logits, logits, logits, 2, SELECTED, 0.0)
     assert gate[0, 1] == gate[0, 2] > 0.0
     assert hard[0, 1] > 0.0 == hard[0, 2]
 
@@ -139,7 +136,7 @@ def test_tokens_without_extra_experts_have_the_weights_of_the_rule_bit_for_bit(w
     scores, chosen = softmax(logits), top_k(logits, k)
     hard = routing_weights(logits, scores, chosen, weights)
     for eps in (0.0, 0.05):
-        gate = smooth.smooth_gate(logits, scores, logits, k, weights, eps)
+        gate = whatif.smooth_gate(logits, scores, logits, k, weights, eps)
         alone = extra_experts(logits, k, eps) == 0
         assert alone.sum() > 100
         picked = np.take_along_axis(gate, chosen.astype(np.int64), axis=1)
@@ -154,33 +151,33 @@ def test_set_weights_of_full_sets_are_those_of_the_rule_and_of_no_expert_none():
     np.put_along_axis(full, chosen.astype(np.int64), 1.0, axis=1)
     for weights in (SELECTED, Weights("scores", renormalise=True, power=2.0, floor=0.1)):
         of_rule = routing_weights(logits, scores, chosen, weights, shared)
-        of_sets = smooth.set_weights(logits, scores, full, weights, shared)
+        of_sets = whatif.set_weights(logits, scores, full, weights, shared)
         picked = np.take_along_axis(of_sets, chosen.astype(np.int64), axis=1)
         assert_allclose(picked, of_rule, rtol=1e-13)
         assert_array_equal((of_sets > 0).sum(axis=1), 4)
     for weights in (SELECTED, Weights("scores", renormalise=True)):
-        assert_array_equal(smooth.set_weights(logits, scores, 0.0 * full, weights), 0.0)
+        assert_array_equal(whatif.set_weights(logits, scores, 0.0 * full, weights), 0.0)
     with pytest.raises(ValueError, match="sparsemixer"):  # they depend on the order of picks
-        smooth.set_weights(logits, logits, full, Weights("sparsemixer"))
+        whatif.set_weights(logits, logits, full, Weights("sparsemixer"))
 
 
 def test_slots_are_filled_in_descending_score_and_the_budget_is_not_passed():
     for extra in (0.0, 1e-9):
-        assert smooth.smoothing_budget(smooth.gaps(some_logits(), 3), extra).eps == 0.0
-    tied = smooth.smoothing_budget(np.full((10, 3), 0.25), 1.0)
+        assert whatif.smoothing_budget(whatif.gaps(some_logits(), 3), extra).eps == 0.0
+    tied = whatif.smoothing_budget(np.full((10, 3), 0.25), 1.0)
     assert (tied.eps, tied.extra) == (0.25, 0.0)
     masked = np.array([[0.1, INF], [0.2, INF]])
-    assert smooth.smoothing_budget(masked, 1.0).extra == 1.0
+    assert whatif.smoothing_budget(masked, 1.0).extra == 1.0
     for pool, extra, message in (
         (np.ones((5, 3)), 4, "4 extra experts of 3"),
         (masked, 1.5, r"1\.5 extra experts of 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            smooth.smoothing_budget(pool, extra)
+            whatif.smoothing_budget(pool, extra)
     mask = np.array([[True, False, True, True], [False, False, False, False], [True] * 4])
     scores = np.array([[1.0, 9.0, -INF, 2.0], [0.0] * 4, [5.0, 5.0, 7.0, 5.0]])
-    assert_array_equal(smooth.packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])
-    assert smooth.packed(mask[1:2], scores[1:2], 3).shape == (1, 3)
+    assert_array_equal(whatif.packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])
+    assert whatif.packed(mask[1:2], scores[1:2], 3).shape == (1, 3)
 
 
 # ----------------------------------------------------------------------------------------- Sinkhorn
@@ -191,21 +188,21 @@ def test_an_infinite_cost_is_never_chosen(in_logarithms):
     costs = np.random.default_rng(4).uniform(-1, 1, (6, 4))
     costs[:, 2] = INF
     costs[0, 1] = INF
-    share = sinkhorn(costs, 0.5, 20, in_logarithms=in_logarithms).share
+    share = whatif.sinkhorn(costs, 0.5, 20, in_logarithms=in_logarithms).share
     assert not share[np.isinf(costs)].any()
     assert_allclose(share.sum(axis=1), 1.0, atol=1e-6)
 
 
 def test_column_errors_by_hand_clipped_costs_lose_their_order_and_equal_rows_share():
-    assert column_error(np.array([[1.0, 0.0], [0.5, 0.5]])) == 0.5
-    assert np.isnan(column_error(np.empty((0, 3))))
+    assert whatif.column_error(np.array([[1.0, 0.0], [0.5, 0.5]])) == 0.5
+    assert np.isnan(whatif.column_error(np.empty((0, 3))))
     costs = np.array([[-3.0, -2.6, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
-    plan, unclipped = sinkhorn(costs, 0.05, 0), sinkhorn(costs, 0.05, 0, INF)
+    plan, unclipped = whatif.sinkhorn(costs, 0.05, 0), whatif.sinkhorn(costs, 0.05, 0, INF)
     assert (plan.clipped_share, unclipped.clipped_share) == (3 / 8, 0.0)
     assert plan.share[0, 0] == plan.share[0, 1]
     assert unclipped.share[0, 0] > unclipped.share[0, 1]
     rows = np.random.default_rng(2).standard_normal((6, 8))
     rows[4] = rows[1]
     inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
-    share = sinkhorn(osr_cost(inputs @ unit_rows(rows).T, rows), 0.05, 3).share
+    share = whatif.sinkhorn(whatif.osr_cost(inputs @ unit_rows(rows).T, rows), 0.05, 3).share
     assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)

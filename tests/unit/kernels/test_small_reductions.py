@@ -8,7 +8,7 @@ from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions.choices import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS
-from moegeom.testing.stream import RULES, router
+from moegeom.testing.metric_theorems import RULES, router
 from tests.unit.kernels.batches import batch_of
 
 AGREEMENT = REDUCTIONS["agreement"]

@@ -11,8 +11,12 @@ from moegeom.engine.batch import LazyBatch
 from moegeom.engine.prepared import prepare, unavailable
 from moegeom.engine.sampled import tokens_of_tile
 from moegeom.engine.task import Task
-from moegeom.geometry.boundary.order_distance import order_distance, row_coordinates
-from moegeom.geometry.boundary.orders import free_logit_distance, logit_distance
+from moegeom.geometry.boundary.orders import (
+    free_logit_distance,
+    logit_distance,
+    order_distance,
+    row_coordinates,
+)
 from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, metrics_of_scan

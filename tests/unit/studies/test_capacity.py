@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 import moegeom as mg
 from moegeom.core.text import integer_text
-from moegeom.geometry.capacity.cell_bounds import expected_diagram
-from moegeom.research.capacity.table import rows_of
+from moegeom.geometry.capacity import expected_diagram
+from moegeom.research.capacity.study import rows_of
 from moegeom.studies.opened import Checkpoint
 from tests.unit.studies.samples import BALANCED, GROUPED, few_tokens, sides
 

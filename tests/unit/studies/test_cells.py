@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import UsageError
-from moegeom.geometry.capacity.cell_bounds import expected_diagram
+from moegeom.geometry.capacity import expected_diagram
 from moegeom.router.requested_family import RequestedFamily
 from moegeom.routing_cells.document import document
 from moegeom.routing_cells.record import Answer, Cells, CutShort, Enumerations, RouterCells

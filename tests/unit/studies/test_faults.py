@@ -11,7 +11,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TokenColumns
 from moegeom.engine.flipping import engine_logits
-from moegeom.geometry.codes import Code, decoded
+from moegeom.geometry.number_formats import Code, decoded
 from moegeom.geometry.set_code import fitted_bias, set_distances
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers

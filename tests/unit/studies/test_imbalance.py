@@ -18,7 +18,7 @@ from moegeom.core.tokens import TopLogits
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import draw_sample
 from moegeom.geometry.balancing import Loads
-from moegeom.geometry.expert_rank import expert_ranks
+from moegeom.geometry.experts import expert_ranks
 from moegeom.geometry.reference_laws import LAWS, LogitLaw, attributed, reference_laws
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
@@ -235,7 +235,7 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("imbalance")
     files = folder / "measure.parquet", folder / "centred.npz"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moegeom.geometry.near_boundaries._SEARCHED", 20)
+        patch.setattr("moegeom.geometry.border_shares._SEARCHED", 20)
         record = sample(COLLAPSED, layers="1", measure=files[0], out=files[1])
     return record.routers[0], *files
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 import moegeom as mg
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.tokens import TILE
-from moegeom.geometry.capacity.region_bounds import most_regions
+from moegeom.geometry.capacity import most_regions
 from tests.unit.studies.samples import BALANCED, GROUPED, sides
 
 MODEL, REC = sides(BALANCED)

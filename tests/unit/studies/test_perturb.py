@@ -9,11 +9,10 @@ from scipy.stats import levy
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import InputNoise
-from moegeom.geometry.occupation import slab_occupation
+from moegeom.geometry.paths import slab_occupation
 from moegeom.research.perturb.document import document
 from moegeom.research.perturb.record import PerturbRequest
-from moegeom.research.perturb.router import TIMES, Moved, router_paths
-from moegeom.research.perturb.study import perturb
+from moegeom.research.perturb.study import TIMES, Moved, perturb, router_paths
 from tests.by_day import by_day
 from tests.unit.studies.orthonormal import inputs_of, router_of
 from tests.unit.studies.samples import BALANCED, GROUPED, SAMPLES, sides, unwrapped, widest, worded

@@ -6,11 +6,16 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.linalg import polar
 
-from moegeom.geometry.whatif.sinkhorn import osr_cost
-from moegeom.geometry.whatif.sinkhorn import sinkhorn as numpy_plan
+from moegeom.geometry.whatif import osr_cost
+from moegeom.geometry.whatif import sinkhorn as numpy_plan
 from moegeom.trainable import ExpressionProjector, OSRRouter
-from moegeom.trainable.expression import newton_schulz, orthonormal_rows, steps_for_start
-from moegeom.trainable.osr import repulsive_cost, sinkhorn
+from moegeom.trainable.osr import (
+    newton_schulz,
+    orthonormal_rows,
+    repulsive_cost,
+    sinkhorn,
+    steps_for_start,
+)
 
 EXPERTS, K, HIDDEN, R = 6, 2, 32, 5
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import moegeom.trainable
 from moegeom.core.errors import UsageError
-from moegeom.geometry.capacity.costs import router_macs
+from moegeom.geometry.capacity import router_macs
 from moegeom.trainable import (
     SMEAR,
     CentredRouter,
@@ -29,8 +29,7 @@ from moegeom.trainable import (
     TopKRouter,
     update_strength,
 )
-from moegeom.trainable.expression import orthonormal_rows
-from moegeom.trainable.osr import repulsive_cost, sinkhorn
+from moegeom.trainable.osr import orthonormal_rows, repulsive_cost, sinkhorn
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -5,7 +5,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
-from moegeom.geometry.input_pull import input_pull
+from moegeom.geometry.space import input_pull
 from moegeom.trainable import SMEAR, CentredRouter, GRURouter, ReLURouter, SoftMoE, TopKRouter
 
 EXPERTS, K, HIDDEN, R, LENGTH = 4, 2, 6, 3, 7

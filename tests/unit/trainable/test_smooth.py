@@ -8,8 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from moegeom.core.router import Weights
 from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.selection import SCORES
-from moegeom.geometry.whatif.smooth import gaps, smooth_gate, smoothing_budget
-from moegeom.geometry.whatif.threshold import relu_gate
+from moegeom.geometry.whatif import gaps, relu_gate, smooth_gate, smoothing_budget
 from moegeom.trainable import (
     ReLURouter,
     SmoothTopKRouter,
@@ -17,7 +16,7 @@ from moegeom.trainable import (
     parameter_groups,
     update_strength,
 )
-from moegeom.trainable.smooth import eps_for_budget
+from moegeom.trainable.continuous import eps_for_budget
 
 EXPERTS, K, HIDDEN = 8, 2, 16
 

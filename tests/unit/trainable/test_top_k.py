@@ -21,7 +21,7 @@ from moegeom.trainable import (
     SmoothTopKRouter,
     TopKRouter,
 )
-from moegeom.trainable.losses import entropy_loss
+from moegeom.trainable.top_k import entropy_loss
 
 EXPERTS, K, HIDDEN, TOKENS = 8, 3, 16, 50
 

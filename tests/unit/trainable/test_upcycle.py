@@ -10,8 +10,7 @@ import torch
 import moegeom
 from moegeom.core.errors import UsageError
 from moegeom.studies.check.study import GateRequest, gate
-from moegeom.trainable.upcycled_export import export_upcycled
-from moegeom.trainable.upcycling import SoftmaxGate, UpcycledBlock, upcycle
+from moegeom.trainable.upcycling import SoftmaxGate, UpcycledBlock, export_upcycled, upcycle
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,8 +9,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from moegeom.engine.choice import group_masked
-from moegeom.geometry.codes import FLOATS, Code, decoded, in_eight_bits, largest_of
-from moegeom.geometry.number_formats import rounded_to
+from moegeom.geometry.number_formats import (
+    FLOATS,
+    Code,
+    decoded,
+    in_eight_bits,
+    largest_of,
+    rounded_to,
+)
 from moegeom.geometry.set_code import set_distances
 from moegeom.studies.faults.operator import AS_STORED, Inputs, Operator, Proposal, Site, routed
 from moegeom.studies.faults.some_experts import ToldOfSome

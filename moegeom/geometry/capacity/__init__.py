@@ -1,1 +1,0 @@
-"""What a router of given sizes could do at most: counts, bounds and costs from numbers alone."""

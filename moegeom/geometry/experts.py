@@ -1,0 +1,671 @@
+"""What experts compute, how many directions of the data they respond to, how far they lie apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Int64, Integer
+from moegeom.geometry.gram import row_spectrum
+from moegeom.geometry.noise import spacing
+from moegeom.geometry.space import distinct_rows
+
+Array = Float[np.ndarray, "*shape"]
+
+
+# -------------------------------------------------------------------------------------- activations
+def logistic(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    r""":math:`1 / (1 + e^{-x})` in the dtype of x, 0 to 1. Oracle in tests: torch.sigmoid."""
+    from scipy.special import expit
+
+    return expit(x)
+
+
+def silu(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    r""":math:`x / (1 + e^{-x})`; 0 at 0. Oracle in tests: torch.nn.functional.silu."""
+    return x * logistic(x)
+
+
+def gelu(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    r""":math:`x \Phi(x)` with the normal distribution :math:`\Phi`; 0 at 0.
+
+    Oracle in tests: torch.nn.functional.gelu.
+    """
+    from scipy.special import ndtr
+
+    return x * ndtr(x)
+
+
+def gelu_tanh(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    r""":math:`\frac{x}{2} (1 + \tanh(\sqrt{2/\pi} (x + 0.044715 x^3)))`; 0 at 0.
+
+    Oracle in tests: torch.nn.functional.gelu(approximate="tanh").
+    """
+    return 0.5 * x * (1.0 + np.tanh(float(np.sqrt(2.0 / np.pi)) * (x + 0.044715 * (x * x * x))))
+
+
+def quick_gelu(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    r""":math:`x / (1 + e^{-1.702 x})`; 0 at 0. Oracle in tests: transformers' QuickGELU."""
+    return x * logistic(1.702 * x)
+
+
+def relu(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    r""":math:`\max(x, 0)`. Oracle in tests: torch.relu."""
+    return np.maximum(x, 0.0)
+
+
+def relu2(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    r""":math:`\max(x, 0)^2`. Oracle in tests: torch.relu, squared."""
+    return np.square(relu(x))
+
+
+def linear(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """x itself. Oracle in tests: transformers' LinearActivation."""
+    return x
+
+
+#: Activations of one number, by the names that configs have for them.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": silu,
+    "swish": silu,
+    "gelu": gelu,
+    "gelu_python": gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu_accurate": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_python_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "relu": relu,
+    "relu2": relu2,
+    "relu_squared": relu2,
+    "sigmoid": logistic,
+    "tanh": np.tanh,
+    "linear": linear,
+}
+
+
+# -------------------------------------------------------------------------------------- one expert
+@dataclass(frozen=True)
+class Neurons:
+    """How the neurons of an expert follow from the outputs of its first matrices.
+
+    ``activation`` is a name out of :data:`ACTIVATIONS` or :data:`PRODUCTS`. ``limit`` bounds gate
+    (from above) and up (on both sides), with ``limits_activation`` the activation of the gate in
+    the place of the gate; inf where nothing is bounded. ``slope`` stands before the gate in the
+    sigmoid of ``clamped_swiglu``; ``gate_cap`` and ``up_cap`` are of ``softcapped_swiglu``.
+    """
+
+    activation: str
+    limit: float = np.inf
+    limits_activation: bool = False
+    slope: float = 1.702
+    gate_cap: float = np.inf
+    up_cap: float = np.inf
+
+
+def clamped_swiglu(gate: Array, up: Array, how: Neurons) -> Array:
+    r""":math:`g \sigma(a g) (u + 1)`, g and u behind the limits, with the slope a.
+
+    Source: transformers 5.23.0 modeling_gpt_oss.py. Oracle in tests: its module.
+    """
+    gate, up = np.minimum(gate, how.limit), np.clip(up, -how.limit, how.limit)
+    return gate * logistic(how.slope * gate) * (up + 1.0)
+
+
+def softcapped_swiglu(gate: Array, up: Array, how: Neurons) -> Array:
+    r""":math:`c \tanh(g/c)\, \sigma(g)\, d \tanh(u/d)` with caps c and d; inf: not capped.
+
+    Source: transformers 5.23.0 modeling_inkling2.py. Oracle in tests: its module.
+    """
+    return _capped(gate, how.gate_cap) * logistic(gate) * _capped(up, how.up_cap)
+
+
+def _capped(x: Array, cap: float) -> Array:
+    return x if np.isinf(cap) else cap * np.tanh(x / cap)
+
+
+#: Products of gate and up that are not the activation of one times the other.
+PRODUCTS: dict[str, Callable[[Array, Array, Neurons], Array]] = {
+    "clamped_swiglu": clamped_swiglu,
+    "softcapped_swiglu": softcapped_swiglu,
+}
+
+
+def is_known(how: Neurons, is_gated: bool) -> bool:
+    """True where :func:`neurons` has the activation; a product needs gate and up."""
+    return how.activation in ACTIVATIONS or (is_gated and how.activation in PRODUCTS)
+
+
+def neurons(
+    gate: Float[np.ndarray, "tokens neurons"],
+    up: Float[np.ndarray, "tokens neurons"] | None,
+    how: Neurons,
+) -> Float[np.ndarray, "tokens neurons"]:
+    r""":math:`\phi(g) u`, in the dtype of the gate; :math:`\phi(g)` without up.
+
+    ``how`` says which activation and what is bounded. KeyError for an activation that is not known.
+    Oracle in tests: the expert modules of transformers.
+    """
+    if how.activation in PRODUCTS and up is not None:
+        return PRODUCTS[how.activation](gate, up, how)
+    activation = ACTIVATIONS[how.activation]
+    if how.limits_activation:
+        active = np.minimum(activation(gate), how.limit)
+    else:
+        active = activation(np.minimum(gate, how.limit) if up is not None else gate)
+    return active if up is None else active * np.clip(up, -how.limit, how.limit)
+
+
+def affine(
+    inputs: Float[np.ndarray, "tokens width"],
+    matrix: Float[np.ndarray, "outputs width"],
+    bias: Float[np.ndarray, "outputs"] | None,
+) -> Float[np.ndarray, "tokens outputs"]:
+    """``W y + b`` of each token, in the dtype of the inputs. Oracle in tests: torch linear."""
+    outputs = inputs @ matrix.astype(inputs.dtype, copy=False).T
+    return outputs if bias is None else outputs + bias.astype(inputs.dtype, copy=False)
+
+
+def over_rms(
+    values: Float[np.ndarray, "tokens width"], eps: float
+) -> Float[np.ndarray, "tokens width"]:
+    r""":math:`x / \sqrt{mean(x^2) + \epsilon}` in the dtype of the values; 0 for 0.
+
+    Oracle in tests: the expert blocks of transformers that hold a norm.
+    """
+    square = (values * values).mean(axis=1, keepdims=True)
+    return values / np.sqrt(square + values.dtype.type(eps))
+
+
+def expert_output(
+    inputs: Float[np.ndarray, "tokens hidden"],
+    gate: Float[np.ndarray, "neurons hidden"],
+    up: Float[np.ndarray, "neurons hidden"] | None,
+    down: Float[np.ndarray, "outputs neurons"],
+    how: Neurons,
+    gate_bias: Float[np.ndarray, "neurons"] | None = None,
+    up_bias: Float[np.ndarray, "neurons"] | None = None,
+    down_bias: Float[np.ndarray, "outputs"] | None = None,
+) -> Float[np.ndarray, "tokens outputs"]:
+    r"""What one expert gives on each token, :math:`D(\phi(G y + b_g) (U y + b_u)) + b_d`.
+
+    Computed in the dtype of the inputs: float32 for speed, float64 to be exact about the stored
+    weights. Oracle in tests: the expert modules of transformers.
+    """
+    first = affine(inputs, gate, gate_bias)
+    second = None if up is None else affine(inputs, up, up_bias)
+    return affine(neurons(first, second, how), down, down_bias)
+
+
+# ----------------------------------------------------------------------------------- the mixture
+def tokens_by_expert(
+    chosen: Integer[np.ndarray, "tokens k"],
+) -> Iterator[tuple[int, Int64[np.ndarray, "some"], Int64[np.ndarray, "some"]]]:
+    """Each expert that is chosen at all, ascending, with the tokens and the slots that name it.
+
+    Negative numbers are empty slots. Oracle in tests: a loop.
+    """
+    flat = chosen.ravel()
+    order = np.argsort(flat, kind="stable")
+    experts, first = np.unique(flat[order], return_index=True)
+    for expert, places in zip(experts.tolist(), np.split(order, first[1:]), strict=True):
+        if expert >= 0:
+            token, slot = np.divmod(places, chosen.shape[1])
+            yield expert, token, slot
+
+
+def mixed_output(
+    contribution: Callable[
+        [int, Float[np.ndarray, "some hidden"], Float[np.ndarray, "some"]],
+        Float[np.ndarray, "some outputs"],
+    ],
+    inputs: Float[np.ndarray, "tokens hidden"],
+    chosen: Integer[np.ndarray, "tokens k"],
+    weights: Float[np.ndarray, "tokens k"],
+) -> Float64[np.ndarray, "tokens outputs"]:
+    r"""The mixture :math:`\sum_{i \in S} g_i E_i(y)` of each token, added up in float64.
+
+    ``contribution(expert, inputs, weights)`` gives :math:`g_i E_i(y)` of some tokens; it is called
+    once for each expert. Zero where no slot is filled; as wide as the inputs where nothing is
+    chosen at all. Oracle in tests: the expert blocks of transformers.
+    """
+    total = None
+    for expert, token, slot in tokens_by_expert(chosen):
+        outputs = contribution(expert, inputs[token], weights[token, slot])
+        if total is None:
+            total = np.zeros((len(inputs), outputs.shape[1]))
+        np.add.at(total, token, outputs)
+    return np.zeros(inputs.shape) if total is None else total
+
+
+# --------------------------------------------------------------------------------------- directions
+@dataclass(frozen=True, eq=False)
+class DataDirections:
+    """Orthonormal ``axes`` of the data and the standard deviation along each, descending."""
+
+    axes: Float64[np.ndarray, "hidden dims"]
+    deviations: Float64[np.ndarray, "dims"]
+
+
+def data_directions(
+    rows: Float[np.ndarray, "tokens hidden"], share: float = 0.99, most: int | None = None
+) -> DataDirections:
+    """The least principal directions that hold a ``share`` of the variance, ``most`` of them.
+
+    None of them where all rows are equal. Oracle in tests: covariances that are known.
+    """
+    from sklearn.decomposition import PCA
+
+    values = rows.astype(np.float64)
+    if not np.ptp(values, axis=0).any():
+        return DataDirections(np.zeros((rows.shape[1], 0)), np.zeros(0))
+    fit = PCA(svd_solver="full").fit(values)
+    number = int(np.searchsorted(np.cumsum(fit.explained_variance_ratio_), share) + 1)
+    number = min(number, len(fit.singular_values_) if most is None else most)
+    deviations = fit.singular_values_[:number] / math.sqrt(len(rows))
+    return DataDirections(np.asarray(fit.components_)[:number].T, deviations)
+
+
+def ranks_on_data(
+    weight: Float[np.ndarray, "neurons hidden"], data: Sequence[DataDirections]
+) -> list[tuple[int, float]]:
+    r"""Rank and effective rank of :math:`A V \mathrm{diag}(\sigma)`, A the rows of an expert.
+
+    For each of ``data``, V its directions and :math:`\sigma` their deviations. The rank counts
+    singular values s above 1e-7 of the largest, the effective rank is :math:`\exp(-\sum p \ln p)`,
+    :math:`p = s / \sum s`: at most the rank, and equal to it where all are equal. Both 0 where the
+    rows see nothing of the data. Source: Roy and Vetterli 2007. Oracle in tests: diagonal cases.
+    """
+    ends = np.cumsum([0, *(len(one.deviations) for one in data)])
+    axes = np.hstack([one.axes * one.deviations for one in data])
+    seen = weight.astype(np.float64) @ axes
+    return [_rank(seen[:, start:stop]) for start, stop in itertools.pairwise(ends)]
+
+
+def _rank(seen: Float64[np.ndarray, "neurons dims"]) -> tuple[int, float]:
+    spectrum = row_spectrum(seen.T @ seen, len(seen), False)
+    return spectrum.rank, spectrum.effective_rank if spectrum.rank else 0.0
+
+
+#: Tokens whose surroundings are looked at, and neighbours of each.
+_PLACES, _NEIGHBOURS = 64, 32
+
+#: Inputs among which neighbours are looked for.
+_AMONG = 2048
+
+#: Random matrices that stand beside the experts.
+_RANDOM = 3
+
+
+@dataclass(frozen=True)
+class ExpertRanks:
+    """Neurons of the experts on the ``dims`` directions that hold 99 % of the inputs' variance.
+
+    Ranks and effective ranks of the gate matrices there, over experts; ``effective_random`` is that
+    of random matrices of their shape. The local figures are medians around 64 tokens, on as many
+    directions as the inputs have dimensions; None where those are not known.
+    ``width_over_dimension`` is neurons over the larger end of the dimension.
+    """
+
+    width: int
+    dims: int
+    rank_min: int
+    rank_median: float
+    effective_min: float
+    effective_median: float
+    effective_random: float
+    local_dims: int | None
+    local_median: float | None
+    local_random: float | None
+    width_over_dimension: float | None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether an expert has fewer neurons than the data dimensions."""
+        return self.width_over_dimension is not None and self.width_over_dimension < 1.0
+
+
+def expert_ranks(
+    gates: Iterable[Float[np.ndarray, "neurons hidden"]],
+    inputs: Float[np.ndarray, "tokens hidden"],
+    dimension: tuple[float, float] | None,
+    seed: int,
+) -> ExpertRanks | None:
+    """Ranks of all gate matrices on the widest directions, and where 64 of the tokens are.
+
+    ``dimension`` is the range of the intrinsic dimension of the inputs. None where these do not
+    differ.
+    """
+    whole = data_directions(inputs)
+    if not len(whole.deviations):
+        return None
+    random = np.random.default_rng(seed)
+    local = [*_local(inputs, dimension, random)]
+    ranks, width = [], 0
+    for weight in gates:
+        ranks.append(_of_gate(weight, whole, local))
+        width = len(weight)
+    shape = (width, inputs.shape[1])
+    by_chance = [_of_gate(random.standard_normal(shape), whole, local) for _ in range(_RANDOM)]
+    rank, effective, around = (np.array(values) for values in zip(*ranks, strict=True))
+    _, effective_random, around_random = np.mean(by_chance, axis=0)
+    return ExpertRanks(
+        width=width,
+        dims=len(whole.deviations),
+        rank_min=int(rank.min()),
+        rank_median=float(np.median(rank)),
+        effective_min=float(effective.min()),
+        effective_median=float(np.median(effective)),
+        effective_random=float(effective_random),
+        local_dims=len(local[0].deviations) if local else None,
+        local_median=float(np.median(around)) if local else None,
+        local_random=float(around_random) if local else None,
+        width_over_dimension=None if dimension is None else width / dimension[1],
+    )
+
+
+def _of_gate(
+    weight: Float[np.ndarray, "neurons hidden"], whole: DataDirections, local: list[DataDirections]
+) -> tuple[float, float, float]:
+    """Rank and effective rank on all data, and the median effective rank around tokens."""
+    (rank, effective), *around = ranks_on_data(weight, [whole, *local])
+    return float(rank), effective, float(np.median([e for _, e in around])) if around else math.nan
+
+
+def _local(
+    inputs: Float[np.ndarray, "tokens hidden"],
+    dimension: tuple[float, float] | None,
+    random: np.random.Generator,
+) -> Iterator[DataDirections]:
+    """As many directions around each of some tokens as the data have dimensions."""
+    if dimension is None:
+        return
+    from sklearn.neighbors import NearestNeighbors
+
+    rows = inputs[np.sort(random.permutation(len(inputs))[:_AMONG])].astype(np.float64)
+    rows = rows[distinct_rows(rows)]
+    dims = min(math.ceil(dimension[1]), _NEIGHBOURS - 1, rows.shape[1])
+    places = random.permutation(len(rows))[:_PLACES]
+    near = NearestNeighbors(n_neighbors=min(_NEIGHBOURS + 1, len(rows)), algorithm="brute")
+    for neighbours in near.fit(rows).kneighbors(rows[places], return_distance=False):
+        yield data_directions(rows[neighbours], 1.0, dims)
+
+
+# ------------------------------------------------------------------------------------------ overlap
+def mean_pair_cosine(
+    outputs: Float[np.ndarray, "tokens slots width"],
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Mean cosine of two outputs of one token, over its pairs.
+
+    Of m outputs with unit vectors u: :math:`(|\sum u|^2 - m) / (m (m - 1))`, -1/(m-1) to 1. Outputs
+    of 0 have no direction and are left out; nan where fewer than two are left.
+    Oracle in tests: sklearn.metrics.pairwise.cosine_similarity.
+    """
+    cosines = np.full(len(outputs), np.nan)
+    for token, rows in enumerate(outputs):
+        rows = rows.astype(np.float64)
+        length = np.sqrt((rows**2).sum(axis=1))
+        rows = rows[length > 0.0] / length[length > 0.0, None]
+        if (m := len(rows)) > 1:
+            cosines[token] = (float((rows.sum(axis=0) ** 2).sum()) - m) / (m * (m - 1))
+    return cosines
+
+
+def centred_by_expert(
+    outputs: Float32[np.ndarray, "tokens slots width"],
+    experts: Integer[np.ndarray, "tokens slots"],
+) -> Float32[np.ndarray, "tokens slots width"]:
+    """Outputs less the mean output of the same expert over its tokens; 0 for its only one.
+
+    Oracle in tests: a loop over experts.
+    """
+    left = np.zeros_like(outputs)
+    for expert in np.unique(experts):
+        token, slot = np.nonzero(experts == expert)
+        rows = outputs[token, slot]
+        if len(rows) > 1:
+            left[token, slot] = rows - rows.mean(axis=0, dtype=np.float64)
+    return left
+
+
+def adding_up(
+    contributions: Float[np.ndarray, "tokens slots width"],
+) -> Float64[np.ndarray, "tokens"]:
+    r"""Length of the sum over the sum of the lengths, :math:`|\sum c_i| / \sum |c_i|`.
+
+    1 where all point the same way, :math:`k^{-1/2}` for k orthogonal ones of one length, 0 where
+    they cancel; nan where all are 0. Oracle in tests: vectors worked out by hand.
+    """
+    total = np.linalg.norm(contributions.sum(axis=1, dtype=np.float64), axis=1)
+    lengths = np.linalg.norm(contributions.astype(np.float64), axis=2).sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        return total / lengths
+
+
+# ---------------------------------------------------------------------------------------- distances
+#: Entries count whose spacing in storage is at most so many deviations of the noise: rounding adds
+#: to such as independent uniform noise does, to a few parts in a million.
+_MOST_STEPS = 1.25
+
+#: Estimates of the noise, each from the entries that count by the one before.
+_ROUNDS = 4
+
+#: Rows of contrasts whose largest singular value is looked at.
+_MOST_ROWS = 512
+
+#: Mean and standard deviation of the Tracy-Widom law of real matrices.
+_TRACY_WIDOM = (-1.2065, 1.2680)
+
+#: No p-value is told apart below: 37 standard errors.
+_LEAST_P = 1e-300
+
+
+@dataclass(frozen=True)
+class ExpertSpread:
+    r"""What :func:`expert_spread` finds.
+
+    ``upcycled_share`` 1 - mean_e |W_e - W|^2 / mean_e |W_e|^2, W the mean of the experts: 1/E for
+    experts that have nothing in common, 1 for copies. ``correlation`` is the mean cosine of two
+    experts: 0 and 1 there. ``deviation`` is the standard deviation of an entry around what the
+    experts share, ``step`` the root mean square spacing of the stored numbers; ``is_resolved`` says
+    that the deviation is not hidden by that spacing.
+
+    ``errors`` say by how many standard errors the spread differs from independent normal numbers of
+    one variance: its excess ``kurtosis`` (of either sign); the energies of ``rows``, ``columns``
+    and ``experts`` (of three or more), which vary more; its largest singular value (``spectrum``),
+    which is ``edge_ratio`` times that of noise, the Marchenko-Pastur edge; and its part along
+    ``mean``, what the experts share. Empty, and the two figures nan, where it is not resolved.
+    """
+
+    num_experts: int
+    num_values: int
+    upcycled_share: float
+    correlation: float
+    deviation: float
+    step: float
+    is_resolved: bool
+    kurtosis: float
+    edge_ratio: float
+    errors: dict[str, float]
+
+    @property
+    def farthest(self) -> float:
+        """The largest of ``errors``, below 0 that of kurtosis alone; 0 where there are none."""
+        return max(*self.errors.values(), abs(self.errors.get("kurtosis", 0.0)), 0.0, 0.0)
+
+
+def expert_spread(
+    experts: Float[np.ndarray, "experts rows columns"], unit: float = 0.0
+) -> ExpertSpread:
+    r"""Whether experts differ by more than independent normal noise around a common start.
+
+    ``unit`` is the unit roundoff of the format in which they are stored: its rounding is part of
+    the noise. With s the variance of an entry, that of rounding included, the contrasts of experts
+    :math:`Y = (H \otimes 1)\,W / \sqrt s`, H with orthonormal rows that sum to 0, are independent
+    standard normal numbers if there is nothing but noise, whatever the experts share. Energies of n
+    entries are then chi-squared over n, and the largest squared singular value of a rows times
+    columns matrix follows the Tracy-Widom law around
+    :math:`(\sqrt{r - 1} + \sqrt c)^2`.
+
+    float64, units of the weights; shares and correlation nan for experts that are all 0, copies
+    have deviation 0 and are not resolved. Raises ValueError for fewer than two experts.
+    Source: Johnstone 2001 for the edge. Oracle in tests: simulation, numpy.linalg.svd, scipy.stats.
+    """
+    number, rows, columns = experts.shape
+    if number < 2:
+        raise ValueError(f"{number} experts have no spread")
+    values = experts.astype(np.float64)
+    mean = values.mean(axis=0)
+    beside = values - values[0]  # copies are exactly 0 apart
+    apart = (beside - beside.mean(axis=0)) * math.sqrt(number / (number - 1))
+    energy, spread = float((values**2).mean()), float((apart**2).mean())
+    steps = spacing(mean.ravel(), unit).reshape(mean.shape)
+    rounding = steps**2 / 12.0
+    variance, is_usable = spread, np.ones_like(steps, dtype=bool)
+    for _ in range(_ROUNDS):  # what rounding adds makes the noise look larger than it is
+        is_usable = steps <= _MOST_STEPS * math.sqrt(max(variance, 0.0))
+        if not is_usable.any():
+            break
+        variance = float((apart**2)[:, is_usable].mean() - rounding[is_usable].mean())
+    is_resolved = bool(variance > 0.0 and 2 * is_usable.sum() >= is_usable.size)
+    kurtosis, edge_ratio, errors = math.nan, math.nan, {}
+    if is_resolved:
+        scale = np.where(is_usable, 1.0 / np.sqrt(variance + rounding), 0.0)
+        share = (rounding / (variance + rounding))[is_usable]
+        kurtosis, errors["kurtosis"] = _kurtosis(apart * scale, is_usable, share)
+        errors |= _energies(apart * scale, is_usable)
+        edge_ratio, errors["spectrum"] = _edge(beside, scale)
+        errors["mean"] = _along(beside, mean, scale)
+    return ExpertSpread(
+        num_experts=number,
+        num_values=rows * columns,
+        upcycled_share=float((mean**2).mean() / energy) if energy else math.nan,
+        correlation=_correlation(values),
+        deviation=math.sqrt(spread),
+        step=math.sqrt(float((steps**2).mean())),
+        is_resolved=is_resolved,
+        kurtosis=kurtosis,
+        edge_ratio=edge_ratio,
+        errors=errors,
+    )
+
+
+def _correlation(values: Float64[np.ndarray, "experts rows columns"]) -> float:
+    """The mean cosine of two experts; nan where one is 0."""
+    number = len(values)
+    lengths = np.sqrt((values**2).sum(axis=(1, 2)))
+    if not lengths.all():
+        return math.nan
+    together = np.tensordot(1.0 / lengths, values, axes=1)
+    return (float((together**2).sum()) / number - 1.0) / (number - 1)
+
+
+def _kurtosis(
+    scaled: Float64[np.ndarray, "experts rows columns"],
+    is_usable: Bool[np.ndarray, "rows columns"],
+    rounded: Float64[np.ndarray, "usable"],
+) -> tuple[float, float]:
+    """Excess kurtosis, and how far it is from that of normal numbers that were rounded.
+
+    ``rounded`` is the part of the variance that is rounding. Experts at one place have the
+    correlation -1/(E - 1), which counts by its fourth power.
+    """
+    number = len(scaled)
+    squares = scaled[:, is_usable] ** 2
+    kurtosis = float((squares**2).mean() / squares.mean() ** 2) - 3.0
+    weights = (1.0 - 1.0 / number) ** 4 + (number - 1) / number**4
+    uniform = -1.2 * float((rounded**2).mean()) * weights * (number / (number - 1)) ** 2
+    error = math.sqrt(24.0 * (1.0 + (number - 1.0) ** -3) / squares.size)
+    return kurtosis, (kurtosis - uniform) / error
+
+
+def _energies(
+    scaled: Float64[np.ndarray, "experts rows columns"], is_usable: Bool[np.ndarray, "rows columns"]
+) -> dict[str, float]:
+    """How much more energies of rows, columns and experts vary than those of noise."""
+    number = len(scaled)
+    squares = scaled**2 / (scaled[:, is_usable] ** 2).mean()
+    place = squares.mean(axis=0)
+    of = {
+        "rows": _excess(place.sum(axis=1), is_usable.sum(axis=1), number - 1.0),
+        "columns": _excess(place.sum(axis=0), is_usable.sum(axis=0), number - 1.0),
+    }
+    if number > 2:
+        counts = np.full(number, is_usable.sum())
+        # neighbours in one place share 1/(E - 1)^2 of the variance of a square
+        of["experts"] = _excess(
+            squares.sum(axis=(1, 2)), counts, 1.0 / (1.0 - (number - 1.0) ** -2)
+        )
+    return of
+
+
+def _excess(
+    energy: Float64[np.ndarray, "parts"], counts: np.ndarray, freedom_of_each: float
+) -> float:
+    """Standard errors by which the energies of parts vary more than chi-squared numbers do.
+
+    0 of fewer than two parts. Their squared distances have mean 1 and variance 2 + 12/n; their sum
+    is taken for a gamma variable of these moments.
+    """
+    energy, counts = energy[counts > 0], counts[counts > 0].astype(np.float64)
+    freedom = counts * freedom_of_each
+    total = float(((energy / counts - 1.0) ** 2 * freedom / 2.0).sum())
+    expected = len(counts) - 1.0
+    variance = 2.0 * expected + 12.0 * float((1.0 / freedom).sum())
+    if expected < 1.0:
+        return 0.0
+    return _errors(expected**2 / variance, total * expected / variance)
+
+
+def _edge(
+    values: Float64[np.ndarray, "experts rows columns"], scale: Float64[np.ndarray, "rows columns"]
+) -> tuple[float, float]:
+    """The largest singular value of contrasts over the edge of noise, and its standard errors.
+
+    Entries that do not count, of scale 0, are drawn: as zeros they would leave columns uneven.
+    """
+    from scipy.linalg import eigh, helmert
+
+    number, rows, columns = values.shape
+    some = min(number - 1, max(1, _MOST_ROWS // rows))
+    contrasts = np.tensordot(helmert(some + 1), values[: some + 1], axes=1) * scale
+    left_out = scale == 0.0
+    noise = np.random.default_rng(0).standard_normal((some, int(left_out.sum())))
+    contrasts[:, left_out] = noise
+    wide = contrasts.reshape(some * rows, columns)
+    wide = wide if len(wide) <= columns else wide.T
+    least, most = wide.shape
+    gram = wide @ wide.T
+    top = float(eigh(gram, eigvals_only=True, subset_by_index=[least - 1, least - 1])[0])
+    roots = math.sqrt(max(most - 1.0, 1.0)), math.sqrt(least)
+    centre = sum(roots) ** 2
+    width = sum(roots) * (1.0 / roots[0] + 1.0 / roots[1]) ** (1.0 / 3.0)
+    centred, deviation = _TRACY_WIDOM
+    return math.sqrt(top / centre), ((top - centre) / width - centred) / deviation
+
+
+def _along(
+    values: Float64[np.ndarray, "experts rows columns"],
+    mean: Float64[np.ndarray, "rows columns"],
+    scale: Float64[np.ndarray, "rows columns"],
+) -> float:
+    """Standard errors by which contrasts lie along the mean more than noise does."""
+    direction = mean * scale
+    length = math.sqrt(float((direction**2).sum()))
+    if not length:
+        return 0.0
+    parts = np.tensordot(values * scale, direction / length, axes=2)
+    energy = float(((parts - parts.mean()) ** 2).sum())
+    return _errors((len(values) - 1) / 2.0, energy / 2.0)
+
+
+def _errors(shape: float, value: float) -> float:
+    """Standard errors of a normal number that is exceeded as often as a gamma variable is value."""
+    from scipy.special import gammaincc, ndtri
+
+    return -float(ndtri(max(gammaincc(shape, value), _LEAST_P)))

@@ -1,1 +1,0 @@
-"""Gated attention as a hierarchical mixture of experts (docs/theory.md C1 to C6)."""
