@@ -6,7 +6,7 @@ how a sign-off ends by it, and whether the gate takes it for a fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,9 +17,8 @@ from moegeom.core.registry import Rooms
 from moegeom.core.router import Router, Rule
 from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.geometry.rows import size
-from moegeom.studies.changes.bias_pair import BiasPair
 from moegeom.studies.changes.record import Change
-from moegeom.studies.changes.row_pair import RowPair, row_pair
+from moegeom.studies.changes.row_pair import BiasPair, RowPair, row_pair
 
 # --------------------------------------------------------------------------------------- judgements
 #: How one change ends a sign-off.
@@ -107,19 +106,7 @@ class BiasFit:
 
 
 #: The row of A that each row of B is, where numbers of rows differ, and how that is told.
-Placed = tuple[Int64[np.ndarray, "experts"], RowFit]
-
-
-def _no_places(a: Router, b: Router) -> Iterator[Placed]:
-    yield from ()
-
-
-def _none(pair: object) -> Iterator[Any]:
-    yield from ()
-
-
-def _nothing(change: Change) -> Severity | None:
-    return None
+PlacedRows = tuple[Int64[np.ndarray, "experts"], RowFit]
 
 
 @dataclass(frozen=True)
@@ -138,11 +125,31 @@ class Edit:
     phrase: str
     meaning: Meaning
     judge: Judge
-    fit: Callable[[RowPair], Iterator[RowFit]] = _none
-    fit_bias: Callable[[BiasPair], Iterator[BiasFit]] = _none
-    of_rest: Callable[[RowPair], Iterator[RowFit]] = _none
-    fit_places: Callable[[Router, Router], Iterator[Placed]] = _no_places
-    gate: Callable[[Change], Severity | None] = _nothing
+    fit: Callable[[RowPair], Iterable[RowFit]] = lambda pair: ()
+    fit_bias: Callable[[BiasPair], Iterable[BiasFit]] = lambda pair: ()
+    of_rest: Callable[[RowPair], Iterable[RowFit]] = lambda pair: ()
+    fit_places: Callable[[Router, Router], Iterable[PlacedRows]] = lambda a, b: ()
+    gate: Callable[[Change], Severity | None] = lambda change: None
+
+    def of(
+        self,
+        rule: Rule,
+        fit: RowFit | BiasFit,
+        where: str = "",
+        subject: str = "rows",
+        **evidence: Any,
+    ) -> Change:
+        """The change that a fit describes, for routers of ``rule``; ``where`` are some rows."""
+        evidence, size = {**fit.evidence, **evidence}, getattr(fit, "size", None)
+        return self.change(
+            rule,
+            kind=fit.kind,
+            size=size,
+            detail=fit.detail,
+            where=where,
+            subject=subject,
+            **evidence,
+        )
 
     def change(
         self,

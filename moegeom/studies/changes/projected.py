@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +14,11 @@ from moegeom.core.row_keys import is_whole
 from moegeom.core.shapes import Float64
 from moegeom.core.text import percent
 from moegeom.results.reader import ResultsView
-from moegeom.studies.changes.bias_pair import KINDS, Biases
-from moegeom.studies.changes.operators.gains import FOLDED, NOT_FOLLOWED
-from moegeom.studies.changes.operators.places import NOT_COMPARED
+from moegeom.studies.changes.operators.factors import FOLDED, NOT_FOLLOWED
+from moegeom.studies.changes.operators.rows import NOT_COMPARED
 from moegeom.studies.changes.record import Change, RouterChange
-from moegeom.studies.changes.router import bias_changes
-from moegeom.studies.changes.row_pair import OtherRows, RowPair, stored_bits
-from moegeom.studies.changes.search import explained
+from moegeom.studies.changes.router import bias_changes, explained
+from moegeom.studies.changes.row_pair import KINDS, Biases, OtherRows, RowPair, stored_bits
 
 Row = Mapping[str, Any]
 
@@ -29,96 +28,67 @@ _UNKNOWN = "whether the experts moved along is not in results: compare the check
 _FOLDED = 2.0**-8
 
 
-class KeptRouters(Protocol):
-    """Routers known without weights, by name: from results, or from a baseline."""
+@dataclass(frozen=True, eq=False)
+class ProjectedRouter:
+    """A router without its weights, from results or from a baseline.
 
-    def names(self) -> list[str]:
-        """In the order of the checkpoint."""
-        ...
+    ``rule`` is known as far as the meaning of a change depends on it; ``shape`` are experts and
+    hidden size. ``digests`` are hashes of ``weight`` and ``gain``, without what is not there.
+    ``projections`` are those of the effective rows, means included, ``half_step`` the largest
+    rounding error of each as it was stored, ``lengths`` the true ones of the centred rows; None
+    where they were not measured.
+    """
 
-    def rule(self, router: str) -> Rule:
-        """The rule, as far as the meaning of a change depends on it."""
-        ...
-
-    def digest(self, router: str, part: str) -> str | None:
-        """Hash of the weight, the gain or a bias; None where there is none."""
-        ...
-
-    def shape(self, router: str) -> tuple[int, int]:
-        """Experts and hidden size."""
-        ...
-
-    def projections(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """Those of the effective rows, means included; None when they were not measured."""
-        ...
-
-    def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """The largest rounding error of each projection as it was stored."""
-        ...
-
-    def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
-        """True lengths of the centred rows."""
-        ...
-
-    def biases(self, router: str) -> Biases:
-        """Selection bias and logit bias."""
-        ...
+    name: str
+    rule: Rule
+    shape: tuple[int, int]
+    digests: Mapping[str, str]
+    biases: Biases
+    projections: Float64[np.ndarray, "experts count"] | None
+    half_step: Float64[np.ndarray, "experts count"] | None
+    lengths: Float64[np.ndarray, "experts"] | None
 
 
-class ProjectedRouters:
-    """The routers of results, by name, with what results keep of their rows."""
+#: Routers by name, in the order of the checkpoint.
+ProjectedRouters = Mapping[str, ProjectedRouter]
 
-    def __init__(self, results: ResultsView) -> None:
-        self.facts = {entry["name"]: entry for entry in results.run["routers"]}
-        self._layers = {r["router"]: r for r in results.rows("layers") if _is_whole(r)}
-        self._experts: dict[str, list[Row]] = {}
-        for row in results.rows("experts"):
-            if _is_whole(row):
-                self._experts.setdefault(row["router"], []).append(row)
-        self._rows: dict[str, np.ndarray | None] = {}
 
-    def names(self) -> list[str]:
-        """In the order of the checkpoint."""
-        return list(self.facts)
+def projected_routers(results: ResultsView) -> ProjectedRouters:
+    """The routers of results, with what these keep of the rows."""
+    layers = {row["router"]: row for row in results.rows("layers") if _is_whole(row)}
+    experts: dict[str, list[Row]] = {}
+    for row in filter(_is_whole, results.rows("experts")):
+        experts.setdefault(row["router"], []).append(row)
+    return {
+        facts["name"]: _projected(
+            facts, layers.get(facts["name"], {}), experts.get(facts["name"], ())
+        )
+        for facts in results.run["routers"]
+    }
 
-    def rule(self, router: str) -> Rule:
-        """The rule, as far as the meaning of a change depends on it."""
-        return rule_of(self.facts[router])
 
-    def digest(self, router: str, part: str) -> str | None:
-        """Hash of the weight, the gain or a bias; None where there is none."""
-        return self._layers.get(router, {}).get(f"{part}_digest")
-
-    def shape(self, router: str) -> tuple[int, int]:
-        """Experts and hidden size."""
-        return self.facts[router]["num_experts"], self.facts[router]["hidden_size"]
-
-    def projections(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """Those of the effective rows, means included; None when they were not measured."""
-        if router not in self._rows:
-            rows = _array([row.get("row_projections") for row in self._experts.get(router, ())])
-            mean = _array([self._layers.get(router, {}).get("mean_row_projections")])
-            self._rows[router] = None if rows is None or mean is None else rows + mean[0]
-        return self._rows[router]
-
-    def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """The largest rounding error of a row in its stored dtype, over its projections."""
-        rows = self.projections(router)
-        if rows is None:
-            return None
-        step = 2.0 ** -(stored_bits(self.facts[router]["stored_dtype"]) + 1)
+def _projected(facts: Mapping[str, Any], layer: Row, experts: Sequence[Row]) -> ProjectedRouter:
+    rule, half_step = rule_of(facts), None
+    rows, mean = _column(experts, "row_projections"), _column([layer], "mean_row_projections")
+    if rows is None or mean is None:
+        rows = None
+    else:
+        rows = rows + mean[0]
+        step = 2.0 ** -(stored_bits(facts["stored_dtype"]) + 1)
         lengths = np.linalg.norm(rows, axis=1, keepdims=True) / np.sqrt(rows.shape[1])
-        return np.ones_like(rows) * lengths * step
-
-    def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
-        """True lengths of the centred rows."""
-        return _array([row.get("centred_row_norm") for row in self._experts.get(router, ())])
-
-    def biases(self, router: str) -> Biases:
-        """Selection bias and logit bias as the table of experts holds them."""
-        rows = self._experts.get(router, ())
-        values = {kind: _array([row.get(kind.replace(" ", "_")) for row in rows]) for kind in KINDS}
-        return Biases(values, self.facts[router]["bias_dtype"], self.rule(router))
+        half_step = np.ones_like(rows) * lengths * step
+    digests = {part: layer.get(f"{part}_digest") for part in ("weight", "gain")}
+    biases = {kind: _column(experts, kind.replace(" ", "_")) for kind in KINDS}
+    return ProjectedRouter(
+        facts["name"],
+        rule,
+        (facts["num_experts"], facts["hidden_size"]),
+        {part: digest for part, digest in digests.items() if digest is not None},
+        Biases(biases, facts["bias_dtype"], rule),
+        rows,
+        half_step,
+        _column(experts, "centred_row_norm"),
+    )
 
 
 def rule_of(facts: Mapping[str, Any]) -> Rule:
@@ -138,7 +108,7 @@ def rule_of(facts: Mapping[str, Any]) -> Rule:
 
 
 def compare_projected(
-    a: KeptRouters, b: KeptRouters, router: str
+    a: ProjectedRouters, b: ProjectedRouters, router: str
 ) -> tuple[RouterChange, RowPair | None]:
     """The change of one router, and its projected rows in the order of B where there are any.
 
@@ -146,21 +116,25 @@ def compare_projected(
     true to 12 %. A fold of the gain shows as no change; a cast, a rotation, an update of low rank
     and factors for columns have no pattern.
     """
-    rule = b.rule(router)
-    own = np.arange(b.shape(router)[0])
-    if a.shape(router) != b.shape(router):
-        shapes = "{} x {} in A, {} x {} in B".format(*a.shape(router), *b.shape(router))
-        return RouterChange(router, (NOT_COMPARED.change(rule, kind=shapes),)), None
-    is_same = {part: _is_same(a, b, router, part) for part in ("weight", "gain")}
+    before, after = a[router], b[router]
+    own = np.arange(after.shape[0])
+    if before.shape != after.shape:
+        shapes = "{} x {} in A, {} x {} in B".format(*before.shape, *after.shape)
+        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=shapes),)), None
+    is_known = "weight" in before.digests and "weight" in after.digests  # else older results
+    is_same = {
+        part: is_known and before.digests.get(part) == after.digests.get(part)
+        for part in ("weight", "gain")
+    }
     beside = ("gain equal" if is_same["gain"] else "gain different",)
-    if a.digest(router, "gain") is None and b.digest(router, "gain") is None:
+    if "gain" not in before.digests and "gain" not in after.digests:
         beside = ()
     if all(is_same.values()):
         return RouterChange(router, tuple(_biases(a, b, router, own)), (), own.tolist()), None
     pair = _pair(a, b, router)
     if pair is None:
         kind = "no projections of its rows are known"
-        return RouterChange(router, (NOT_COMPARED.change(rule, kind=kind),), beside), None
+        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=kind),), beside), None
     rows, left = _rows(pair, **is_same)
     place = left.place
     changes = (*rows, *_biases(a, b, router, place))
@@ -170,14 +144,16 @@ def compare_projected(
     return RouterChange(router, changes, (*beside, *notes), place.tolist()), aligned
 
 
-def _biases(a: KeptRouters, b: KeptRouters, router: str, place: np.ndarray) -> Iterator[Change]:
+def _biases(
+    a: ProjectedRouters, b: ProjectedRouters, router: str, place: np.ndarray
+) -> Iterator[Change]:
     for kind in KINDS:
         others = {
             name: values
-            for name in a.names()
-            if name != router and (values := a.biases(name).values.get(kind)) is not None
+            for name, one in a.items()
+            if name != router and (values := one.biases.values.get(kind)) is not None
         }
-        yield from bias_changes(kind, a.biases(router), b.biases(router), place, others)
+        yield from bias_changes(kind, a[router].biases, b[router].biases, place, others)
 
 
 def _rows(pair: RowPair, *, weight: bool, gain: bool) -> tuple[list[Change], RowPair]:
@@ -193,40 +169,33 @@ def _rows(pair: RowPair, *, weight: bool, gain: bool) -> tuple[list[Change], Row
     return explained(pair)
 
 
-def _pair(a: KeptRouters, b: KeptRouters, router: str) -> RowPair | None:
-    rows = a.projections(router), b.projections(router)
-    steps = a.half_step(router), b.half_step(router)
+def _pair(a: ProjectedRouters, b: ProjectedRouters, router: str) -> RowPair | None:
+    before, after = a[router], b[router]
+    rows, steps = (before.projections, after.projections), (before.half_step, after.half_step)
     if rows[0] is None or rows[1] is None or steps[0] is None or steps[1] is None:
         return None
-
-    def known() -> Mapping[str, Float64[np.ndarray, "others count"]]:
-        return {name: array for name in a.names() if (array := a.projections(name)) is not None}
-
-    others = OtherRows(known, lambda values: values, lambda name: {"": known()[name]})
+    every = {name: one.projections for name, one in a.items() if one.projections is not None}
+    others = OtherRows(lambda: every, lambda values: values, lambda name: {"": every[name]})
     return RowPair(
         rows[0],
         rows[1],
         steps[0] + steps[1],
-        b.rule(router),
+        after.rule,
         np.arange(len(rows[0])),
         name=router,
         others=others,
-        lengths=a.lengths(router),
-        new_lengths=b.lengths(router),
+        lengths=before.lengths,
+        new_lengths=after.lengths,
     )
-
-
-def _is_same(a: KeptRouters, b: KeptRouters, router: str, part: str) -> bool:
-    if a.digest(router, "weight") is None or b.digest(router, "weight") is None:
-        return False  # results from before digests
-    return a.digest(router, part) == b.digest(router, part)
 
 
 def _is_whole(row: Row) -> bool:
     return row["variant"] == "as_stored" and is_whole(row["population"])
 
 
-def _array(values: Sequence[Any]) -> np.ndarray | None:
+def _column(rows: Sequence[Row], name: str) -> np.ndarray | None:
+    """A column as an array; None unless every row has it, and finite."""
+    values = [row.get(name) for row in rows]
     if not values or any(value is None for value in values):
         return None
     array = np.array(values, dtype=np.float64)

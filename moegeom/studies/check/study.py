@@ -20,8 +20,14 @@ from moegeom.checks import (
     measured_results,
     verdicts_of,
 )
-from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
-from moegeom.checks.drift import Drift, SinceBaseline
+from moegeom.checks.baseline import (
+    Baseline,
+    BaselineRouter,
+    baseline_of,
+    read_baseline,
+    write_baseline,
+)
+from moegeom.checks.measured import Drift, SinceBaseline
 from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, deviations
 from moegeom.checks.profile_file import (
     PROFILE_NAME,
@@ -35,7 +41,6 @@ from moegeom.core.files import refuse_unwritable
 from moegeom.core.loaded_code import lies_in, trees_around
 from moegeom.core.registry import unknown_name
 from moegeom.core.router import Rule
-from moegeom.core.shapes import Float64
 from moegeom.core.text import percent
 from moegeom.engine.request import refuse_late, tokens_text
 from moegeom.engine.run_facts import refused_facts
@@ -46,12 +51,11 @@ from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan, with_to
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
 from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
-from moegeom.studies.changes.bias_pair import KINDS, Biases
 from moegeom.studies.changes.edit import EDITS
-from moegeom.studies.changes.operators.places import NOT_COMPARED
-from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
+from moegeom.studies.changes.operators.rows import NOT_COMPARED
+from moegeom.studies.changes.projected import ProjectedRouter, compare_projected, projected_routers
 from moegeom.studies.changes.record import Change, RouterChange
-from moegeom.studies.changes.row_pair import RowPair
+from moegeom.studies.changes.row_pair import KINDS, Biases, RowPair
 from moegeom.studies.check.facts import attention_facts, expert_facts, loader_facts
 from moegeom.studies.check.record import Gate, GateRequest
 
@@ -290,51 +294,22 @@ def _has_samples(baseline: Baseline | None) -> bool:
     return baseline is not None and any(r.samples for r in baseline.routers.values())
 
 
-class BaselineRouters:
-    """The routers of a baseline as a comparison sees them; the rule is that of the results."""
-
-    def __init__(self, baseline: Baseline, now: ProjectedRouters) -> None:
-        self._routers, self._now = baseline.routers, now
-
-    def names(self) -> list[str]:
-        """In the order of the file."""
-        return list(self._routers)
-
-    def rule(self, router: str) -> Rule:
-        """That of the results: another one is a finding of its own."""
-        return self._now.rule(router)
-
-    def digest(self, router: str, part: str) -> str | None:
-        """Hash of the weight, the gain or a bias; None where there is none."""
-        return self._routers[router].digests.get(f"{part}_digest")
-
-    def shape(self, router: str) -> tuple[int, int]:
-        """Experts and hidden size."""
-        facts = self._routers[router].facts
-        return int(facts["num_experts"]), int(facts["hidden_size"])
-
-    def projections(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """Those of the effective rows, means included."""
-        baseline = self._routers[router]
-        return baseline.projections.astype(np.float64) + baseline.mean_projections
-
-    def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """That of the steps in which they are written."""
-        baseline = self._routers[router]
-        return np.ones_like(baseline.projections, np.float64) * baseline.half_step[:, None]
-
-    def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
-        """True lengths of the centred rows."""
-        return self._routers[router].norms.astype(np.float64)
-
-    def biases(self, router: str) -> Biases:
-        """Selection bias and logit bias."""
-        baseline = self._routers[router]
-        both = (baseline.selection_bias, baseline.logit_bias)
-        values: dict[str, np.ndarray | None] = dict(zip(KINDS, both, strict=True))
-        # nothing is judged by the rule of a router that only the baseline has
-        ruled = router if router in self._now.facts else self._now.names()[0]
-        return Biases(values, "F32", self._now.rule(ruled))
+def _of_baseline(name: str, before: BaselineRouter, rule: Rule) -> ProjectedRouter:
+    """A router of the baseline, with the rule of the results: another is a finding of its own."""
+    biases: dict[str, np.ndarray | None] = dict(
+        zip(KINDS, (before.selection_bias, before.logit_bias), strict=True)
+    )
+    digests = {column.removesuffix("_digest"): value for column, value in before.digests.items()}
+    return ProjectedRouter(
+        name,
+        rule,
+        (int(before.facts["num_experts"]), int(before.facts["hidden_size"])),
+        digests,
+        Biases(biases, "F32", rule),
+        before.projections.astype(np.float64) + before.mean_projections,
+        np.ones_like(before.projections, np.float64) * before.half_step[:, None],
+        before.norms.astype(np.float64),
+    )
 
 
 def drifts_since(results: ResultsView, baseline: Baseline) -> Mapping[str, Drift]:
@@ -342,16 +317,20 @@ def drifts_since(results: ResultsView, baseline: Baseline) -> Mapping[str, Drift
 
     Routers whose rows cannot be compared are left out.
     """
-    now = ProjectedRouters(results)
-    before = BaselineRouters(baseline, now)
-    drifts = {}
-    for router in now.names():
-        if router in baseline.routers and before.shape(router) == now.shape(router):
-            changed, pair = compare_projected(before, now, router)
+    now, drifts = projected_routers(results), {}
+    # nothing is judged by the rule of a router that only the baseline has
+    before = {
+        name: _of_baseline(name, one, now.get(name, first).rule)
+        for first in [*now.values()][:1]
+        for name, one in baseline.routers.items()
+    }
+    for name, router in now.items():
+        if name in before and before[name].shape == router.shape:
+            changed, pair = compare_projected(before, now, name)
             if not any(
                 c.word == NOT_COMPARED.name and c.subject == "rows" for c in changed.changes
             ):
-                drifts[router] = _drift(changed, pair, now.rule(router))
+                drifts[name] = _drift(changed, pair, router.rule)
     return drifts
 
 

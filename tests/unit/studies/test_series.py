@@ -18,8 +18,8 @@ from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.series import Curve, Series, SeriesStep
 from moegeom.document.render import RENDERERS
 from moegeom.router.load import load_routers
-from moegeom.studies.track.choices import Choices, agreement
 from moegeom.studies.track.document import document
+from moegeom.studies.track.measure import Choices, agreement
 from moegeom.studies.track.paths import being_written, find_checkpoints, recording_path, unreadable
 from moegeom.studies.track.study import TrackRequest, track, with_trends
 from tests.by_day import by_day

@@ -1,12 +1,14 @@
-"""One factor for all rows, and one for each column."""
+"""One factor for all rows, one for each column, and the gain of the norm in front."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from moegeom.core.router import Rule
+from moegeom.core.router import Router, Rule
+from moegeom.core.shapes import Float64
+from moegeom.core.text import percent
 from moegeom.geometry.description import number_bits
 from moegeom.geometry.rows import (
     column_factors,
@@ -17,12 +19,15 @@ from moegeom.geometry.rows import (
 )
 from moegeom.studies.changes.edit import (
     Edit,
+    Exported,
+    Judgement,
     RowFit,
     always,
     error_if_exact,
     says,
 )
-from moegeom.studies.changes.row_pair import RowPair
+from moegeom.studies.changes.record import Change
+from moegeom.studies.changes.row_pair import EQUAL, RowPair, share
 
 #: With fewer rows a factor for each column explains much by chance.
 _LEAST_ROWS_FOR_COLUMNS = 4
@@ -106,4 +111,129 @@ COLUMNS_SCALED = Edit(
     says("the effective router weighs its inputs differently: choices change."),
     always("failed"),
     _columns,
+)
+
+
+#: A fold leaves less than this of the distance that the weight alone would have made.
+_EXPLAINS = 0.5
+
+#: What may have been done to a gain, in words.
+_RELATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "left out": np.ones_like,
+    "applied twice": np.square,
+    "taken as 1 + g": lambda gain: 1.0 + gain,
+    "taken as g - 1": lambda gain: gain - 1.0,
+}
+
+#: Gains are equal within two roundings to bfloat16.
+_ROUNDING = 2.0**-7
+
+
+def _gains(pair: RowPair) -> tuple[Float64[np.ndarray, "hidden"], Float64[np.ndarray, "hidden"]]:
+    first, second = (
+        np.ones(r.hidden_size) if r.gain is None else r.gain.astype(np.float64)
+        for r in pair.routers
+    )
+    return first, second
+
+
+def _has_other_gain(pair: RowPair) -> bool:
+    if pair.is_projected or not pair.is_stored:
+        return False
+    first, second = _gains(pair)
+    return not np.array_equal(first, second)
+
+
+def _folded(pair: RowPair) -> Iterator[RowFit]:
+    if FOLDED.name in pair.named or not _has_other_gain(pair):
+        return
+    first, second = pair.routers
+    before = first.weight[pair.place]
+    if np.array_equal(before, second.weight):
+        return
+    distance, length = size(pair.left), size(pair.centred[1])
+    alike = min(_without_fold(before, first, second), pair.length, length)
+    if distance > _EXPLAINS * alike:
+        return
+    finest = max(distance, float(pair.finest.max()), EQUAL * length)
+    saved = pair.a.size * np.log2(max(alike / finest, 1.0))
+    yield RowFit(
+        pair.a,
+        number_bits(pair.a.shape[1], pair.a.size, 1.0, 1.0),
+        evidence={"effective_change": share(distance, pair.length)},
+        saved=float(saved),
+    )
+
+
+def _without_fold(before: np.ndarray, first: Router, second: Router) -> float:
+    """Distance of the centred rows for B's weight behind A's gain."""
+    gain = 1.0 if first.gain is None else first.gain.astype(np.float64)
+    moved = (second.weight.astype(np.float64) - before) * gain
+    return size(moved - moved.mean(axis=0))
+
+
+def _judge_folded(change: Change, pair: Exported) -> Judgement:
+    moved, allowed = pair.moved(), pair.own_rounding()
+    begin = "gain and columns changed inversely"
+    if moved <= allowed:
+        rounding = f"a rounding of {percent(moved)} (A's own precision: {percent(allowed)})"
+        return Judgement("passed", f"{begin}, W diag(g) is the same up to {rounding}.")
+    return Judgement(
+        "failed",
+        f"{begin}, and W diag(g) moved by {percent(moved)}; writing it again in A's own precision "
+        f"leaves at most {percent(allowed)}: digits were lost.",
+    )
+
+
+FOLDED = Edit(
+    "gain folded",
+    "gain folded",
+    says(
+        "the gain of the norm and the columns of the router changed inversely, W diag(g) is the "
+        "same within rounding: no choice changes."
+    ),
+    _judge_folded,
+    _folded,
+)
+
+
+def _not_followed(pair: RowPair) -> Iterator[RowFit]:
+    if not _has_other_gain(pair):
+        return
+    first, second = _gains(pair)
+    routers = pair.routers
+    weight = routers[0].weight[pair.place].astype(np.float64)
+    same = np.array_equal(weight, routers[1].weight)
+    moved = f"rows W diag(g) moved by {percent(pair.change_size)}"
+    changed = share(float(np.linalg.norm(second - first)), float(np.linalg.norm(first)))
+    for words, relation in _RELATIONS.items():
+        if (np.abs(second - relation(first)) <= _ROUNDING * np.abs(second)).all():
+            yield RowFit(
+                weight * second,
+                3.0,
+                kind=f"gain {words}",
+                detail=f"{'the weight is bit for bit the same; ' if same else ''}{moved}",
+                size=pair.change_size,
+                evidence={"relation": words, "gain_change": changed},
+            )
+    if same:
+        yield RowFit(
+            pair.b,
+            number_bits(2, pair.a.size, size(pair.left), float(pair.finest.max())),
+            kind="weight the same, gain changed",
+            detail=f"the gain changed by {percent(changed)}; {moved}",
+            size=pair.change_size,
+            evidence={"relation": "", "gain_change": changed},
+        )
+
+
+NOT_FOLLOWED = Edit(
+    "gain not followed",
+    "{kind}, rows moved by {size}",
+    says(
+        "the router reads other inputs than before, and the weight did not follow: choices change. "
+        "So smoothing does where it forgets the router, and training where the router is frozen."
+    ),
+    always("failed"),
+    _not_followed,
 )

@@ -10,7 +10,6 @@ from moegeom.core.finding import Severity
 from moegeom.core.router import Router, mantissa_bits
 from moegeom.core.text import percent
 from moegeom.geometry.number_formats import cast_of, grid_of
-from moegeom.studies.changes.bias_pair import BiasPair
 from moegeom.studies.changes.edit import (
     BiasFit,
     Edit,
@@ -20,7 +19,7 @@ from moegeom.studies.changes.edit import (
     says,
 )
 from moegeom.studies.changes.record import Change
-from moegeom.studies.changes.row_pair import RowPair, row_pair, stored_bits
+from moegeom.studies.changes.row_pair import BiasPair, RowPair, row_pair, stored_bits
 
 #: Bits that each value saves which is told to the last digit.
 _EXACT_BITS = 16.0

@@ -1,4 +1,4 @@
-"""Rows in another order, copied over each other, and multiplied by factors of their own."""
+"""Rows in another order, copied, scaled one by one, left out or repeated; experts left behind."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from moegeom.core.router import Rule
-from moegeom.core.shapes import Int64
+from moegeom.core.router import Router, Rule
+from moegeom.core.shapes import Float64, Int64
 from moegeom.geometry.description import number_bits
-from moegeom.geometry.rows import AWAY, common_factor, cycles, matched_places, own_cosines
+from moegeom.geometry.rows import (
+    AWAY,
+    common_factor,
+    cycles,
+    matched_places,
+    own_cosines,
+    squared_distances,
+)
 from moegeom.geometry.set_code import log2_sets
 from moegeom.studies.changes.edit import (
     Edit,
@@ -23,7 +30,8 @@ from moegeom.studies.changes.edit import (
     says,
 )
 from moegeom.studies.changes.record import Change
-from moegeom.studies.changes.row_pair import EQUAL, FARTHEST, RowPair
+from moegeom.studies.changes.row_pair import EQUAL, FARTHEST, RowPair, effective_rows_of
+from moegeom.studies.faults.scope import listed
 
 #: Rows that are named before the rest is counted, and exchanges of rows.
 _MOST_NAMED, _MOST_SWAPS = 3, 4
@@ -204,4 +212,95 @@ SCALED_ROWS = Edit(
     always("failed"),
     _scaled_rows,
     gate=error_if_exact,
+)
+
+
+#: A row of B is that of A which is nearer than this share of the next one, and of its own length.
+_NEARER = 0.5
+
+#: Share of the rows of B that must be such.
+_MOST = 0.9
+
+
+def subset_places(
+    a: Float64[np.ndarray, "before dimension"], b: Float64[np.ndarray, "experts dimension"]
+) -> Int64[np.ndarray, "experts"] | None:
+    """The row of A that each row of B is; None where too few of them are found."""
+    if len(a) < 2 or not len(b):
+        return None
+    apart = np.sqrt(squared_distances(a, b))
+    nearest = apart.argmin(axis=1).astype(np.int64)
+    two = np.partition(apart, 1, axis=1)
+    lengths = np.linalg.norm(b, axis=1)
+    is_found = (two[:, 0] <= _NEARER * two[:, 1]) & (two[:, 0] <= _NEARER * lengths)
+    return nearest if is_found.mean() >= _MOST else None
+
+
+def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"], RowFit]]:
+    if a.hidden_size != b.hidden_size or a.num_experts == b.num_experts:
+        return
+    before = effective_rows_of(a)
+    place = subset_places(before, effective_rows_of(b))
+    if place is None:
+        return
+    sources = np.unique(place)
+    number, is_fewer = len(place), len(sources) == len(place)
+    if is_fewer:
+        kind = f"pruned: {number} of {a.num_experts} rows"
+        detail = f"the rows are those of A's experts {listed(place)}"
+    else:
+        kind = f"rows repeated: {number} from {len(sources)} of {a.num_experts}"
+        detail = f"row by row A's experts {listed(place)}"
+    mixed = is_fewer and mixes_groups(place, a.num_experts, b.rule)
+    if mixed:
+        detail += "; experts of one group of the rule come from several groups of A"
+    yield (
+        place,
+        RowFit(
+            before[place],
+            log2_sets(a.num_experts, min(number, a.num_experts)),
+            kind=kind,
+            detail=detail,
+            evidence={"place": place.tolist(), "mixes_groups": mixed},
+            place=place,
+        ),
+    )
+
+
+def _judge(change: Change, pair: Exported) -> Judgement:
+    if change.evidence["mixes_groups"]:
+        text = "experts of one group come from several groups of A: groups compete otherwise."
+        return Judgement("failed", text)
+    text = "each row is one of A's; it is another function on purpose, and only text tells how far."
+    return Judgement("inconclusive", text)
+
+
+PRUNED = Edit(
+    "pruned",
+    "{kind}",
+    says("tokens that chose experts which are gone go to others."),
+    _judge,
+    fit_places=_places,
+)
+
+
+LEFT_BEHIND = Edit(
+    "experts left behind",
+    "experts left behind",
+    says("rows changed places and experts did not: tokens go to other experts."),
+    always("failed"),
+)
+
+MOVED_ALONE = Edit(
+    "experts moved alone",
+    "experts moved alone",
+    says("experts changed places and rows did not: tokens go to other experts."),
+    always("failed"),
+)
+
+NOT_COMPARED = Edit(
+    "not compared",
+    "not compared: {kind}",
+    says("nothing is known about these routers."),
+    always("failed"),
 )
