@@ -175,7 +175,7 @@ def _pair(a: ProjectedRouters, b: ProjectedRouters, router: str) -> RowPair | No
     if rows[0] is None or rows[1] is None or steps[0] is None or steps[1] is None:
         return None
     every = {name: one.projections for name, one in a.items() if one.projections is not None}
-    others = OtherRows(lambda: every, lambda values: values, lambda name: {"": every[name]})
+    others = OtherRows(lambda: every, lambda name: {"": every[name]})
     return RowPair(
         rows[0],
         rows[1],

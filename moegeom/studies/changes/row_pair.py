@@ -35,8 +35,8 @@ class OtherRows:
     """Projected rows of all routers of A by name, and a router's rows in full behind B's gain."""
 
     projections: Callable[[], Mapping[str, Rows]]
-    project: Callable[[Rows], Rows]
     rows: Callable[[str], Mapping[str, Rows]]
+    project: Callable[[Rows], Rows] = lambda rows: rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,9 +305,7 @@ class RoutersOfA:
                 projections["behind its own gain, of "] = with_gain
             return projections
 
-        return OtherRows(
-            lambda: self._projected, lambda values: projected(values, NUM_PROJECTIONS), rows
-        )
+        return OtherRows(lambda: self._projected, rows, lambda of: projected(of, NUM_PROJECTIONS))
 
     def biases(self, kind: str, of: str) -> Mapping[str, Float[np.ndarray, "experts"]]:
         """The biases of one kind of all routers but one."""

@@ -41,7 +41,6 @@ from moegeom.core.files import refuse_unwritable
 from moegeom.core.loaded_code import lies_in, trees_around
 from moegeom.core.registry import unknown_name
 from moegeom.core.router import Rule
-from moegeom.core.text import percent
 from moegeom.engine.request import refuse_late, tokens_text
 from moegeom.engine.run_facts import refused_facts
 from moegeom.engine.session import Session
@@ -50,11 +49,11 @@ from moegeom.metrics import METRICS, read_columns_of
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan, with_tokens
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
-from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
+from moegeom.router.expert_samples import read_expert_samples
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.operators.rows import NOT_COMPARED
 from moegeom.studies.changes.projected import ProjectedRouter, compare_projected, projected_routers
-from moegeom.studies.changes.record import Change, RouterChange
+from moegeom.studies.changes.record import RouterChange, phrase_of
 from moegeom.studies.changes.row_pair import KINDS, Biases, RowPair
 from moegeom.studies.check.facts import attention_facts, expert_facts, loader_facts
 from moegeom.studies.check.record import Gate, GateRequest
@@ -78,7 +77,7 @@ def gate(
     """
     if request.target == "":
         raise UsageError("check needs a checkpoint or results.", "moegeom check CKPT")
-    announce = _silence if watch is None else watch.say
+    announce = (lambda text: None) if watch is None else watch.say
     profile, baseline_file = read_settings(request)
     if request.update_baseline:
         refuse_unwritable(baseline_file or Path(DEFAULT_BASELINE))
@@ -86,9 +85,14 @@ def gate(
     if baseline_file is not None and not request.update_baseline:
         baseline = read_baseline(baseline_file)
     results, opened = measured_target(request, watch)
-    if _has_samples(baseline) and opened is not None:
-        results = with_expert_samples(results, _samples(opened, announce))
-    if opened is not None and (facts := _facts_on_request(request, opened, announce)):
+    if opened is not None:
+        if baseline is not None and any(router.samples for router in baseline.routers.values()):
+            results = with_expert_samples(results, opened, announce)
+        facts: dict[str, Any] = {"loaders": loader_facts(opened)}
+        if request.experts:
+            facts["expert_spread"] = expert_facts(opened, announce)
+        if request.attention:
+            facts["attention_gates"] = attention_facts(opened, announce)
         tables = {table: results.rows(table) for table in ("layers", "experts")}
         results = MemoryResults({**results.run, **facts}, tables)
     stricter = dataclasses.replace(profile, base="release")
@@ -105,21 +109,9 @@ def gate(
     if request.update_baseline:
         written = baseline_file or Path(DEFAULT_BASELINE)
         if opened is not None:
-            results = with_expert_samples(results, _samples(opened, announce))
+            results = with_expert_samples(results, opened, announce)
         update_baseline(request, results, written)
     return Gate(verdict, results.run, written, release)
-
-
-def _facts_on_request(
-    request: GateRequest, opened: Session, announce: Callable[[str], None]
-) -> dict[str, Any]:
-    """Facts of what lies beside the weights, and of what is read where the request says so."""
-    facts: dict[str, Any] = {"loaders": loader_facts(opened)}
-    if request.experts:
-        facts["expert_spread"] = expert_facts(opened, announce)
-    if request.attention:
-        facts["attention_gates"] = attention_facts(opened, announce)
-    return facts
 
 
 def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
@@ -235,10 +227,6 @@ def measured_target(
         return MemoryResults(refused_facts(refusal), {}), None
 
 
-def _silence(text: str) -> None:
-    """Hears nothing."""
-
-
 def check_thresholds(profile: Profile) -> None:
     """Raises UsageError when a threshold names no figure of the table ``layers``."""
     columns = [
@@ -272,8 +260,14 @@ def update_baseline(request: GateRequest, results: ResultsView, file: Path) -> N
     write_baseline(file, baseline_of(results))
 
 
-def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryResults:
+def with_expert_samples(
+    results: ResultsView, opened: Session, announce: Callable[[str], None]
+) -> MemoryResults:
     """The same results with a hash of each expert's weights in the rows of ``experts``."""
+    samples = read_expert_samples(
+        opened.store, [router for router in opened.routers.routers if not router.listed]
+    )
+    announce(f"read {samples.bytes_read:,} bytes of headers and expert weights to know experts by")
 
     def sampled(row: Mapping[str, Any]) -> dict[str, Any]:
         digests = samples.digests.get(row["router"])
@@ -281,17 +275,6 @@ def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryR
 
     experts = [sampled(row) for row in results.rows("experts")]
     return MemoryResults(results.run, {"layers": results.rows("layers"), "experts": experts})
-
-
-def _samples(opened: Session, announce: Callable[[str], None]) -> ExpertSamples:
-    routers = [router for router in opened.routers.routers if not router.listed]
-    samples = read_expert_samples(opened.store, routers)
-    announce(f"read {samples.bytes_read:,} bytes of headers and expert weights to know experts by")
-    return samples
-
-
-def _has_samples(baseline: Baseline | None) -> bool:
-    return baseline is not None and any(r.samples for r in baseline.routers.values())
 
 
 def _of_baseline(name: str, before: BaselineRouter, rule: Rule) -> ProjectedRouter:
@@ -340,15 +323,14 @@ def _drift(changed: RouterChange, pair: RowPair | None, rule: Rule) -> Drift:
     if pair is not None:
         # a vector added to every row changes a curved rule
         moved, size = pair.row_sizes(is_shift_free=rule.is_affine), pair.change_size
-    return Drift(place, moved, size, tuple(map(_since, changed.changes)))
-
-
-def _since(change: Change) -> SinceBaseline:
-    size = "" if change.size is None else percent(change.size)
-    return SinceBaseline(
-        change.word,
-        change.phrase.replace("{size}", size),
-        f"{change.meaning}{f' {change.detail}.' if change.detail else ''}",
-        change.subject,
-        EDITS[change.word].gate(change),
+    since = (
+        SinceBaseline(
+            change.word,
+            phrase_of([change]),
+            f"{change.meaning}{f' {change.detail}.' if change.detail else ''}",
+            change.subject,
+            EDITS[change.word].gate(change),
+        )
+        for change in changed.changes
     )
+    return Drift(place, moved, size, tuple(since))

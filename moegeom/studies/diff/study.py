@@ -404,20 +404,6 @@ LEVEL = 0.05
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class _Test:
-    router: str
-    column: str
-    before: float
-    after: float
-    error: float
-    freedom: float
-
-    @property
-    def p_value(self) -> float:
-        return p_differs(self.after - self.before, self.error, self.freedom)
-
-
 def figure_changes(a: ResultsView, b: ResultsView) -> Figures | None:
     r"""Tests of "no difference" for each router and each figure of ``layers`` that has an error.
 
@@ -431,13 +417,15 @@ def figure_changes(a: ResultsView, b: ResultsView) -> Figures | None:
     if not common:
         return None
     versions = tuple(results.run.get("column_versions", {}) for results in (a, b))
-    tests: list[_Test] = []
+    tests: list[tuple[FigureChange, float]] = []
     left_out: dict[str, list[str]] = {}
+    columns = (c for metric in METRICS.all() for c in metric.columns.get("layers", ()))
+    texts = {column.name: column.text for column in columns if column.has_se}
     for router in common:
         pair = (rows[0][router], rows[1][router])
-        for column in _columns():
-            outcome = _one(router, column, pair, (versions[0], versions[1]))
-            if isinstance(outcome, _Test):
+        for column, text in texts.items():
+            outcome = _one(router, column, text, pair, (versions[0], versions[1]))
+            if isinstance(outcome, tuple):
                 tests.append(outcome)
             elif outcome and column not in left_out.setdefault(outcome, []):
                 left_out[outcome].append(column)
@@ -445,32 +433,29 @@ def figure_changes(a: ResultsView, b: ResultsView) -> Figures | None:
     return Figures(_judged(tests), LEVEL, (tokens[0], tokens[1]), left_out)
 
 
-def _judged(tests: Sequence[_Test]) -> list[FigureChange]:
-    p_values = [test.p_value for test in tests]
-    rejected = holm_rejects(p_values, LEVEL)
-    texts = {column.name: column.text for column in _layer_columns()}
+def _judged(tests: Sequence[tuple[FigureChange, float]]) -> list[FigureChange]:
+    rejected = holm_rejects([test.p_value for test, _ in tests], LEVEL)
     return [
-        FigureChange(
-            router=test.router,
-            column=test.column,
-            text=texts[test.column],
-            before=test.before,
-            after=test.after,
-            error=test.error,
-            p_value=p_value,
+        dataclasses.replace(
+            test,
             is_significant=is_rejected,
             # both directions share the level
-            detectable=detectable_shift(test.error, test.freedom, LEVEL / 2.0, len(tests)),
+            detectable=detectable_shift(test.error, freedom, LEVEL / 2.0, len(tests)),
         )
-        for test, p_value, is_rejected in zip(tests, p_values, rejected, strict=True)
+        for (test, freedom), is_rejected in zip(tests, rejected, strict=True)
     ]
 
 
+_FEW_BLOCKS = "no standard error: fewer than two blocks of documents"
+
+
 def _one(
-    router: str, column: str, pair: tuple[Row, Row], versions: tuple[Row, Row]
-) -> _Test | str | None:
-    """The test, else the reason for none; None where a side lacks the figure."""
-    values = _known(column, pair)
+    router: str, column: str, text: str, pair: tuple[Row, Row], versions: tuple[Row, Row]
+) -> tuple[FigureChange, float] | str | None:
+    """The test and its degrees of freedom, else the reason for none; None where a side lacks the
+    figure.
+    """
+    values = _numbers(column, pair)
     if values is None:
         return None
     if versions[0].get(column) != versions[1].get(column):
@@ -480,19 +465,20 @@ def _one(
         return "depends on the number of tokens"
     if min(tokens) < least_tokens(column):
         return "too few tokens for its standard error"
-    errors = _known(f"{column}_se", pair)
+    errors = _numbers(f"{column}_se", pair)
     if errors is None:
-        return "no standard error: fewer than two blocks of documents"
+        return _FEW_BLOCKS
     both = math.hypot(*errors)
     if both == 0.0:
         return "no standard error: leaving out documents changes nothing"
     freedom = welch_freedom(errors, [row["num_blocks"] - 1 for row in pair])
     if math.isnan(freedom):
-        return "no standard error: fewer than two blocks of documents"
-    return _Test(router, column, *values, both, freedom)
+        return _FEW_BLOCKS
+    p_value = p_differs(values[1] - values[0], both, freedom)
+    return FigureChange(router, column, text, *values, both, p_value), freedom
 
 
-def _known(column: str, pair: tuple[Row, Row]) -> tuple[float, float] | None:
+def _numbers(column: str, pair: tuple[Row, Row]) -> tuple[float, float] | None:
     """The figure on both sides; None unless both are numbers."""
     values = [row.get(column) for row in pair]
     numbers = [float(value) for value in values if value is not None and math.isfinite(value)]
@@ -506,16 +492,6 @@ def _rows(results: ResultsView) -> dict[str, Row]:
         for row in results.rows("layers")
         if row["variant"] == "as_stored" and is_whole(row["population"]) and row.get("num_tokens")
     }
-
-
-def _layer_columns() -> Iterator[Any]:
-    for metric in METRICS.all():
-        yield from metric.columns.get("layers", ())
-
-
-def _columns() -> list[str]:
-    """Figures with a standard error, once each."""
-    return [c.name for c in _layer_columns() if c.has_se]
 
 
 #: Figures whose expected value does not depend on the number of tokens: means over tokens or over

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -272,14 +272,11 @@ class Choices:
     chosen: Mapping[str, Int16[np.ndarray, "tokens k"]]
 
 
-@dataclass(frozen=True, eq=False)
-class Agreement:
+class Agreement(NamedTuple):
     """Mean of |A and B| / k and share of tokens with another set, each with its standard error."""
 
-    overlap: float
-    overlap_error: float
-    changed: float
-    changed_error: float
+    overlap: tuple[float, float]
+    changed: tuple[float, float]
 
 
 def choices(routers: Sequence[Router], source: TokenSource, options: ComputeOptions) -> Choices:
@@ -339,20 +336,15 @@ def agreement(one: Choices, other: Choices, router: str) -> Agreement | None:
         return None
     overlap = overlap_share(first.astype(np.int32), second.astype(np.int32))
     changed = (overlap < 1.0).astype(np.float64)
-    return Agreement(
-        float(overlap.mean()),
-        _error_of_mean(overlap, one.block),
-        float(changed.mean()),
-        _error_of_mean(changed, one.block),
-    )
+    return Agreement(_mean(overlap, one.block), _mean(changed, one.block))
 
 
-def _error_of_mean(
+def _mean(
     values: Float64[np.ndarray, "tokens"], block: Int16[np.ndarray, "tokens"]
-) -> float:
-    """Standard error of the mean by leaving out one block after the other; nan for one block."""
+) -> tuple[float, float]:
+    """The mean and its error by leaving out one block after the other; nan for one block."""
     number = np.bincount(block)
     total = np.bincount(block, values)
     present = number > 0
     left = (values.sum() - total[present]) / np.maximum(len(values) - number[present], 1)
-    return float(jackknife_error(left))
+    return float(values.mean()), float(jackknife_error(left))

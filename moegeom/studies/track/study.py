@@ -40,6 +40,7 @@ from moegeom.studies.track.exports import requested_exports, series_rows
 from moegeom.studies.track.findings import judge_series
 from moegeom.studies.track.history import history
 from moegeom.studies.track.measure import (
+    Agreement,
     Choices,
     MeasuredStep,
     TrackRequest,
@@ -409,15 +410,14 @@ def agreement_curves(measured: Steps, notes: list[str]) -> list[Curve]:
         with_last = [_agree(one, last, router) for one in chosen]
         since = [None, *(_agree(a, b, router) for a, b in itertools.pairwise(chosen))]
         own = []
-        for column, agreements, value, error in (
-            ("overlap_with_last", [*with_last[:-1], None], "overlap", "overlap_error"),
-            ("expert_set_churn", since, "changed", "changed_error"),
-            ("overlap_with_previous", since, "overlap", "overlap_error"),
+        for column, means in (
+            ("overlap_with_last", [*(one and one.overlap for one in with_last[:-1]), None]),
+            ("expert_set_churn", [one and one.changed for one in since]),
+            ("overlap_with_previous", [one and one.overlap for one in since]),
         ):
-            values = tuple(None if f is None else getattr(f, value) for f in agreements)
-            errors = tuple(None if f is None else number(getattr(f, error)) for f in agreements)
-            if any(v is not None for v in values):
-                own.append(Curve(router, column, values, errors))
+            if any(means):
+                values, errors = zip(*(mean or (None, None) for mean in means), strict=True)
+                own.append(Curve(router, column, values, tuple(map(number, errors))))
         if own:
             own.extend(_chance(measured, router))
         curves.extend(own)
@@ -440,7 +440,7 @@ def not_comparable(measured: Steps) -> str:
     return f"{names} were recorded on other tokens (document, position or token id differ)"
 
 
-def _agree(one: Choices | None, other: Choices | None, router: str) -> Any:
+def _agree(one: Choices | None, other: Choices | None, router: str) -> Agreement | None:
     return None if one is None or other is None else agreement(one, other, router)
 
 
