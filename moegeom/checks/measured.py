@@ -224,7 +224,8 @@ def measured_rows(
         },
         experts=by_expert,
         domains=by_domain,
-        checkpoint=_typed(checkpoint),
+        # as it can be typed: quoted for a shell, and never taken for an option
+        checkpoint=shlex.quote(f"./{checkpoint}" if checkpoint.startswith("-") else checkpoint),
         tokens=tokens,
         options=options,
         run=run or {},
@@ -244,11 +245,6 @@ def measured_results(
     """The same from results, on disk or in memory."""
     rows = (results.rows("layers"), results.rows("experts"))
     return measured_rows(*rows, checkpoint, tokens, results.run, baseline, options, drifts)
-
-
-def _typed(path: str) -> str:
-    """A path as it can be typed: quoted for a shell, and never taken for an option."""
-    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def unseen(measured: Measured) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -146,7 +146,8 @@ def deviations(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
         if severity != usual:
             sentences.append(f"{check.code} is {_A[severity]}, not {_A[usual]}")
         settings = profile.limits.get(check.code, LimitSettings())
-        for values, where in _limits_of(settings):
+        in_layers = ((at.values, f" in layers {format_layers(at.layers)}") for at in settings.at)
+        for values, where in ((settings.values, ""), *in_layers):
             sentences += [
                 f"{check.code} {limit.name} {values[limit.name]:g}{where}, not {limit.default:g}"
                 for limit in check.limits
@@ -170,12 +171,6 @@ def _built_in(base: BuiltIn, checks: Sequence[Check]) -> str:
         > SEVERITY_ORDER[check.severity]
     ]
     return f"built-in profile {base}{f' (less severe: {_codes(lower)})' if lower else ''}"
-
-
-def _limits_of(settings: LimitSettings) -> Iterator[tuple[Mapping[str, float], str]]:
-    yield settings.values, ""
-    for entry in settings.at:
-        yield entry.values, f" in layers {format_layers(entry.layers)}"
 
 
 def _codes(codes: Sequence[str]) -> str:

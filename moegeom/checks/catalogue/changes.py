@@ -316,7 +316,8 @@ def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple
     before = measured.before(router)
     rows = measured.experts[router]
     groups = int(measured.facts(router).get("num_groups") or 1)
-    if not _keeps_groups(drift, groups):
+    of_group = drift.place.reshape(groups, -1) // (len(drift.place) // groups)
+    if (of_group != of_group[:, :1]).any():
         return False, (
             f"The rule keeps whole groups of experts ({groups}), and the new places mix groups: "
             "other experts compete even if every expert moved along."
@@ -338,12 +339,6 @@ def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple
     if stayed < same == len(rows):
         return True, "Every expert moved along."
     return False, f"{stayed} of {len(rows)} experts are where they were: they did not move along."
-
-
-def _keeps_groups(drift: Drift, num_groups: int) -> bool:
-    """True when each group of experts consists of the experts of one group of the baseline."""
-    groups = drift.place.reshape(num_groups, -1) // (len(drift.place) // num_groups)
-    return bool((groups == groups[:, :1]).all())
 
 
 @check(

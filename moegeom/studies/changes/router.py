@@ -269,9 +269,13 @@ def _proposals(pair: RowPair) -> Iterator[_FittedEdit]:
             if fit.allows_subset:
                 ways = [best_rows(of_rows, dimension), _best_columns(pair, left)]
             region, saved = max(ways, key=lambda way: way[1])
-            if saved - fit.bits < _LEAST_BITS or not _halves(pair, left, base, region):
-                continue
-            yield _FittedEdit(edit, fit, region, saved - fit.bits)
+            inside = np.ix_(region.rows, region.columns)
+            is_of_rows = region.columns.all()  # then beside the rows of B as well
+            was = (
+                float(np.linalg.norm(base[region.rows])) if is_of_rows else size(pair.left[inside])
+            )
+            if saved - fit.bits >= _LEAST_BITS and size(left[inside]) <= _LEAVES * was:
+                yield _FittedEdit(edit, fit, region, saved - fit.bits)
 
 
 def _best_columns(
@@ -281,19 +285,6 @@ def _best_columns(
     before, after = (np.linalg.norm(x, axis=0) for x in (pair.left, left))
     before = np.minimum(before, np.linalg.norm(pair.centred[1], axis=0))
     return best_run(row_bits(before, after, finest, len(left)), len(left))
-
-
-def _halves(
-    pair: RowPair,
-    left: Float64[np.ndarray, "experts dimension"],
-    base: Float64[np.ndarray, "experts"],
-    region: MatrixRegion,
-) -> bool:
-    """Whether little is left where the edit applies, beside the change and beside the rows of B."""
-    inside = np.ix_(region.rows, region.columns)
-    whole_rows = region.columns.all()
-    was = float(np.linalg.norm(base[region.rows])) if whole_rows else size(pair.left[inside])
-    return size(left[inside]) <= _LEAVES * was
 
 
 # ------------------------------------------------------------------------------------------- biases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -67,6 +68,9 @@ _USUAL = "gain equal"
 
 def document(report: Difference, view: View) -> Document:
     """What ``moegeom diff`` says."""
+    every = [change for router in report.routers for change in router.changes]
+    meanings = {change.word: change.meaning for change in reversed(every)}
+    words = dict.fromkeys(change.word for change in every)
     return pair_page(
         "diff",
         report,
@@ -75,7 +79,7 @@ def document(report: Difference, view: View) -> Document:
             *(Fact("UNLIKE", text, "error") for text in _unlike(report)),
         ],
         [_routers(report, view)],
-        [Fact("means", f"{word}: {text}", "dim") for word, text in _meanings(report).items()],
+        [Fact("means", f"{word}: {meanings[word]}", "dim") for word in words],
         [] if report.figures is None else [*_figures(report, report.figures, view)],
         figures=lambda: [*difference_figures(report)],
         record=lambda: _record(report),
@@ -239,7 +243,14 @@ def _paragraphs(
     """``number`` of them, and how many routers moved less."""
     order = [*alike]
     if number < len(order):
-        order.sort(key=lambda key: max(map(_largest, alike[key])), reverse=True)
+        # changes without a size (other experts, another order) come first
+        sizes = {
+            key: max(
+                math.inf if c.size is None else c.size for one in alike[key] for c in one.changes
+            )
+            for key in order
+        }
+        order.sort(key=sizes.__getitem__, reverse=True)
     names = [f"{_where([one.router for one in alike[key]], report)}  " for key in order[:number]]
     indent = min(max(map(len, names), default=0), _MOST_INDENT)
     for name, key in zip(names, order, strict=False):
@@ -275,20 +286,6 @@ def _changed(report: Difference) -> list[RouterChange]:
     return [router for router in report.routers if not router.is_identical]
 
 
-def _largest(router: RouterChange) -> float:
-    """Changes without a size (other experts, another order) come first."""
-    return max(float("inf") if change.size is None else change.size for change in router.changes)
-
-
-def _meanings(report: Difference) -> dict[str, str]:
-    """The meaning of each word that the document uses."""
-    meanings: dict[str, str] = {}
-    for router in report.routers:
-        for change in router.changes:
-            meanings.setdefault(change.word, change.meaning)
-    return meanings
-
-
 def _unchanged_beside(report: Difference) -> dict[str, list[str]]:
     """Notes on identical routers: sentence -> routers."""
     beside: dict[str, list[str]] = {}
@@ -305,7 +302,11 @@ def _unchanged_beside(report: Difference) -> dict[str, list[str]]:
 def _figures(report: Difference, figures: Figures, view: View) -> Iterator[Block]:
     yield Fact("figures", _figures_sentence(figures))
     if figures.significant:
-        rows = [_page_cells(test, f"{n} of {of}", report) for test, n, of in _by_column(figures)]
+        rows = []
+        for test, count, of in _by_column(figures):
+            numbers = (test.before, test.after, test.change, test.error, test.p_value)
+            place = _where((test.router,), report)
+            rows.append((test.column, f"{count} of {of}", place, *(f"{n:.3g}" for n in numbers)))
         page = Table([_PAGE_HEADS], rows)
         screen, *shorter = (
             [_table(report, figures, view.detail, most)] for most in range(_MOST_LINES, 2, -1)
@@ -362,11 +363,6 @@ def _cells(test: FigureChange, count: str, report: Difference) -> tuple[str, ...
         f"{test.change:+.2g} +- {test.error:.1g}",
         p_value,
     )
-
-
-def _page_cells(test: FigureChange, count: str, report: Difference) -> tuple[str, ...]:
-    numbers = (test.before, test.after, test.change, test.error, test.p_value)
-    return (test.column, count, _where((test.router,), report), *(f"{n:.3g}" for n in numbers))
 
 
 def _by_column(figures: Figures) -> list[tuple[FigureChange, int, int]]:

@@ -171,17 +171,18 @@ def difference(
     names = sides[0].names, sides[1].names
     with _measured(request, sides, watch) as results:
         compared, unlike, notes = _routers(sides, samples)
-        figures = None
+        figures, tokens = None, ("", "")
         if results is not None:
             figures = figure_changes(*(_of_layers(r, request.layers) for r in results))
+            tokens = (tokens_line(results[0].run), tokens_line(results[1].run))
         return Difference(
-            _described(sides, results),
+            (describe(sides[0], tokens[0]), describe(sides[1], tokens[1])),
             compared,
             unlike,
             tuple(name for name in names[0] if name not in names[1]),
             tuple(name for name in names[1] if name not in names[0]),
             figures,
-            (*notes, *_absent_layers(request, sides), *_notes(request, results, figures)),
+            (*notes, *_notes(request, sides, results, figures)),
             tuple(_not_looked_at(request, sides, figures)),
         )
 
@@ -347,23 +348,15 @@ def _of_layers(results: ResultsView, layers: str | None) -> ResultsView:
     return MemoryResults(results.run, {"layers": rows})
 
 
-def _described(sides: Sides, results: tuple[ResultsView, ResultsView] | None) -> tuple[Side, Side]:
-    first, second = ("", "") if results is None else (tokens_line(one.run) for one in results)
-    return describe(sides[0], first), describe(sides[1], second)
-
-
-def _absent_layers(request: DifferenceRequest, sides: Sides) -> Iterator[str]:
-    """A note for each side that lacks layers which were asked for."""
-    for letter, side in zip(_LETTERS, sides, strict=True):
-        if absent := layers_without_router(request.layers, side.names):
-            yield f"{letter}: {absent}."
-
-
 def _notes(
     request: DifferenceRequest,
+    sides: Sides,
     results: tuple[ResultsView, ResultsView] | None,
     figures: Figures | None,
 ) -> Iterator[str]:
+    for letter, side in zip(_LETTERS, sides, strict=True):
+        if absent := layers_without_router(request.layers, side.names):
+            yield f"{letter}: {absent}."
     if results is not None and figures is None:
         yield "No router was measured on tokens on both sides: no figures are compared."
     if figures is None or results is None:

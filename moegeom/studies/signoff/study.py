@@ -133,7 +133,7 @@ def _compared(request: SignOffRequest, a: Session, b: Session) -> SignOff:
     )
     first, second = recorded or (None, None)
     sides = _described(request.a, a, first), _described(request.b, b, second)
-    notes = tuple(_notes(request, a, b, pairs, recorded))
+    notes = tuple(_notes(request, a, b, recorded))
     unseen = (*_NOT_LOOKED_AT, *_unseen(request, a, b, recorded))
     return SignOff(sides, lines, notes, unseen)
 
@@ -283,7 +283,6 @@ def _notes(
     request: SignOffRequest,
     a: Session,
     b: Session,
-    pairs: Sequence[tuple[Router, Router]],
     recorded: Sequence[Session],
 ) -> Iterator[str]:
     for letter, side in (("A", a), ("B", b)):
@@ -341,14 +340,11 @@ def refused_line(refusal: RouterError) -> Line:
 
 def stored_as(routers: Sequence[Router]) -> str:
     """``bf16``, or ``bf16 (46), f8_e4m3 with scales (2)`` where they differ."""
-    counted = Counter(_storage(router.provenance.stored_dtype) for router in routers)
+    dtypes = (router.provenance.stored_dtype for router in routers)
+    counted = Counter(f"{d.lower()}{' with scales' * (d not in PLAIN_FLOATS)}" for d in dtypes)
     if len(counted) < 2:
         return next(iter(counted), "nothing")
     return ", ".join(f"{storage} ({count})" for storage, count in counted.most_common())
-
-
-def _storage(dtype: str) -> str:
-    return dtype.lower() if dtype in PLAIN_FLOATS else f"{dtype.lower()} with scales"
 
 
 def _missing(a: Sequence[Router], b: dict[str, Router]) -> Iterator[str]:

@@ -419,7 +419,13 @@ def agreement_curves(measured: Steps, notes: list[str]) -> list[Curve]:
                 values, errors = zip(*(mean or (None, None) for mean in means), strict=True)
                 own.append(Curve(router, column, values, tuple(map(number, errors))))
         if own:
-            own.extend(_chance(measured, router))
+            # of two random sets k / E
+            facts = [
+                {one["name"]: one for one in step.results.run["routers"]}.get(router)
+                for step in measured
+            ]
+            levels = tuple(one and one["top_k"] / one["num_experts"] for one in facts)
+            own.append(Curve(router, CHANCE, levels, (None,) * len(levels)))
         curves.extend(own)
     return curves
 
@@ -442,15 +448,6 @@ def not_comparable(measured: Steps) -> str:
 
 def _agree(one: Choices | None, other: Choices | None, router: str) -> Agreement | None:
     return None if one is None or other is None else agreement(one, other, router)
-
-
-def _chance(measured: Steps, router: str) -> Iterator[Curve]:
-    """|A and B| / k of two random sets, at every step: k / E."""
-    levels = []
-    for step in measured:
-        facts = {r["name"]: r for r in step.results.run["routers"]}.get(router)
-        levels.append(None if facts is None else facts["top_k"] / facts["num_experts"])
-    yield Curve(router, CHANCE, tuple(levels), (None,) * len(levels))
 
 
 def usage(measured: Steps) -> Iterator[tuple[str, float, int, float]]:

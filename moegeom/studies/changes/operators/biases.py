@@ -10,7 +10,6 @@ import numpy as np
 
 from moegeom.core.finding import Severity
 from moegeom.core.router import Rule
-from moegeom.core.shapes import Int64
 from moegeom.geometry.description import number_bits
 from moegeom.geometry.rows import size
 from moegeom.studies.changes.edit import (
@@ -113,22 +112,16 @@ def _shifted_meaning(rule: Rule) -> str:
     return f"scores are compared with scores{masked}: a common shift changes no choice."
 
 
-def _judge_shifted(change: Change, pair: Exported) -> Judgement:
-    """Routing weights are scores without the bias; only a filled mask is compared with it."""
-    return Judgement("failed" if _is_compared(pair.b.rule) else "passed", change.meaning)
-
-
-def _gate_shifted(change: Change) -> Severity | None:
-    return "error" if "choices can change" in change.meaning else None
-
-
 SELECTION_SHIFTED = Edit(
     "selection bias shifted",
     "{kind} shifted",
     _shifted_meaning,
-    _judge_shifted,
+    # routing weights are scores without the bias; only a filled mask is compared with it
+    lambda change, pair: Judgement(
+        "failed" if _is_compared(pair.b.rule) else "passed", change.meaning
+    ),
     fit_bias=lambda pair: _shifted(pair, "selection bias"),
-    gate=_gate_shifted,
+    gate=lambda change: "error" if "choices can change" in change.meaning else None,
 )
 
 LOGIT_SHIFTED = Edit(
@@ -209,13 +202,9 @@ def _of_others(pair: BiasPair) -> Iterator[BiasFit]:
         return
     moved = np.flatnonzero(source != pair.place)
     bits = (1 + len(moved)) * math.log2(len(order))
-    evidence = {"place": source.tolist()}
-    yield BiasFit(pair.stored[source], bits, pair.kind, _told(moved, source), evidence)
-
-
-def _told(moved: Int64[np.ndarray, "moved"], source: Int64[np.ndarray, "experts"]) -> str:
     listing = ", ".join(f"expert {expert} has that of {source[expert]}" for expert in moved[:4])
-    return f"{listing}{' ...' if len(moved) > 4 else ''}"
+    detail = f"{listing}{' ...' if len(moved) > 4 else ''}"
+    yield BiasFit(pair.stored[source], bits, pair.kind, detail, {"place": source.tolist()})
 
 
 OF_OTHERS = Edit(

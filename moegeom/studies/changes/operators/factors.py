@@ -34,7 +34,9 @@ _LEAST_ROWS_FOR_COLUMNS = 4
 
 
 def _common(pair: RowPair, sign: float) -> Iterator[RowFit]:
-    same = not pair.is_projected and _has_same_weight(pair)
+    same = not pair.is_projected and np.array_equal(
+        pair.routers[0].weight[pair.place], pair.routers[1].weight
+    )
     spread = sign * spread_factor(pair.a, pair.b)
     for factor in (common_factor(*pair.centred), usual_factor(pair.a, pair.b), spread):
         if factor * sign <= 0.0:
@@ -50,11 +52,6 @@ def _common(pair: RowPair, sign: float) -> Iterator[RowFit]:
             steps=max(1.0, abs(factor)),
             allows_subset=True,
         )
-
-
-def _has_same_weight(pair: RowPair) -> bool:
-    first, second = pair.routers
-    return np.array_equal(first.weight[pair.place], second.weight)
 
 
 def _scaled_meaning(rule: Rule) -> str:

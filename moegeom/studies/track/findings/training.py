@@ -206,15 +206,11 @@ def _nearest_returns(router: RouterHistory) -> list[_Return]:
     for now in range(2, len(total)):
         earlier = int(distance[now, : now - 1].argmin())
         one = undone(router.grams, earlier, now - 1, now)
-        if _is_same(router, now, earlier):
+        if router.row_digests[now] == router.row_digests[earlier] != "":
             one = Undone(np.nan, np.nan, np.nan)  # bit for bit: another check tells it
         p_value = p_above(one.share, _OF_SCATTER, one.error, len(router.grams) - 1.0)
         returns.append(_Return(now, earlier, one, min(1.0, p_value * (now - 1))))
     return returns
-
-
-def _is_same(router: RouterHistory, now: int, earlier: int) -> bool:
-    return router.row_digests[now] == router.row_digests[earlier] != ""
 
 
 #: Different biases of a router that has been updated more than once.
