@@ -54,6 +54,8 @@ class Exported:
 
 
 Judge = Callable[[Change, Exported], Judgement]
+
+#: What a change means for routers of a rule.
 Meaning = Callable[[Rule], str]
 
 
@@ -62,9 +64,8 @@ def always(state: EndState) -> Judge:
     return lambda change, pair: Judgement(state, change.meaning)
 
 
-def says(sentence: str) -> Meaning:
-    """A meaning that does not depend on the rule."""
-    return lambda rule: sentence
+#: The judge of what makes another function of a router, always.
+FAILED = always("failed")
 
 
 # --------------------------------------------------------------------------------------------- fits
@@ -123,8 +124,8 @@ class Edit:
 
     name: str
     phrase: str
-    meaning: Meaning
-    judge: Judge
+    meaning: Meaning | str
+    judge: Judge = FAILED
     fit: Callable[[RowPair], Iterable[RowFit]] = lambda pair: ()
     fit_bias: Callable[[BiasPair], Iterable[BiasFit]] = lambda pair: ()
     of_rest: Callable[[RowPair], Iterable[RowFit]] = lambda pair: ()
@@ -165,7 +166,8 @@ class Edit:
         """The change in these words, for routers of ``rule``; ``where`` are some rows."""
         phrase = self.phrase.replace("{kind}", kind).strip()
         phrase += f", {where}" if where else ""
-        return Change(self.name, phrase, self.meaning(rule), size, detail, evidence, subject)
+        meaning = self.meaning if isinstance(self.meaning, str) else self.meaning(rule)
+        return Change(self.name, phrase, meaning, size, detail, evidence, subject)
 
 
 EDITS: Rooms[Edit] = Rooms("edit", "moegeom.studies.changes.operators", Edit)

@@ -12,16 +12,7 @@ from moegeom.core.finding import Severity
 from moegeom.core.router import Rule
 from moegeom.geometry.description import number_bits
 from moegeom.geometry.rows import size
-from moegeom.studies.changes.edit import (
-    BiasFit,
-    Edit,
-    Exported,
-    Judgement,
-    RowFit,
-    always,
-    error,
-    says,
-)
+from moegeom.studies.changes.edit import BiasFit, Edit, Exported, Judgement, RowFit, error
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import BiasPair, RowPair, share
 
@@ -135,7 +126,7 @@ LOGIT_SHIFTED = Edit(
 
 
 # ------------------------------------------------------------------------------------ other numbers
-_PREFERRED = says("experts are preferred differently: choices can change.")
+_PREFERRED = "experts are preferred differently: choices can change."
 
 
 def _scaled(pair: BiasPair) -> Iterator[BiasFit]:
@@ -150,9 +141,7 @@ def _scaled(pair: BiasPair) -> Iterator[BiasFit]:
         yield BiasFit(factor * pair.a, bits + 1.0, kind, evidence={"factor": factor})
 
 
-BIAS_SCALED = Edit(
-    "bias scaled", "{kind}", _PREFERRED, always("failed"), fit_bias=_scaled, gate=error
-)
+BIAS_SCALED = Edit("bias scaled", "{kind}", _PREFERRED, fit_bias=_scaled, gate=error)
 
 #: Dtypes that the bytes of float32 biases may have been read as.
 _READ_AS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
@@ -170,8 +159,7 @@ def _read_as(pair: BiasPair) -> Iterator[BiasFit]:
 READ_AS = Edit(
     "bias read as another dtype",
     "{kind}",
-    says("the biases are other numbers: choices change."),
-    always("failed"),
+    "the biases are other numbers: choices change.",
     fit_bias=_read_as,
     gate=error,
 )
@@ -188,8 +176,7 @@ def _left_behind(pair: BiasPair) -> Iterator[BiasFit]:
 LEFT_BEHIND = Edit(
     "bias left behind",
     "{kind} left behind",
-    says("rows changed places, or went, and their biases did not move along: choices change."),
-    always("failed"),
+    "rows changed places, or went, and their biases did not move along: choices change.",
     fit_bias=_left_behind,
 )
 
@@ -210,8 +197,7 @@ def _of_others(pair: BiasPair) -> Iterator[BiasFit]:
 OF_OTHERS = Edit(
     "bias of other experts",
     "{kind} of other experts",
-    says("each bias belongs to another expert's row: choices change."),
-    always("failed"),
+    "each bias belongs to another expert's row: choices change.",
     fit_bias=_of_others,
     gate=error,
 )
@@ -235,4 +221,4 @@ def rest_of(pair: BiasPair) -> BiasFit:
     )
 
 
-CHANGED = Edit("bias changed", "{kind} changed", _PREFERRED, always("failed"))
+CHANGED = Edit("bias changed", "{kind} changed", _PREFERRED)

@@ -9,7 +9,7 @@ import numpy as np
 from moegeom.core.text import percent
 from moegeom.geometry.description import low_rank_part, number_bits
 from moegeom.geometry.rows import LEAST_ROWS_FOR_GRAM, gram_noise, size
-from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, always, says
+from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, always
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import RowPair, share
 
@@ -91,10 +91,8 @@ def _judge(change: Change, pair: Exported) -> Judgement:
 ROTATED = Edit(
     "rotated",
     "rotated",
-    says(
-        "W diag(g)^2 W^T is the same: the same function if the hidden states were rotated alike, "
-        "which only the Gram matrix can tell and this checkpoint alone cannot."
-    ),
+    "W diag(g)^2 W^T is the same: the same function if the hidden states were rotated alike, "
+    "which only the Gram matrix can tell and this checkpoint alone cannot.",
     _judge,
     _rotated,
 )
@@ -102,10 +100,8 @@ ROTATED = Edit(
 TURNED = Edit(
     "turned",
     "turned, each as long as it was",
-    says(
-        "the same function if rows and hidden states were rotated alike, which needs the rows of "
-        "both checkpoints to be told."
-    ),
+    "the same function if rows and hidden states were rotated alike, which needs the rows of "
+    "both checkpoints to be told.",
     always("inconclusive"),
     _turned,
 )
@@ -138,10 +134,7 @@ def _low_rank(pair: RowPair) -> Iterator[RowFit]:
 LOW_RANK = Edit(
     "update of low rank",
     "update of rank {kind} by {size}",
-    says(
-        "the change lives in few directions, as a merged adapter leaves it: tokens near a boundary "
-        "flip; how many only tokens can tell."
-    ),
-    always("failed"),
-    _low_rank,
+    "the change lives in few directions, as a merged adapter leaves it: tokens near a boundary "
+    "flip; how many only tokens can tell.",
+    fit=_low_rank,
 )

@@ -17,15 +17,7 @@ from moegeom.geometry.rows import (
     spread_factor,
     usual_factor,
 )
-from moegeom.studies.changes.edit import (
-    Edit,
-    Exported,
-    Judgement,
-    RowFit,
-    always,
-    error_if_exact,
-    says,
-)
+from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, error_if_exact
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import EQUAL, RowPair, share
 
@@ -64,17 +56,15 @@ SCALED = Edit(
     "scaled",
     "scaled {kind}",
     _scaled_meaning,
-    always("failed"),
-    lambda pair: _common(pair, 1.0),
+    fit=lambda pair: _common(pair, 1.0),
     gate=error_if_exact,
 )
 
 NEGATED = Edit(
     "negated",
     "negated {kind}",
-    says("every preference is turned round."),
-    always("failed"),
-    lambda pair: _common(pair, -1.0),
+    "every preference is turned round.",
+    fit=lambda pair: _common(pair, -1.0),
     gate=lambda change: "error",
 )
 
@@ -105,9 +95,8 @@ def _columns(pair: RowPair) -> Iterator[RowFit]:
 COLUMNS_SCALED = Edit(
     "columns scaled",
     "columns scaled, rows moved by {size}",
-    says("the effective router weighs its inputs differently: choices change."),
-    always("failed"),
-    _columns,
+    "the effective router weighs its inputs differently: choices change.",
+    fit=_columns,
 )
 
 
@@ -185,10 +174,8 @@ def _judge_folded(change: Change, pair: Exported) -> Judgement:
 FOLDED = Edit(
     "gain folded",
     "gain folded",
-    says(
-        "the gain of the norm and the columns of the router changed inversely, W diag(g) is the "
-        "same within rounding: no choice changes."
-    ),
+    "the gain of the norm and the columns of the router changed inversely, W diag(g) is the "
+    "same within rounding: no choice changes.",
     _judge_folded,
     _folded,
 )
@@ -227,10 +214,7 @@ def _not_followed(pair: RowPair) -> Iterator[RowFit]:
 NOT_FOLLOWED = Edit(
     "gain not followed",
     "{kind}, rows moved by {size}",
-    says(
-        "the router reads other inputs than before, and the weight did not follow: choices change. "
-        "So smoothing does where it forgets the router, and training where the router is frozen."
-    ),
-    always("failed"),
-    _not_followed,
+    "the router reads other inputs than before, and the weight did not follow: choices change. "
+    "So smoothing does where it forgets the router, and training where the router is frozen.",
+    fit=_not_followed,
 )

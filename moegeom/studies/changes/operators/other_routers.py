@@ -12,7 +12,7 @@ import numpy as np
 from moegeom.core.shapes import Int64
 from moegeom.core.text import percent
 from moegeom.geometry.rows import likeness_z, own_cosines, size
-from moegeom.studies.changes.edit import BiasFit, Edit, RowFit, always, error, says
+from moegeom.studies.changes.edit import BiasFit, Edit, RowFit, error
 from moegeom.studies.changes.row_pair import BiasPair, RowPair, share
 
 #: Rows are those of another layer where they are nearer to them than this share of their length:
@@ -56,9 +56,8 @@ def place_in_words(router: str) -> str:
 OF_LAYER = Edit(
     "another layer",
     "router of {kind} of A",
-    says("these routers are those of other layers of A: tokens go to other experts."),
-    always("failed"),
-    _of_layer,
+    "these routers are those of other layers of A: tokens go to other experts.",
+    fit=_of_layer,
     gate=error,
 )
 
@@ -74,8 +73,7 @@ def _bias_of_layer(pair: BiasPair) -> Iterator[BiasFit]:
 BIAS_OF_LAYER = Edit(
     "bias of another layer",
     "{kind}",
-    says("experts are preferred as in another layer: choices change."),
-    always("failed"),
+    "experts are preferred as in another layer: choices change.",
     fit_bias=_bias_of_layer,
     gate=error,
 )
@@ -173,12 +171,9 @@ def _trained(pair: RowPair) -> Iterator[RowFit]:
 TRAINED = Edit(
     "trained on",
     "{kind} changed by {size}, no pattern",
-    says(
-        "no factor, common vector, rotation, update of low rank or other layer explains it, as "
-        "after training or quantisation: choices change where the change is more than the "
-        "distance to a boundary; how many only tokens can tell."
-    ),
-    always("failed"),
+    "no factor, common vector, rotation, update of low rank or other layer explains it, as "
+    "after training or quantisation: choices change where the change is more than the "
+    "distance to a boundary; how many only tokens can tell.",
     of_rest=_trained,
 )
 
@@ -195,8 +190,7 @@ def _unrelated(pair: RowPair) -> Iterator[RowFit]:
 UNRELATED = Edit(
     "unrelated",
     "unrelated {kind}",
-    says("rows are no more alike than those of different experts: another router."),
-    always("failed"),
+    "rows are no more alike than those of different experts: another router.",
     of_rest=_unrelated,
     gate=error,
 )

@@ -9,14 +9,7 @@ import numpy as np
 from moegeom.core.router import Router, mantissa_bits
 from moegeom.core.text import percent
 from moegeom.geometry.number_formats import cast_of, grid_of
-from moegeom.studies.changes.edit import (
-    BiasFit,
-    Edit,
-    Exported,
-    Judgement,
-    RowFit,
-    says,
-)
+from moegeom.studies.changes.edit import BiasFit, Edit, Exported, Judgement, RowFit
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import BiasPair, RowPair, row_pair, stored_bits
 
@@ -119,7 +112,7 @@ def _judge(change: Change, pair: Exported) -> Judgement:
 ROUNDED = Edit(
     "rounded",
     "{kind}",
-    says("tokens within rounding of a boundary may flip; bf16_flip_share of a scan says how many."),
+    "tokens within rounding of a boundary may flip; bf16_flip_share of a scan says how many.",
     _judge,
     _rounded,
     _bias_rounded,

@@ -24,10 +24,8 @@ from moegeom.studies.changes.edit import (
     Exported,
     Judgement,
     RowFit,
-    always,
     error,
     error_if_exact,
-    says,
 )
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import EQUAL, FARTHEST, RowPair, effective_rows_of
@@ -94,7 +92,7 @@ def _judge_permuted(change: Change, pair: Exported) -> Judgement:
 PERMUTED = Edit(
     "permuted",
     "permuted {kind}",
-    says("the rows stand in another order; harmless where everything else moved along."),
+    "the rows stand in another order; harmless where everything else moved along.",
     _judge_permuted,
     _permuted,
 )
@@ -137,12 +135,9 @@ def _copied(pair: RowPair) -> Iterator[RowFit]:
 COPIED = Edit(
     "rows copied",
     "{kind}",
-    says(
-        "logits of equal rows are equal for every token: a copy is chosen where the other row is, "
-        "and ties decide between them; what the row chose before is lost."
-    ),
-    always("failed"),
-    _copied,
+    "logits of equal rows are equal for every token: a copy is chosen where the other row is, "
+    "and ties decide between them; what the row chose before is lost.",
+    fit=_copied,
     gate=error,
 )
 
@@ -208,9 +203,8 @@ def _factor_text(factor: float) -> str:
 SCALED_ROWS = Edit(
     "rows scaled",
     "{kind}",
-    says("tokens that point their way choose these experts more, or less, than before."),
-    always("failed"),
-    _scaled_rows,
+    "tokens that point their way choose these experts more, or less, than before.",
+    fit=_scaled_rows,
     gate=error_if_exact,
 )
 
@@ -278,7 +272,7 @@ def _judge(change: Change, pair: Exported) -> Judgement:
 PRUNED = Edit(
     "pruned",
     "{kind}",
-    says("tokens that chose experts which are gone go to others."),
+    "tokens that chose experts which are gone go to others.",
     _judge,
     fit_places=_places,
 )
@@ -287,20 +281,17 @@ PRUNED = Edit(
 LEFT_BEHIND = Edit(
     "experts left behind",
     "experts left behind",
-    says("rows changed places and experts did not: tokens go to other experts."),
-    always("failed"),
+    "rows changed places and experts did not: tokens go to other experts.",
 )
 
 MOVED_ALONE = Edit(
     "experts moved alone",
     "experts moved alone",
-    says("experts changed places and rows did not: tokens go to other experts."),
-    always("failed"),
+    "experts changed places and rows did not: tokens go to other experts.",
 )
 
 NOT_COMPARED = Edit(
     "not compared",
     "not compared: {kind}",
-    says("nothing is known about these routers."),
-    always("failed"),
+    "nothing is known about these routers.",
 )
