@@ -86,11 +86,7 @@ def _rows(
 
 
 def bias_changes(
-    kind: str,
-    a: Biases,
-    b: Biases,
-    place: Int64[np.ndarray, "experts"],
-    others: OtherBiases,
+    kind: str, a: Biases, b: Biases, place: Int64[np.ndarray, "experts"], others: OtherBiases
 ) -> Iterator[Change]:
     """Changes of one kind of bias; none where one side has no such bias.
 

@@ -170,10 +170,7 @@ def share(part: float, of: float) -> float:
 
 
 def row_pair(
-    a: Router,
-    b: Router,
-    place: Int64[np.ndarray, "experts"],
-    others: OtherRows | None = None,
+    a: Router, b: Router, place: Int64[np.ndarray, "experts"], others: OtherRows | None = None
 ) -> RowPair:
     """Rows of both, row i of ``b`` beside row ``place[i]`` of ``a``; values must be finite."""
     steps = _half_steps(a)[place] + _half_steps(b)

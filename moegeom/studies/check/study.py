@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.checkpoint.remote.url import scheme_of
-from moegeom.checks import (
-    CHECKS,
-    NO_CHECKPOINT,
-    NO_NAME,
-    Measured,
-    measured_results,
-    verdicts_of,
-)
+from moegeom.checks import CHECKS, NO_CHECKPOINT, NO_NAME, Measured, measured_results, verdicts_of
 from moegeom.checks.baseline import (
     Baseline,
     BaselineRouter,
@@ -65,10 +58,7 @@ _OF_VERDICT = ("target", "profile", "baseline", "update_baseline", "select", "fa
 DEFAULT_BASELINE = "moegeom-baseline.json"
 
 
-def gate(
-    request: GateRequest,
-    watch: Watch | None = None,
-) -> Gate:
+def gate(request: GateRequest, watch: Watch | None = None) -> Gate:
     """The verdict on a checkpoint or on results.
 
     ``watch`` hears what was read of experts: where the baseline holds their hashes they are

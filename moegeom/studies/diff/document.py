@@ -25,12 +25,7 @@ from moegeom.document.model import (
 )
 from moegeom.document.place import place
 from moegeom.studies.changes.record import RouterChange, phrase_of, where
-from moegeom.studies.diff.record import (
-    Difference,
-    FigureChange,
-    Figures,
-    Side,
-)
+from moegeom.studies.diff.record import Difference, FigureChange, Figures, Side
 
 #: Routers, and figures, that a screen shows before the rest is counted.
 _MOST_LINES = 12
@@ -145,10 +140,7 @@ def sides_record(report: _OfPair) -> dict[str, Any]:
 def _unlike(report: Difference) -> Iterator[str]:
     """Qualifications of the verdict: sides of different kinds, routers on one side only."""
     yield from report.unlike
-    for names, here, there in (
-        (report.only_first, "A", "B"),
-        (report.only_second, "B", "A"),
-    ):
+    for names, here, there in ((report.only_first, "A", "B"), (report.only_second, "B", "A")):
         if names:
             more = " ..." if len(names) > 4 else ""
             what = f"{len(names)} router{'s' if len(names) > 1 else ''} of {here} not in {there}"

@@ -143,10 +143,7 @@ _APPROXIMATE = (
 )
 
 
-def difference(
-    request: DifferenceRequest,
-    watch: Watch | None = None,
-) -> Difference:
+def difference(request: DifferenceRequest, watch: Watch | None = None) -> Difference:
     """The difference of two checkpoints, of two results, or of one of each.
 
     Both sides are checkpoints or results, kept or in memory. ``tokens`` are those of both, or a

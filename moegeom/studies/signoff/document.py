@@ -9,15 +9,7 @@ from typing import Any
 from moegeom.core.text import all_of, half_width, number_of, percent
 from moegeom.document.chart import Axis, Bars, Chart, Guide, Mark, Panel
 from moegeom.document.excerpts import in_part
-from moegeom.document.model import (
-    Block,
-    Command,
-    Document,
-    Fact,
-    Look,
-    Note,
-    View,
-)
+from moegeom.document.model import Block, Command, Document, Fact, Look, Note, View
 from moegeom.document.place import place
 from moegeom.studies.diff.document import pair_page, sides_record
 from moegeom.studies.signoff.record import Line, LineState, SignOff

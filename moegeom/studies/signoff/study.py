@@ -28,13 +28,7 @@ from moegeom.studies.changes.row_pair import RoutersOfA
 from moegeom.studies.diff.record import Side
 from moegeom.studies.diff.study import OpenedSide, describe
 from moegeom.studies.signoff.function import JudgedRouter, judge, rotation_line, router_line
-from moegeom.studies.signoff.record import (
-    LINE_NAMES,
-    Line,
-    LineName,
-    SignOff,
-    SignOffRequest,
-)
+from moegeom.studies.signoff.record import LINE_NAMES, Line, LineName, SignOff, SignOffRequest
 from moegeom.studies.signoff.text import (
     capture_command,
     flips,
@@ -280,10 +274,7 @@ def _equal_bytes(first: Tokens, second: Tokens) -> str:
 
 
 def _notes(
-    request: SignOffRequest,
-    a: Session,
-    b: Session,
-    recorded: Sequence[Session],
+    request: SignOffRequest, a: Session, b: Session, recorded: Sequence[Session]
 ) -> Iterator[str]:
     for letter, side in (("A", a), ("B", b)):
         absent = layers_without_router(request.layers, (router.name for router in side.chosen))

@@ -78,11 +78,7 @@ def incomparable_line() -> Line:
 
 
 def measured_line(
-    between: Flips,
-    rerun: Flips | None,
-    limit: float | None,
-    names: Sequence[str],
-    again: str,
+    between: Flips, rerun: Flips | None, limit: float | None, names: Sequence[str], again: str
 ) -> Line:
     """Fails above the limit; inconclusive where a router was not recorded on both sides.
 

@@ -111,12 +111,7 @@ def _measured(
         write_choices(chosen_file, chosen, open_results(out))
     results = open_results(out)
     return MeasuredStep(
-        _facts(candidate, results, out, is_same),
-        candidate.path,
-        results,
-        routers,
-        chosen,
-        is_gone,
+        _facts(candidate, results, out, is_same), candidate.path, results, routers, chosen, is_gone
     )
 
 

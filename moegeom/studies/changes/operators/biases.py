@@ -68,11 +68,7 @@ def gate_shift(change: Change) -> Severity | None:
 
 
 SHIFTED = Edit(
-    "common shift",
-    "common shift of {size}",
-    shifted_logits,
-    judge_shift,
-    of_rest=_shifted_rows,
+    "common shift", "common shift of {size}", shifted_logits, judge_shift, of_rest=_shifted_rows
 )
 
 

@@ -10,13 +10,7 @@ from moegeom.core.router import Router, Rule
 from moegeom.core.shapes import Float64
 from moegeom.core.text import percent
 from moegeom.geometry.description import number_bits
-from moegeom.geometry.rows import (
-    column_factors,
-    common_factor,
-    size,
-    spread_factor,
-    usual_factor,
-)
+from moegeom.geometry.rows import column_factors, common_factor, size, spread_factor, usual_factor
 from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, error_if_exact
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import EQUAL, RowPair, share

@@ -19,14 +19,7 @@ from moegeom.geometry.rows import (
     squared_distances,
 )
 from moegeom.geometry.set_code import log2_sets
-from moegeom.studies.changes.edit import (
-    Edit,
-    Exported,
-    Judgement,
-    RowFit,
-    error,
-    error_if_exact,
-)
+from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, error, error_if_exact
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import EQUAL, FARTHEST, RowPair, effective_rows_of
 from moegeom.studies.faults.scope import listed
@@ -290,8 +283,4 @@ MOVED_ALONE = Edit(
     "experts changed places and rows did not: tokens go to other experts.",
 )
 
-NOT_COMPARED = Edit(
-    "not compared",
-    "not compared: {kind}",
-    "nothing is known about these routers.",
-)
+NOT_COMPARED = Edit("not compared", "not compared: {kind}", "nothing is known about these routers.")

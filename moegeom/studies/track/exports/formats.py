@@ -49,11 +49,7 @@ def write_openmetrics(series: Series, path: Path) -> None:
 
 
 def _gauge(
-    name: str,
-    words: str,
-    series: Series,
-    step: str,
-    values: Sequence[tuple[Curve, float | None]],
+    name: str, words: str, series: Series, step: str, values: Sequence[tuple[Curve, float | None]]
 ) -> Iterator[str]:
     yield f"# TYPE {name} gauge"
     yield f"# HELP {name} {_escaped(words)}"
