@@ -45,8 +45,8 @@ from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.operators.rows import NOT_COMPARED
-from moegeom.studies.changes.projected import ProjectedRouter, compare_projected, projected_routers
 from moegeom.studies.changes.record import RouterChange, phrase_of
+from moegeom.studies.changes.router import ProjectedRouter, compare_projected, projected_routers
 from moegeom.studies.changes.row_pair import KINDS, Biases, RowPair
 from moegeom.studies.check.facts import attention_facts, expert_facts, loader_facts
 from moegeom.studies.check.record import Gate, GateRequest

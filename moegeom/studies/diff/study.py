@@ -36,9 +36,15 @@ from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import Results, ResultsView, is_results, open_results, results_at
 from moegeom.router.describe import rule_origin
 from moegeom.router.expert_samples import read_expert_samples
-from moegeom.studies.changes.projected import compare_projected, projected_routers
 from moegeom.studies.changes.record import RouterChange
-from moegeom.studies.changes.router import Samples, compare_routers, is_same_norm, rule_differences
+from moegeom.studies.changes.router import (
+    Samples,
+    compare_projected,
+    compare_routers,
+    is_same_norm,
+    projected_routers,
+    rule_differences,
+)
 from moegeom.studies.changes.row_pair import RoutersOfA
 from moegeom.studies.diff.record import Difference, DifferenceRequest, FigureChange, Figures, Side
 
@@ -199,21 +205,26 @@ def _refuse_unmeant(request: DifferenceRequest) -> None:
     for flag, is_given in (("--tokens", request.tokens), ("--experts", request.experts)):
         if measured and is_given:
             raise too_late(measured[0], flag, "name two checkpoints")
-    about_scans = {
-        "--out": request.out,
-        "--stale-inputs": request.stale_inputs,
-        "--unverified": request.unverified,
-    }
-    if not request.tokens:
-        refuse_no_tokens(request)
-    for flag, is_given in about_scans.items():
-        if is_given and not request.tokens:
-            raise UsageError(f"{flag} is about scans, and there are no --tokens.")
-    if request.layers is not None:
-        parse_layers(request.layers)
+    refuse_about_tokens(request, bool(request.tokens), "scans", {"--out": request.out})
     if request.out is not None:
         for letter in _LETTERS:
             refuse_existing(_kept(request.out, letter), may_replace=is_results)
+
+
+def refuse_about_tokens(
+    request: Terms, has_tokens: bool, what: str, flags: Mapping[str, object]
+) -> None:
+    """Raises UsageError for ``flags`` about ``what`` is measured on tokens, where there are none,
+    and for layers that cannot be meant.
+    """
+    if not has_tokens:
+        refuse_no_tokens(request)
+        waived = {"--stale-inputs": request.stale_inputs, "--unverified": request.unverified}
+        for flag, is_given in {**flags, **waived}.items():
+            if is_given:
+                raise UsageError(f"{flag} is about {what}, and there are no --tokens.")
+    if request.layers is not None:
+        parse_layers(request.layers)
 
 
 def _routers(

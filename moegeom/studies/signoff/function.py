@@ -23,8 +23,7 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Int64
 from moegeom.core.text import all_of
 from moegeom.studies.changes.edit import EDITS, EndState, Exported, Judgement
-from moegeom.studies.changes.operators.directions import ROTATED
-from moegeom.studies.changes.operators.factors import FOLDED
+from moegeom.studies.changes.operators.matrices import FOLDED, ROTATED
 from moegeom.studies.changes.operators.rows import NOT_COMPARED, PERMUTED, PRUNED
 from moegeom.studies.changes.record import Change, RouterChange, phrase_of, where
 from moegeom.studies.changes.router import compare_routers, is_same

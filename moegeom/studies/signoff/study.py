@@ -18,7 +18,7 @@ from moegeom.document.requested_layers import layers_without_router
 from moegeom.engine.plan import on_all_cores
 from moegeom.engine.request import Tokens
 from moegeom.engine.session import Session
-from moegeom.engine.sources import known_routers, refuse_no_tokens
+from moegeom.engine.sources import known_routers
 from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
 from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
@@ -26,13 +26,12 @@ from moegeom.studies.changes.record import where
 from moegeom.studies.changes.router import is_same_norm, rule_differences, shape_text
 from moegeom.studies.changes.row_pair import RoutersOfA
 from moegeom.studies.diff.record import Side
-from moegeom.studies.diff.study import OpenedSide, describe
+from moegeom.studies.diff.study import OpenedSide, describe, refuse_about_tokens
 from moegeom.studies.signoff.function import JudgedRouter, judge, rotation_line, router_line
-from moegeom.studies.signoff.record import LINE_NAMES, Line, LineName, SignOff, SignOffRequest
+from moegeom.studies.signoff.record import LINE_NAMES, Line, SignOff, SignOffRequest
 from moegeom.studies.signoff.text import (
     capture_command,
     flips,
-    incomparable_line,
     measured_line,
     refuse_without_choices,
     unrecorded_line,
@@ -102,13 +101,17 @@ def _tokens_line(recorded: Session) -> str:
 
 def _refused(request: SignOffRequest, a: Session, refusal: RouterError) -> SignOff:
     """Storage failed in the loader's words; nothing else is known."""
-    names: tuple[LineName, ...] = LINE_NAMES[1:]
-    unknown = (
-        Line(name, "inconclusive", "not checked: the routers of B cannot be read.")
-        for name in names
+    storage = Line(
+        "storage",
+        "failed",
+        f"the routers of B cannot be read: {refusal.message}",
+        (refusal.hint,) if refusal.hint else (),
+        evidence={"code": refusal.code},
     )
+    text = "not checked: the routers of B cannot be read."
+    lines = (storage, *(Line(name, "inconclusive", text) for name in LINE_NAMES[1:]))
     sides = _described(request.a, a), Side(request.b, "checkpoint", "", 0)
-    return SignOff(sides, (refused_line(refusal), *unknown), (), _NOT_LOOKED_AT)
+    return SignOff(sides, lines, (), _NOT_LOOKED_AT)
 
 
 def _compared(request: SignOffRequest, a: Session, b: Session) -> SignOff:
@@ -150,7 +153,9 @@ def _text_line(
     )
     names = [router.name for router in a.chosen]
     if not routers:
-        return incomparable_line()
+        # experts of the two cannot be held against each other by their numbers
+        text = "not compared: no router of B has as many experts, and chooses as many, as in A."
+        return Line("routing on text", "inconclusive", text)
     first, second = map(_source, recorded)
     moved = {one.name: one.place for one in judged if one.is_permuted}
     between = flips(first, second, routers, moved, request, request.log_probs)
@@ -188,26 +193,18 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
             f"--tokens is given {len(request.tokens)} times; expected once for A and once for B.",
             "One recording cannot tell what both models chose.",
         )
-    about_tokens = {
+    flags = {
         "--rerun": request.rerun is not None,
         "--max-flipped": request.max_flipped is not None,
         "--logprobs": request.log_probs is not None,
-        "--stale-inputs": request.stale_inputs,
-        "--unverified": request.unverified,
     }
-    if not request.tokens:
-        refuse_no_tokens(request)
-    for flag, is_given in about_tokens.items():
-        if is_given and not request.tokens:
-            raise UsageError(f"{flag} is about recordings, and there are no --tokens.")
+    refuse_about_tokens(request, bool(request.tokens), "recordings", flags)
     limit = request.max_flipped
     if limit is not None and not 0.0 <= limit < 1.0:
         raise UsageError(
             f"--max-flipped {limit:g}: expected a share from 0 to less than 1, such as 0.02.",
             "A limit of 1 could not be exceeded.",
         )
-    if request.layers is not None:
-        parse_layers(request.layers)
     tokens = [one for one in (*request.tokens, request.rerun) if one is not None]
     told_apart = {Path(one).resolve() if isinstance(one, str) else id(one) for one in tokens}
     if len(told_apart) < len(tokens):
@@ -319,14 +316,6 @@ def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
     count = all_of(len(a), "router of A is", "routers of A are")
     sentence = f"{count} in B with the same shape and rule; {stored}."
     return Line("storage", "passed", sentence, more, (), evidence)
-
-
-def refused_line(refusal: RouterError) -> Line:
-    """The line of a side B whose storage the loader refuses, in the loader's words."""
-    details = (refusal.hint,) if refusal.hint else ()
-    evidence = {"code": refusal.code}
-    sentence = f"the routers of B cannot be read: {refusal.message}"
-    return Line("storage", "failed", sentence, details, (), evidence)
 
 
 def stored_as(routers: Sequence[Router]) -> str:

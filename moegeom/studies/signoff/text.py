@@ -71,12 +71,6 @@ def capture_command(checkpoint: str, rest: str) -> str:
     return f"moegeom capture {shlex.quote(checkpoint)} --text FILE --keep ids {rest}"
 
 
-def incomparable_line() -> Line:
-    """Inconclusive: experts of the two cannot be held against each other by their numbers."""
-    sentence = "not compared: no router of B has as many experts, and chooses as many, as in A."
-    return Line("routing on text", "inconclusive", sentence)
-
-
 def measured_line(
     between: Flips, rerun: Flips | None, limit: float | None, names: Sequence[str], again: str
 ) -> Line:

@@ -19,8 +19,14 @@ from moegeom.pipeline import lint
 from moegeom.results.memory import MemoryResults
 from moegeom.studies.changes import row_pair as pairs
 from moegeom.studies.changes.edit import EDITS
-from moegeom.studies.changes.projected import ProjectedRouters, compare_projected, projected_routers
-from moegeom.studies.changes.router import compare_routers, is_same_norm, rule_differences
+from moegeom.studies.changes.router import (
+    ProjectedRouters,
+    compare_projected,
+    compare_routers,
+    is_same_norm,
+    projected_routers,
+    rule_differences,
+)
 from moegeom.studies.changes.row_pair import RoutersOfA, row_pair
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.diff.document import document
