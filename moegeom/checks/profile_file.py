@@ -21,7 +21,6 @@ from moegeom.checks.profile import (
     BuiltIn,
     Ignore,
     LayerLimits,
-    LimitSettings,
     Profile,
     Threshold,
 )
@@ -212,8 +211,8 @@ def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
     for code, of_check in _written(file.limits).items():
         sizes = _written(of_check)
         at = [_written(entry) for entry in sizes.pop("at")]
-        exceptions = tuple(LayerLimits(entry.pop("layers"), entry) for entry in at)
-        limits[code] = LimitSettings(sizes, exceptions)
+        exceptions = (LayerLimits(entry, entry.pop("layers")) for entry in at)
+        limits[code] = (LayerLimits(sizes), *exceptions)
     return Profile(
         base=file.extends,
         select=file.select,

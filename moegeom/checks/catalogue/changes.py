@@ -250,15 +250,18 @@ def rows_renumbered(measured: Measured, limits: Limits) -> Iterator[Finding | Un
         moved_along, why = _experts_moved_along(measured, router, drift)
         if moved_along:
             continue
-        swaps = ", ".join(f"{e} was {drift.place[e]}" for e in experts[:4])
         yield rows_renumbered.finding(
             router,
             f"{number_of(len(experts), 'row is that of another expert', _ROWS)} in the baseline: "
-            f"{swaps}"
-            f"{' ...' if len(experts) > 4 else ''}.",
+            f"{_swaps(drift.place, experts)}.",
             f"{why} Rows of other experts: {listed(experts)}.",
             fix=_exchange(drift.place, _tensors(measured, router, drift.place)),
         )
+
+
+def _swaps(place: Int64[np.ndarray, "experts"], experts: Sequence[int]) -> str:
+    swaps = ", ".join(f"{expert} was {place[expert]}" for expert in experts[:4])
+    return swaps + " ..." * (len(experts) > 4)
 
 
 def _experts_alone(measured: Measured, router: str) -> Iterator[Finding]:
@@ -272,12 +275,10 @@ def _experts_alone(measured: Measured, router: str) -> Iterator[Finding]:
     experts = np.flatnonzero(place != np.arange(len(now))).tolist()
     if not experts or len(numbers) < len(now):
         return  # experts that are alike in the baseline cannot be told apart
-    swaps = ", ".join(f"{e} was {place[e]}" for e in experts[:4])
     yield rows_renumbered.finding(
         router,
         f"{number_of(len(experts), 'expert is', 'experts are')} those of other rows in the "
-        f"baseline: {swaps}"
-        f"{' ...' if len(experts) > 4 else ''}.",
+        f"baseline: {_swaps(place, experts)}.",
         f"The rows are where they were: they did not move along. Experts that changed places: "
         f"{listed(experts)}.",
         fix=_exchange(place, ("experts",)),

@@ -322,9 +322,9 @@ def _bias_proposals(pair: BiasPair) -> Iterator[tuple[float, Edit, BiasFit]]:
         for fit in edit.fit_bias(pair):
             left = float(np.linalg.norm(pair.b - fit.values))
             after = max(left, _EXACT * scale)
-            is_told = float(np.abs(pair.b - fit.values).max()) <= pair.finest
+            is_enough = float(np.abs(pair.b - fit.values).max()) <= pair.finest
             saved = len(pair.b) * float(np.log2(before / after)) - fit.bits if before else 0.0
-            if saved >= _LEAST_BIAS_BITS and (is_told or left <= _LEAVES * before):
+            if saved >= _LEAST_BIAS_BITS and (is_enough or left <= _LEAVES * before):
                 yield saved, edit, fit
 
 

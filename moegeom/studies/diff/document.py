@@ -63,9 +63,9 @@ _USUAL = "gain equal"
 
 def document(report: Difference, view: View) -> Document:
     """What ``moegeom diff`` says."""
-    every = [change for router in report.routers for change in router.changes]
-    meanings = {change.word: change.meaning for change in reversed(every)}
-    words = dict.fromkeys(change.word for change in every)
+    meanings: dict[str, str] = {}
+    for change in (change for router in report.routers for change in router.changes):
+        meanings.setdefault(change.word, change.meaning)
     return pair_page(
         "diff",
         report,
@@ -74,7 +74,7 @@ def document(report: Difference, view: View) -> Document:
             *(Fact("UNLIKE", text, "error") for text in _unlike(report)),
         ],
         [_routers(report, view)],
-        [Fact("means", f"{word}: {meanings[word]}", "dim") for word in words],
+        [Fact("means", f"{word}: {text}", "dim") for word, text in meanings.items()],
         [] if report.figures is None else [*_figures(report, report.figures, view)],
         figures=lambda: [*difference_figures(report)],
         record=lambda: _record(report),

@@ -81,13 +81,26 @@ def measured_line(
     told where there is no rerun.
     """
     absent = [name for name in names if name not in between.by_router]
-    judged_by = _limit(limit, rerun)
+    times, source = None, "--max-flipped"
+    if rerun is not None and rerun.share > 0.0:
+        times = between.share / rerun.share
+        if limit is None:
+            limit = _TIMES_RERUN * rerun.share
+            source = "twice what A run again shows: --rerun"
     state: LineState = "inconclusive" if absent else "passed"
-    if judged_by is None:
+    if limit is None:  # of a run that repeats itself to the bit none follows
         state = "not judged"
-    elif between.share > judged_by[0]:
-        state = "failed"
-    details = [_rerun_sentence(between, rerun), *map(_sentence, between.notes)]
+        why = "no limit was given (--max-flipped, or --rerun)"
+        if rerun is not None:
+            why = "A run again (--rerun) repeats itself, so that no limit follows; give "
+            why += "--max-flipped"
+        judged = f"Measured, not judged: {why}."
+    else:
+        is_above = between.share > limit
+        state = "failed" if is_above else state
+        side = "More than" if is_above else "Within"
+        judged = f"{side} the limit of {_percent(limit)} ({source})."
+    details = [_rerun_sentence(rerun, times), *map(_sentence, between.notes)]
     if between.log_probs is not None:
         details.append(_sentence(between.log_probs.sentence.removesuffix(".")))
     if absent:
@@ -95,11 +108,11 @@ def measured_line(
     evidence = {
         "between": dataclasses.asdict(between),
         "rerun": None if rerun is None else dataclasses.asdict(rerun),
-        "limit": None if judged_by is None else judged_by[0],
-        "times_rerun": _times(between, rerun),
+        "limit": limit,
+        "times_rerun": times,
     }
     commands = () if rerun is not None else (again,)
-    sentence = f"{_measured(between, names)} {_limit_sentence(between, judged_by, rerun)}"
+    sentence = f"{_measured(between, names)} {judged}"
     return Line("routing on text", state, sentence, tuple(details), commands, evidence)
 
 
@@ -125,29 +138,7 @@ def _measured(between: Flips, names: Sequence[str]) -> str:
     return f"{text}; {', '.join(shares)}."
 
 
-def _limit(limit: float | None, rerun: Flips | None) -> tuple[float, str] | None:
-    """The largest share that passes, and where it comes from; None where nothing says."""
-    if limit is not None:
-        return limit, "--max-flipped"
-    if rerun is None or rerun.share == 0.0:
-        return None  # of a run that repeats itself to the bit no limit follows
-    return _TIMES_RERUN * rerun.share, "twice what A run again shows: --rerun"
-
-
-def _limit_sentence(between: Flips, limit: tuple[float, str] | None, rerun: Flips | None) -> str:
-    if limit is None:
-        why = (
-            "no limit was given (--max-flipped, or --rerun)"
-            if rerun is None
-            else "A run again (--rerun) repeats itself, so that no limit follows; give "
-            "--max-flipped"
-        )
-        return f"Measured, not judged: {why}."
-    judged = "More than" if between.share > limit[0] else "Within"
-    return f"{judged} the limit of {_percent(limit[0])} ({limit[1]})."
-
-
-def _rerun_sentence(between: Flips, rerun: Flips | None) -> str:
+def _rerun_sentence(rerun: Flips | None, times: float | None) -> str:
     if rerun is None:
         return (
             "How often A differs from itself in another run is not known: record A again, in other "
@@ -157,7 +148,6 @@ def _rerun_sentence(between: Flips, rerun: Flips | None) -> str:
         f"A run again differs from itself in {_percent(rerun.share)} of (token, layer) pairs, "
         f"{_percent(rerun.tokens_share)} of {rerun.num_tokens:,} tokens at one layer or more"
     )
-    times = _times(between, rerun)
     if times is None:
         return f"{text}: nothing to hold B against."
     return f"{text}: B differs {times:.2g} times as often."
@@ -170,11 +160,6 @@ def _sentence(note: str) -> str:
 def _percent(share: float) -> str:
     """A share with three figures, so that one near its limit does not look equal to it."""
     return percent(share, ".3g")
-
-
-def _times(between: Flips, rerun: Flips | None) -> float | None:
-    """None where the rerun is not known, or 0."""
-    return between.share / rerun.share if rerun is not None and rerun.share > 0.0 else None
 
 
 #: Row i of B was row ``place[i]`` of A, by router; only where rows changed places.

@@ -43,7 +43,7 @@ def _permuted(pair: RowPair) -> Iterator[RowFit]:
     if not moved or PERMUTED.name in pair.named:
         return
     place, rows = pair.place[order], pair.a[order]
-    description, mixes = told_places(order, pair.rule)
+    description, mixes = places_in_words(order, pair.rule)
     yield RowFit(
         rows,
         math.lgamma(moved + 1) / math.log(2.0) + log2_sets(len(order), moved),
@@ -56,7 +56,7 @@ def _permuted(pair: RowPair) -> Iterator[RowFit]:
     )
 
 
-def told_places(place: Int64[np.ndarray, "experts"], rule: Rule) -> tuple[str, bool]:
+def places_in_words(place: Int64[np.ndarray, "experts"], rule: Rule) -> tuple[str, bool]:
     """The exchanges and cycles of an order in words, and whether it mixes groups of the rule."""
     moved = np.flatnonzero(place != np.arange(len(place))).tolist()
     swaps = ", ".join(f"{expert} was {place[expert]}" for expert in moved[:_MOST_SWAPS])
@@ -75,18 +75,15 @@ def mixes_groups(place: Int64[np.ndarray, "experts"], before: int, rule: Rule) -
     return not bool((of_group == of_group[:, :1]).all())
 
 
-def _judge_permuted(change: Change, pair: Exported) -> Judgement:
-    if change.evidence["mixes_groups"]:
-        mixed = "the new order mixes groups of the rule: choices change in any case."
-        return Judgement("failed", mixed)
-    return Judgement("inconclusive", f"{change.meaning.removesuffix('.')}; experts are not read.")
-
-
 PERMUTED = Edit(
     "permuted",
     "permuted {kind}",
     "the rows stand in another order; harmless where everything else moved along.",
-    _judge_permuted,
+    lambda change, pair: (
+        Judgement("failed", "the new order mixes groups of the rule: choices change in any case.")
+        if change.evidence["mixes_groups"]
+        else Judgement("inconclusive", f"{change.meaning.removesuffix('.')}; experts are not read.")
+    ),
     _permuted,
 )
 
@@ -166,14 +163,14 @@ def _scaled_rows(pair: RowPair) -> Iterator[RowFit]:
         factors[:, None] * pair.a,
         number_bits(number, dimension, before, max(after, float(pair.finest.max())))
         + log2_sets(experts, number),
-        kind=_told_factors(scaled, experts),
+        kind=_factors_in_words(scaled, experts),
         evidence={"factors": scaled},
         of_rows=is_scaled,
         steps=np.maximum(1.0, np.abs(factors))[:, None],
     )
 
 
-def _told_factors(factors: Mapping[int, float], experts: int) -> str:
+def _factors_in_words(factors: Mapping[int, float], experts: int) -> str:
     """``expert 5 scaled by 3.0``; the range of the factors where there are many."""
     if len(factors) > _MOST_NAMED:
         low, high = _factor_text(min(factors.values())), _factor_text(max(factors.values()))

@@ -465,8 +465,8 @@ def load_swings(history: History) -> Iterator[Tested]:
             f"Expert {worst.expert} swings most, by {worst.size:.2f} fair shares a step. Make the "
             "update of the bias, or the weight of the balancing loss, smaller.",
         )
-        is_told = worst.is_lasting and worst.size >= _LEAST_SHARES
-        yield Tested(router.name, finding if is_told else None, worst.p_value)
+        is_enough = worst.is_lasting and worst.size >= _LEAST_SHARES
+        yield Tested(router.name, finding if is_enough else None, worst.p_value)
 
 
 #: Share of the spread by which the bias of an expert must change from step to step to matter.
@@ -510,8 +510,8 @@ def bias_swings(history: History) -> Iterator[Tested]:
             f"That of expert {worst.expert} swings most, by {worst.size:.2g} a step, "
             f"{percent(part)} of the spread. Make the update of the bias smaller.",
         )
-        is_told = worst.is_lasting and part >= _LEAST_OF_SPREAD
-        yield Tested(router.name, finding if is_told else None, worst.p_value)
+        is_enough = worst.is_lasting and part >= _LEAST_OF_SPREAD
+        yield Tested(router.name, finding if is_enough else None, worst.p_value)
 
 
 #: Intervals of the shortest stretch that is looked at.
@@ -569,9 +569,9 @@ def bias_wrong_way(history: History) -> Iterator[Tested]:
             f"chance within {one.by_chance:.2f} of 0 (95 %). Load CV {first:.2f} -> {last:.2f}. "
             "Look at the sign of the update, and whether counts and biases are in one order.",
         )
-        is_told = one.correlation > 0.0 and last >= first
+        is_enough = one.correlation > 0.0 and last >= first
         p_value = min(1.0, one.p_value * len(starts))
-        yield Tested(router.name, finding if is_told else None, p_value)
+        yield Tested(router.name, finding if is_enough else None, p_value)
 
 
 #: Part of the experts in use, and of what the other domains keep, up to which it is a fall.
