@@ -21,7 +21,7 @@ from moegeom.checks.baseline import (
     write_baseline,
 )
 from moegeom.checks.measured import Drift, SinceBaseline
-from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, deviations
+from moegeom.checks.profile import BUILT_IN, DEFAULT, Profile, deviations
 from moegeom.checks.profile_file import (
     PROFILE_NAME,
     fail_on,
@@ -100,15 +100,22 @@ def gate(request: GateRequest, watch: Watch | None = None) -> Gate:
         written = baseline_file or Path(DEFAULT_BASELINE)
         if opened is not None:
             results = with_expert_samples(results, opened, announce)
-        update_baseline(request, results, written)
+        if "refused" in results.run:
+            raise UsageError(
+                f"{request.name}: its routers cannot be read, so there is nothing to write down.",
+                "`moegeom check` without --update-baseline says what is wrong.",
+            )
+        write_baseline(written, baseline_of(results))
     return Gate(verdict, results.run, written, release)
 
 
 def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     """The profile with what the command line changes in it, and the file of the baseline."""
-    path, base = profile_path(request), built_in(request)
-    profile = dataclasses.replace(DEFAULT, base=base) if path is None else read_profile(path)
+    path = profile_path(request)
+    profile = DEFAULT if path is None else read_profile(path)
     changes: dict[str, Any] = {}
+    if str(request.profile) in BUILT_IN:
+        changes["base"] = str(request.profile)
     if request.select is not None:
         codes = ",".join(request.select).split(",")
         changes["select"] = tuple(known_code(code.strip(), "--select") for code in codes)
@@ -121,12 +128,6 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     if profile.baseline is None or path is None:
         return profile, None
     return profile, path.parent / profile.baseline
-
-
-def built_in(request: GateRequest) -> BuiltIn:
-    """The built-in profile that was named; ``default`` where none was."""
-    named: dict[str, BuiltIn] = {name: name for name in BUILT_IN}
-    return named.get(str(request.profile), "default")
 
 
 def profile_path(request: GateRequest) -> Path | None:
@@ -238,16 +239,6 @@ def measured_of(request: GateRequest, results: ResultsView, baseline: Baseline |
     if baseline is not None and "refused" not in results.run:
         drifts = drifts_since(results, baseline)
     return measured_results(results, typed, tokens, baseline, options, drifts)
-
-
-def update_baseline(request: GateRequest, results: ResultsView, file: Path) -> None:
-    """Writes the baseline of these results."""
-    if "refused" in results.run:
-        raise UsageError(
-            f"{request.name}: its routers cannot be read, so there is nothing to write down.",
-            "`moegeom check` without --update-baseline says what is wrong.",
-        )
-    write_baseline(file, baseline_of(results))
 
 
 def with_expert_samples(

@@ -120,10 +120,13 @@ def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
     if not judged:
         return Line("effective router", "failed", _NOTHING_IN_COMMON)
     same = sum(one.is_identical for one in judged)
-    phrases = [
-        f"{where([one.name for one in group], names)} {_phrases(group)}"
-        for group in _groups(judged)
-    ]
+    phrases = []
+    for group in _groups(judged):
+        # what happened to all of a group, with the range of its sizes
+        alike = zip(*([change for change, _ in one.changes] for one in group), strict=True)
+        others = [other.why.removesuffix(".") for other in group[0].others]
+        happened = " and ".join([*map(phrase_of, alike), *others])
+        phrases.append(f"{where([one.name for one in group], names)} {happened}")
     if same == len(judged):
         # gains only where they are known on both sides
         has_gains = any("gain equal" in one.beside for one in judged)
@@ -174,13 +177,6 @@ def _groups(judged: Sequence[JudgedRouter]) -> list[list[JudgedRouter]]:
             texts = (other.why for other in one.others)
             groups.setdefault((one.state, *phrases, *texts), []).append(one)
     return sorted(groups.values(), key=lambda group: (STATES.index(group[0].state), -len(group)))
-
-
-def _phrases(group: Sequence[JudgedRouter]) -> str:
-    """What happened to all of a group, with the range of its sizes."""
-    alike = zip(*([change for change, _ in one.changes] for one in group), strict=True)
-    others = [other.why.removesuffix(".") for other in group[0].others]
-    return " and ".join([*map(phrase_of, alike), *others])
 
 
 def _explained(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Iterator[str]:
