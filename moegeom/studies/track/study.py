@@ -216,7 +216,8 @@ def with_trends(curves: Sequence[Curve], steps: Sequence[float]) -> tuple[Curve,
 def _with_slope(curve: Curve, axis: np.ndarray) -> Curve:
     if curve.column == CHANCE:
         return curve
-    trend = slope(axis, _array(curve.values), _array(curve.errors))
+    # what is missing is nan
+    trend = slope(axis, np.array(curve.values, np.float64), np.array(curve.errors, np.float64))
     return dataclasses.replace(
         curve,
         slope=number(trend.value * PER_STEPS),
@@ -227,7 +228,10 @@ def _with_slope(curve: Curve, axis: np.ndarray) -> Curve:
 def _onsets(curves: Sequence[Curve]) -> list[int | None]:
     """Onset of each router: the i-th clearest of m is held to LEVEL / (m - i + 1)."""
     p_values = [
-        departures(_array(curve.values), _array(curve.errors), NUM_BLOCKS - 1.0) for curve in curves
+        departures(
+            np.array(curve.values, np.float64), np.array(curve.errors, np.float64), NUM_BLOCKS - 1.0
+        )
+        for curve in curves
     ]
     onsets: list[int | None] = [None] * len(curves)
     order = sorted(range(len(curves)), key=lambda i: float(p_values[i].min()))
@@ -237,10 +241,6 @@ def _onsets(curves: Sequence[Curve]) -> list[int | None]:
             break
         onsets[index] = begin
     return onsets
-
-
-def _array(values: Sequence[float | None]) -> np.ndarray:
-    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 #: Experts named per router.
@@ -255,7 +255,7 @@ def drivers(first: Results, last: Results) -> Iterator[Driver]:
     its own MaxVio at both ends, largest change first; it contributes the change of the squared CV
     of its own load over the sum of the absolute changes of the router's domains.
     """
-    before, after = _loads(first), _loads(last)
+    before, after = (_by_expert(results, "load") for results in (first, last))
     for router, loads in after.items():
         old = before.get(router)
         if old is None or len(old) != len(loads):
@@ -275,15 +275,15 @@ def drivers(first: Results, last: Results) -> Iterator[Driver]:
     yield from _domains(first, last)
 
 
-def _loads(results: Results) -> dict[str, np.ndarray]:
-    """Loads in fair shares by router, in the order of the experts."""
-    by_router: dict[str, dict[int, float]] = {}
+def _by_expert(results: Results, column: str) -> dict[str, np.ndarray]:
+    """A column of ``experts`` by router, in the order of the experts, where it is known of all."""
+    by_router: dict[str, dict[int, Any]] = {}
     for row in _of_all_tokens(results, "experts"):
-        if row.get("load") is not None:
-            by_router.setdefault(row["router"], {})[row["expert"]] = row["load"]
+        by_router.setdefault(row["router"], {})[row["expert"]] = row.get(column)
     return {
-        router: np.array([loads[expert] for expert in sorted(loads)])
-        for router, loads in by_router.items()
+        router: np.array([by_expert[expert] for expert in sorted(by_expert)], dtype=np.float64)
+        for router, by_expert in by_router.items()
+        if all(value is not None for value in by_expert.values())
     }
 
 
@@ -358,7 +358,10 @@ def drift_curves(measured: Steps, notes: list[str]) -> list[Curve]:
             "Drift is approximate, to about 12 % a row: at least one step is a results directory, "
             "which keeps 32 projections of each row."
         )
-    rows = [_rows(step) if is_whole else _projections(step) for step in measured]
+    rows = [
+        _rows(step) if is_whole else _by_expert(step.results, "row_projections")
+        for step in measured
+    ]
     nothing = (None,) * len(measured)
     curves = []
     for router in rows[-1]:
@@ -382,18 +385,6 @@ def _rows(step: MeasuredStep) -> dict[str, np.ndarray]:
     """Centred effective rows by router; a router with a row that is not finite is left out."""
     by_router = {r.name: effective_rows(r.weight, r.gain) for r in step.routers or ()}
     return {name: rows.centred for name, rows in by_router.items() if rows.finite.all()}
-
-
-def _projections(step: MeasuredStep) -> dict[str, np.ndarray]:
-    """The centred rows in 32 projections, from the results."""
-    projections: dict[str, dict[int, Any]] = {}
-    for row in _of_all_tokens(step.results, "experts"):
-        projections.setdefault(row["router"], {})[row["expert"]] = row.get("row_projections")
-    return {
-        router: np.array([by_expert[expert] for expert in sorted(by_expert)], dtype=np.float64)
-        for router, by_expert in projections.items()
-        if all(values is not None for values in by_expert.values())
-    }
 
 
 def agreement_curves(measured: Steps, notes: list[str]) -> list[Curve]:
