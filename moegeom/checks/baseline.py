@@ -193,7 +193,9 @@ def _router_of(
     with np.errstate(over="ignore"):
         projections = np.array([e["row_projections"] for e in experts], dtype=np.float32)
     mean = np.array(row["mean_row_projections"], dtype=np.float32)
-    norms = _required(vector("centred_row_norm"))
+    norms = vector("centred_row_norm")
+    if norms is None:
+        raise UsageError("the results hold no lengths of rows: they are of an older moegeom.")
     if not all(np.isfinite(values).all() for values in (projections, mean, norms)):
         raise UsageError(
             f"router {row['router']}: its rows are too large for a baseline.",
@@ -209,12 +211,6 @@ def _router_of(
         samples=None if None in samples else [str(sample) for sample in samples],
         **{name: vector(column) for name, column in _VECTORS.items()},
     )
-
-
-def _required(values: Float32[np.ndarray, "experts"] | None) -> Float32[np.ndarray, "experts"]:
-    if values is None:
-        raise UsageError("the results hold no lengths of rows: they are of an older moegeom.")
-    return values
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:

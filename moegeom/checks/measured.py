@@ -6,18 +6,19 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from moegeom.checks.baseline import Baseline, BaselineRouter
 from moegeom.checks.profile import Threshold
 from moegeom.core.errors import ResultsError
+from moegeom.core.finding import Severity
 from moegeom.core.row_keys import is_domain, is_whole
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.core.text import listing, number_of
 from moegeom.results.reader import ResultsView
 from moegeom.results.run_file import is_verified_here, num_non_finite
-
-if TYPE_CHECKING:
-    from moegeom.checks.drift import Drift
 
 Row = Mapping[str, Any]
 
@@ -37,6 +38,58 @@ class _Columns(dict):
 
     def __missing__(self, name: str) -> Any:
         raise MissingColumnError(f"the results hold no column '{name}' (an older moegeom?)")
+
+
+def spread_of(bias: Float[np.ndarray, "experts"]) -> float:
+    """Standard deviation of biases; inf where their squares leave the range of numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread = float(bias.std())
+    return spread if np.isfinite(spread) else np.inf
+
+
+@dataclass(frozen=True)
+class SinceBaseline:
+    """One thing that happened since the baseline; ``subject`` is ``rows`` or a kind of bias.
+
+    ``text`` says what, ``meaning`` what follows; ``severity`` is None where it is no fault by
+    itself, or another check judges it.
+    """
+
+    word: str
+    text: str
+    meaning: str
+    subject: str
+    severity: Severity | None
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """One router beside its baseline.
+
+    ``place[i]`` is the row of the baseline that row i is compared with: i, unless rows changed
+    places. ``moved[i]`` is by how much, over its length, beside what ``changes`` say and what
+    changes no choice; from 32 projections, which are right where the row was scaled, turned round
+    or zeroed, else true to 12 % (one standard error). ``size`` is that of all rows together, as
+    ``diff`` tells it.
+    """
+
+    place: Int64[np.ndarray, "experts"]
+    moved: Float64[np.ndarray, "experts"]
+    size: float
+    changes: tuple[SinceBaseline, ...] = ()
+
+    @property
+    def renumbered(self) -> Bool[np.ndarray, "experts"]:
+        """Rows that are found in another place of the baseline."""
+        return self.place != np.arange(len(self.place))
+
+    def faults(self, subject: str) -> tuple[SinceBaseline, ...]:
+        """What was done to the rows, or to a bias, that is a fault by itself."""
+        return tuple(c for c in self.changes if c.severity is not None and c.subject == subject)
+
+    def is_trained(self) -> bool:
+        """Whether the rows changed as training changes them: without a pattern."""
+        return {c.word for c in self.changes if c.subject == "rows"} <= {"trained on"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +224,8 @@ def measured_rows(
         },
         experts=by_expert,
         domains=by_domain,
-        checkpoint=_typed(checkpoint),
+        # as it can be typed: quoted for a shell, and never taken for an option
+        checkpoint=shlex.quote(f"./{checkpoint}" if checkpoint.startswith("-") else checkpoint),
         tokens=tokens,
         options=options,
         run=run or {},
@@ -191,11 +245,6 @@ def measured_results(
     """The same from results, on disk or in memory."""
     rows = (results.rows("layers"), results.rows("experts"))
     return measured_rows(*rows, checkpoint, tokens, results.run, baseline, options, drifts)
-
-
-def _typed(path: str) -> str:
-    """A path as it can be typed: quoted for a shell, and never taken for an option."""
-    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def unseen(measured: Measured) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -39,18 +39,10 @@ class Ignore:
 
 @dataclass(frozen=True)
 class LayerLimits:
-    """Limits of one check that hold in some layers only."""
+    """Limits of one check; ``layers`` None means all."""
 
-    layers: frozenset[int]
     values: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class LimitSettings:
-    """Limits of one check: for all layers, and exceptions, of which the last that fits counts."""
-
-    values: Mapping[str, float] = field(default_factory=dict)
-    at: tuple[LayerLimits, ...] = ()
+    layers: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,8 @@ class Profile:
     """Everything that ``moegeom.toml`` can say; the default is what moegeom judges by itself.
 
     ``base`` is the built-in profile that it extends. ``select`` and ``require`` hold codes or
-    beginnings of codes; ``require`` turns "could not be judged" into "inconclusive".
+    beginnings of codes; ``require`` turns "could not be judged" into "inconclusive". Of ``limits``
+    of one check in one layer the last count.
     """
 
     base: BuiltIn = "default"
@@ -87,7 +80,7 @@ class Profile:
     family_wise_error: float = FAMILY_WISE_ERROR
     severity: Mapping[str, Severity] = field(default_factory=dict)
     ignore: tuple[Ignore, ...] = ()
-    limits: Mapping[str, LimitSettings] = field(default_factory=dict)
+    limits: Mapping[str, Sequence[LayerLimits]] = field(default_factory=dict)
     thresholds: tuple[Threshold, ...] = ()
 
     def selects(self, code: str) -> bool:
@@ -120,11 +113,10 @@ class Profile:
 
     def limit(self, code: str, name: str, layer: int, default: float) -> float:
         """The limit of a check in a layer."""
-        settings = self.limits.get(code, LimitSettings())
-        for entry in reversed(settings.at):
-            if layer in entry.layers and name in entry.values:
+        for entry in reversed(self.limits.get(code, ())):
+            if (entry.layers is None or layer in entry.layers) and name in entry.values:
                 return entry.values[name]
-        return settings.values.get(name, default)
+        return default
 
 
 #: What moegeom judges by itself.
@@ -145,12 +137,12 @@ def deviations(profile: Profile, checks: Iterable[Check]) -> tuple[str, ...]:
         severity = profile.severity.get(check.code, usual)
         if severity != usual:
             sentences.append(f"{check.code} is {_A[severity]}, not {_A[usual]}")
-        settings = profile.limits.get(check.code, LimitSettings())
-        for values, where in _limits_of(settings):
+        for at in profile.limits.get(check.code, ()):
+            where = "" if at.layers is None else f" in layers {format_layers(at.layers)}"
             sentences += [
-                f"{check.code} {limit.name} {values[limit.name]:g}{where}, not {limit.default:g}"
+                f"{check.code} {limit.name} {at.values[limit.name]:g}{where}, not {limit.default:g}"
                 for limit in check.limits
-                if values.get(limit.name, limit.default) != limit.default
+                if at.values.get(limit.name, limit.default) != limit.default
             ]
     for entry in profile.ignore:
         layers = "" if entry.layers is None else f" in layers {format_layers(entry.layers)}"
@@ -170,12 +162,6 @@ def _built_in(base: BuiltIn, checks: Sequence[Check]) -> str:
         > SEVERITY_ORDER[check.severity]
     ]
     return f"built-in profile {base}{f' (less severe: {_codes(lower)})' if lower else ''}"
-
-
-def _limits_of(settings: LimitSettings) -> Iterator[tuple[Mapping[str, float], str]]:
-    yield settings.values, ""
-    for entry in settings.at:
-        yield entry.values, f" in layers {format_layers(entry.layers)}"
 
 
 def _codes(codes: Sequence[str]) -> str:

@@ -21,7 +21,6 @@ from moegeom.checks.profile import (
     BuiltIn,
     Ignore,
     LayerLimits,
-    LimitSettings,
     Profile,
     Threshold,
 )
@@ -212,8 +211,8 @@ def parse_profile(table: Mapping[str, Any], where: str) -> Profile:
     for code, of_check in _written(file.limits).items():
         sizes = _written(of_check)
         at = [_written(entry) for entry in sizes.pop("at")]
-        exceptions = tuple(LayerLimits(entry.pop("layers"), entry) for entry in at)
-        limits[code] = LimitSettings(sizes, exceptions)
+        exceptions = (LayerLimits(entry, entry.pop("layers")) for entry in at)
+        limits[code] = (LayerLimits(sizes), *exceptions)
     return Profile(
         base=file.extends,
         select=file.select,
@@ -312,16 +311,14 @@ _TEMPLATE_LIMITS = """\
 
 def profile_template() -> str:
     """A profile that says nothing yet and shows everything that can be said."""
-    limits = "\n".join(_template_of(check) for check in sorted(CHECKS.all(), key=lambda c: c.code))
-    return f"{_TEMPLATE_HEAD}\n{_TEMPLATE_LIMITS}\n{limits}"
-
-
-def _template_of(check: Check) -> str:
-    return "".join(f"{line}\n" for line in _limit_lines(check)) if check.limits else ""
+    checks = sorted(CHECKS.all(), key=lambda check: check.code)
+    limits = ["".join(f"{line}\n" for line in _limit_lines(check)) for check in checks]
+    return "\n".join((_TEMPLATE_HEAD, _TEMPLATE_LIMITS, *limits))
 
 
 def _limit_lines(check: Check) -> Iterator[str]:
-    yield f"# [limits.{check.code}]  # {check.title}"
+    if check.limits:
+        yield f"# [limits.{check.code}]  # {check.title}"
     for limit in check.limits:
         yield from textwrap.wrap(
             f"{limit.text} ({limit.basis})", 96, initial_indent="#   ", subsequent_indent="#   "

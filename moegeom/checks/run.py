@@ -31,6 +31,7 @@ from moegeom.checks.statistics import detectable_shift, holm_rejects
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Outcome, State, Verdict
 from moegeom.core.metric import RULE_HAS_NO
+from moegeom.core.text import natural
 
 #: Findings of one check that are told one by one; more are told as one.
 MOST_ALIKE = 2
@@ -69,8 +70,8 @@ def verdicts_of(measured: Measured, *profiles: Profile) -> Iterator[Verdict]:
     for profile in profiles:
         judged = []
         for check in sorted(CHECKS.all(), key=lambda check: check.code):
-            if not _is_asked(check, measured, profile):
-                continue
+            if _unread(check, measured) and not profile.names(check.code):
+                continue  # what is read on request, and was not, and nobody named
             if profile.judges(check):
                 if check.code not in judged_by_code:
                     judged_by_code[check.code] = _judge(check, measured, profile)
@@ -143,35 +144,22 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
         return JudgedCheck(check, state="inconclusive", reason=missing.message)
 
 
-@dataclass(frozen=True)
-class _OnRequest:
-    """What is read of a checkpoint where somebody asks for it: the key of ``run.json`` that is
-    there then, and what a check of it is without.
-    """
-
-    fact: str
-    state: State
-    reason: str
-
-
-#: By the inputs of checks.
-_ON_REQUEST: Mapping[str, _OnRequest] = {
-    "experts": _OnRequest("expert_spread", "needs experts", "experts were not read (--experts)"),
-    "attention": _OnRequest(
-        "attention_gates", "does not apply", "gates of attention were not read (--attention)"
+#: What is read of a checkpoint where somebody asks for it, by the inputs of checks: the key of
+#: ``run.json`` that is there then, and what a check of it is without.
+_ON_REQUEST: Mapping[str, tuple[str, State, str]] = {
+    "experts": ("expert_spread", "needs experts", "experts were not read (--experts)"),
+    "attention": (
+        "attention_gates",
+        "does not apply",
+        "gates of attention were not read (--attention)",
     ),
 }
 
 
-def _unread(check: Check, measured: Measured) -> _OnRequest | None:
-    """What the check takes and nobody read; None where all is there."""
-    on_request = _ON_REQUEST.get(check.inputs)
-    return None if on_request is None or on_request.fact in measured.run else on_request
-
-
-def _is_asked(check: Check, measured: Measured, profile: Profile) -> bool:
-    """False for a check of what is read on request, and was not, that nobody named."""
-    return _unread(check, measured) is None or profile.names(check.code)
+def _unread(check: Check, measured: Measured) -> tuple[State, str] | None:
+    """What a check is without what nobody read; None where all is there."""
+    unread = _ON_REQUEST.get(check.inputs)
+    return None if unread is None or unread[0] in measured.run else unread[1:]
 
 
 def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
@@ -179,7 +167,7 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
     if "tokens" in check.inputs and not measured.has_tokens:
         return "needs tokens", "there are no tokens (--tokens)"
     if unread := _unread(check, measured):
-        return unread.state, unread.reason
+        return unread
     if check.code == THRESHOLDS and not measured.thresholds:
         return "does not apply", "the profile has none"
     if "baseline" in check.inputs:
@@ -230,11 +218,6 @@ def _limits(check: Check, profile: Profile) -> Limits:
     return limit
 
 
-def _by_number(router: str) -> list[tuple[int, str]]:
-    """To sort ``text/10`` behind ``text/9``."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in router.split("/")]
-
-
 def _outcome(entry: JudgedCheck, false: set[int], blind: set[int], profile: Profile) -> Outcome:
     check = entry.check
     override = profile.override(check)
@@ -245,7 +228,8 @@ def _outcome(entry: JudgedCheck, false: set[int], blind: set[int], profile: Prof
             check.code, check.title, severity, entry.state, entry.reason, statement=statement
         )
     claims = [claim for claim in entry.claims if id(claim) not in false]
-    findings = [finding for claim in claims if (finding := _finding(claim)) is not None]
+    claimed = [c.finding if isinstance(c, Tested) else c for c in claims]
+    findings = [one for one in claimed if isinstance(one, Finding)]
     if override is not None:
         findings = [dataclasses.replace(finding, severity=severity) for finding in findings]
     counted, accepted = _split(findings, profile)
@@ -255,11 +239,11 @@ def _outcome(entry: JudgedCheck, false: set[int], blind: set[int], profile: Prof
         for claim in entry.claims
         if isinstance(claim, Tested) and id(claim) in blind
     ]
-    unknown = [u for u in unknown if not _accepts_unknown(check.code, u.router, profile)]
+    unknown = [u for u in unknown if not _is_ignored(check.code, u.router, profile)]
     state: State = "passed"
     reason = ""
     if unknown:
-        where = sorted({claim.router for claim in unknown}, key=_by_number)
+        where = sorted({claim.router for claim in unknown}, key=natural)
         more = " ..." if len(where) > 3 else ""
         reason = f"{', '.join(where[:3])}{more}: {unknown[0].reason}"
     if counted:
@@ -283,12 +267,6 @@ def _outcome(entry: JudgedCheck, false: set[int], blind: set[int], profile: Prof
     )
 
 
-def _finding(claim: Claim) -> Finding | None:
-    if isinstance(claim, Unknown):
-        return None
-    return claim.finding if isinstance(claim, Tested) else claim
-
-
 def _split(
     findings: Iterable[Finding], profile: Profile
 ) -> tuple[list[Finding], list[tuple[Finding, str]]]:
@@ -310,16 +288,9 @@ def _split(
     return left, accepted
 
 
-def _accepts_unknown(code: str, router: str, profile: Profile) -> bool:
-    """True when findings of this router would be accepted anyway."""
-    if "/" not in router:
-        return profile.ignores(code, None) is not None
-    return bool(_is_ignored(code, router, profile))
-
-
 def _is_ignored(code: str, router: str, profile: Profile) -> str:
-    """The reason why a finding of this router is accepted; empty when it counts."""
-    entry = profile.ignores(code, int(layer_of(router)))
+    """The reason why a finding of this router, or all, is accepted; empty when it counts."""
+    entry = profile.ignores(code, int(layer_of(router)) if "/" in router else None)
     return entry.reason if entry else ""
 
 
@@ -361,7 +332,7 @@ def _detectable(
 
 def _not_looked_at(measured: Measured) -> tuple[str, ...]:
     lacking = ("load, margins, dead experts (no tokens)",) * (not measured.has_tokens)
-    is_sampled = _ON_REQUEST["experts"].fact in measured.run
+    is_sampled = _ON_REQUEST["experts"][0] in measured.run
     beyond = {EXPERTS: f"{EXPERTS} beyond a sample"} if is_sampled else {}
     return (*lacking, *(beyond.get(part, part) for part in NOT_LOOKED_AT))
 

@@ -8,7 +8,7 @@ import pytest
 from moegeom.core.tokens import TokenColumns
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import open_results
-from moegeom.studies.changes.figures import figure_changes
+from moegeom.studies.diff.study import figure_changes
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.short_samples import SAMPLES

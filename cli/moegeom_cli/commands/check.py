@@ -34,7 +34,7 @@ def run(
     if explain is not None:
         from moegeom.checks.check import find_check, page_of
         from moegeom.studies.check.document import page_document
-        from moegeom.studies.track.series_check import SERIES_CHECKS
+        from moegeom.studies.track.findings import SERIES_CHECKS
 
         screen.show(page_document, page_of(find_check(explain, SERIES_CHECKS.all())))
         return 0

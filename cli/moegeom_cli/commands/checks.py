@@ -20,7 +20,7 @@ def run(
     """
     from moegeom.checks.check import all_pages
     from moegeom.checks.profile import BUILT_IN
-    from moegeom.studies.track.series_check import SERIES_CHECKS
+    from moegeom.studies.track.findings import SERIES_CHECKS
     from moegeom_cli.listing import render_listing
 
     rows = [

@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
+from moegeom.checks.catalogue.changes import drifts, without_drift
 from moegeom.checks.catalogue.precision import lost_levels
 from moegeom.checks.check import Limit, Limits, Unknown, check, has_selection_bias
-from moegeom.checks.drift import drifts, spread_of
-from moegeom.checks.measured import Measured, Row
+from moegeom.checks.measured import Measured, Row, spread_of
 from moegeom.core.finding import Finding
 from moegeom.core.text import number_of, percent
 
@@ -310,11 +310,8 @@ def bias_frozen(measured: Measured, limits: Limits) -> Iterator[Finding | Unknow
     What to do: look whether the buffer is in the optimiser step and in the saved state.
     """
     name = "selection_bias_digest"
-    for compared in drifts(measured):
-        if isinstance(compared, Unknown):
-            yield compared
-            continue
-        row, drift = compared
+    yield from without_drift(measured)
+    for row, drift in drifts(measured):
         router, before = row["router"], measured.before(row["router"])
         if before is None or row.get(name) is None:
             continue

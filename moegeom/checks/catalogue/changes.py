@@ -8,11 +8,29 @@ import numpy as np
 
 from moegeom.checks.baseline import Baseline
 from moegeom.checks.check import Limit, Limits, Unknown, check, same_sentence
-from moegeom.checks.drift import Drift, drifts, spread_of
-from moegeom.checks.measured import Measured, Row, listed
+from moegeom.checks.measured import Drift, Measured, Row, listed, spread_of
 from moegeom.core.finding import Finding
 from moegeom.core.shapes import Int64
 from moegeom.core.text import number_of, percent
+
+
+def drifts(measured: Measured) -> Iterator[tuple[Row, Drift]]:
+    """Every router that the baseline has in the same shape, beside it."""
+    for row in measured.layers:
+        drift = measured.drifts.get(row["router"])
+        if drift is not None and measured.before(row["router"]) is not None:
+            yield row, drift
+
+
+def without_drift(measured: Measured) -> Iterator[Unknown]:
+    """Routers of the baseline whose rows cannot be compared; MGI124 tells those of other shapes."""
+    for row in measured.layers:
+        router, before = row["router"], measured.before(row["router"])
+        if before is None or router in measured.drifts:
+            continue
+        if len(measured.experts[router]) == len(before.norms):
+            yield Unknown(router, "its rows cannot be compared: infinite, or not measured")
+
 
 _WORDS = {"num_experts": "experts", "hidden_size": "inputs", "top_k": "chosen experts"}
 
@@ -111,11 +129,8 @@ def gain_not_followed(measured: Measured, limits: Limits) -> Iterator[Finding | 
     What to do: multiply the columns of the router by the scale, or leave the norm in front of
     routers out of the smoothing.
     """
-    for compared in drifts(measured):
-        if isinstance(compared, Unknown):
-            yield compared
-            continue
-        row, drift = compared
+    yield from without_drift(measured)
+    for row, drift in drifts(measured):
         router = row["router"]
         if not is_gain_alone(measured, router, row):
             continue
@@ -167,11 +182,8 @@ def rows_moved(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown
     training. The limit is heuristic; a profile for conversions may well put it at 0.01.
     """
     findings = []
-    for compared in drifts(measured):
-        if isinstance(compared, Unknown):
-            yield compared
-            continue
-        row, drift = compared
+    yield from without_drift(measured)
+    for row, drift in drifts(measured):
         router = row["router"]
         if is_gain_alone(measured, router, row) or drift.faults("rows"):
             continue  # MGI122 and MGI128 name the cause
@@ -228,11 +240,8 @@ def rows_renumbered(measured: Measured, limits: Limits) -> Iterator[Finding | Un
     What to do: look at the conversion that wrote the file; experts sorted as text (expert 10 before
     expert 2) are the usual cause.
     """
-    for compared in drifts(measured):
-        if isinstance(compared, Unknown):
-            yield compared
-            continue
-        row, drift = compared
+    yield from without_drift(measured)
+    for row, drift in drifts(measured):
         router = row["router"]
         if not drift.renumbered.any():
             yield from _experts_alone(measured, router)
@@ -241,15 +250,18 @@ def rows_renumbered(measured: Measured, limits: Limits) -> Iterator[Finding | Un
         moved_along, why = _experts_moved_along(measured, router, drift)
         if moved_along:
             continue
-        swaps = ", ".join(f"{e} was {drift.place[e]}" for e in experts[:4])
         yield rows_renumbered.finding(
             router,
             f"{number_of(len(experts), 'row is that of another expert', _ROWS)} in the baseline: "
-            f"{swaps}"
-            f"{' ...' if len(experts) > 4 else ''}.",
+            f"{_swaps(drift.place, experts)}.",
             f"{why} Rows of other experts: {listed(experts)}.",
             fix=_exchange(drift.place, _tensors(measured, router, drift.place)),
         )
+
+
+def _swaps(place: Int64[np.ndarray, "experts"], experts: Sequence[int]) -> str:
+    swaps = ", ".join(f"{expert} was {place[expert]}" for expert in experts[:4])
+    return swaps + " ..." * (len(experts) > 4)
 
 
 def _experts_alone(measured: Measured, router: str) -> Iterator[Finding]:
@@ -263,12 +275,10 @@ def _experts_alone(measured: Measured, router: str) -> Iterator[Finding]:
     experts = np.flatnonzero(place != np.arange(len(now))).tolist()
     if not experts or len(numbers) < len(now):
         return  # experts that are alike in the baseline cannot be told apart
-    swaps = ", ".join(f"{e} was {place[e]}" for e in experts[:4])
     yield rows_renumbered.finding(
         router,
         f"{number_of(len(experts), 'expert is', 'experts are')} those of other rows in the "
-        f"baseline: {swaps}"
-        f"{' ...' if len(experts) > 4 else ''}.",
+        f"baseline: {_swaps(place, experts)}.",
         f"The rows are where they were: they did not move along. Experts that changed places: "
         f"{listed(experts)}.",
         fix=_exchange(place, ("experts",)),
@@ -307,7 +317,8 @@ def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple
     before = measured.before(router)
     rows = measured.experts[router]
     groups = int(measured.facts(router).get("num_groups") or 1)
-    if not _keeps_groups(drift, groups):
+    of_group = drift.place.reshape(groups, -1) // (len(drift.place) // groups)
+    if (of_group != of_group[:, :1]).any():
         return False, (
             f"The rule keeps whole groups of experts ({groups}), and the new places mix groups: "
             "other experts compete even if every expert moved along."
@@ -329,12 +340,6 @@ def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple
     if stayed < same == len(rows):
         return True, "Every expert moved along."
     return False, f"{stayed} of {len(rows)} experts are where they were: they did not move along."
-
-
-def _keeps_groups(drift: Drift, num_groups: int) -> bool:
-    """True when each group of experts consists of the experts of one group of the baseline."""
-    groups = drift.place.reshape(num_groups, -1) // (len(drift.place) // num_groups)
-    return bool((groups == groups[:, :1]).all())
 
 
 @check(
@@ -361,10 +366,7 @@ def changed_by_fault(measured: Measured, limits: Limits) -> Iterator[Finding]:
     What to do: compare with the source: moegeom diff SOURCE CHECKPOINT. Where the change is meant,
     write a new baseline (--update-baseline).
     """
-    for compared in drifts(measured):
-        if not isinstance(compared, tuple):
-            continue  # MGG401 says so
-        row, drift = compared
+    for row, drift in drifts(measured):
         for change in drift.changes:
             if change.severity is not None:
                 subject = "the rows: " if change.subject == "rows" else ""

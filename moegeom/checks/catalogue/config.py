@@ -12,10 +12,7 @@ from moegeom.core.text import number_of
 
 
 @check(
-    "MGI105",
-    "config and tensors contradict each other",
-    "error",
-    severities={"release": "error"},
+    "MGI105", "config and tensors contradict each other", "error", severities={"release": "error"}
 )
 def config_contradicted(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Config and tensors agree.

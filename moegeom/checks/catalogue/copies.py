@@ -67,7 +67,7 @@ def copied_router(measured: Measured, limits: Limits) -> Iterator[Finding]:
         if len(rows) > 1:
             yield _finding(
                 rows,
-                f"{_and([place_of(row['router']) for row in rows])} hold the same router.",
+                f"{listing([place_of(row['router']) for row in rows])} hold the same router.",
                 "Their weights are equal bit for bit.",
             )
     different = {rows[0]["router"]: rows[0] for rows in alike.values()}
@@ -98,10 +98,6 @@ def _finding(rows: Sequence[Row], title: str, detail: str) -> Finding:
     return copied_router.finding(
         routers, title, f"{detail} {_gains(rows)} A fault of the file, not of the data."
     )
-
-
-def _and(places: Sequence[str]) -> str:
-    return f"{', '.join(places[:-1])} and {places[-1]}"
 
 
 def _lengths(measured: Measured, router: str) -> list[float]:

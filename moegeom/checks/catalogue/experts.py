@@ -188,7 +188,9 @@ def token_tables(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
         if table.reason:
             yield Unknown(table.router, f"'{table.tensor}' cannot be read: {table.reason}")
             continue
-        wrong = list(_faults(table, _top_k(measured, table)))
+        stack, routers = table.router.split("/")[0], measured.run.get("routers", ())
+        top_k = next((r["top_k"] for r in routers if r["name"].split("/")[0] == stack), None)
+        wrong = list(_faults(table, top_k))
         if wrong:
             used = f"{table.num_used:,} of {table.num_experts:,} experts are named"
             yield token_tables.finding(
@@ -217,13 +219,6 @@ def _faults(table: TokenTable, top_k: int | None) -> Iterator[str]:
         yield f"ids are stored as {table.dtype.lower()}, which is no integer type"
     if top_k is not None and table.top_k != top_k:
         yield f"{number_of(table.top_k, 'expert')} for each token, and the rule chooses {top_k}"
-
-
-def _top_k(measured: Measured, table: TokenTable) -> int | None:
-    """How many experts the routers of the same stack choose; None where there is none."""
-    stack = table.router.split("/")[0]
-    listed = measured.run.get("routers", ())
-    return next((r["top_k"] for r in listed if r["name"].split("/")[0] == stack), None)
 
 
 #: With fewer numbers of each expert its kurtosis tells nothing.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from moegeom.checks.catalogue.tokens import MOST_PULL, mean_decides
 from moegeom.checks.check import NO_ERROR, Limit, Limits, Tested, Unknown, check
-from moegeom.checks.drift import places_in_baseline
 from moegeom.checks.figure import Figure, change_check, difference_error, figure_check
 from moegeom.checks.measured import MeanPull, Measured, listed
 from moegeom.checks.statistics import p_above
 from moegeom.core.finding import MOST_FAIR_SHARES
+from moegeom.core.shapes import Int64
 from moegeom.core.text import number_of
 
 
@@ -179,6 +181,14 @@ def load_changed(old: float, new: float) -> str:
     return f"load CV {new:.3f}; the baseline has {old:.3f}."
 
 
+def _places_in_baseline(measured: Measured, router: str) -> Int64[np.ndarray, "experts"]:
+    """The expert of the baseline that each expert is, if its row was renumbered."""
+    drift = measured.drifts.get(router)
+    if drift is None or len(set(drift.place.tolist())) < len(drift.place):
+        return np.arange(len(measured.experts[router]))
+    return drift.place
+
+
 @check(
     "MGB402",
     "an expert does not carry the load it did",
@@ -218,7 +228,7 @@ def expert_load_changed(measured: Measured, limits: Limits) -> Iterator[Tested |
             continue
         if len(rows) != len(before.load):
             continue  # MGI124 says so
-        place = places_in_baseline(measured, router)
+        place = _places_in_baseline(measured, router)
         limit, tests = limits("change", router), len(rows)
         tested = []
         for e in rows:

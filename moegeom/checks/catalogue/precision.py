@@ -161,7 +161,14 @@ def precision_lost(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """
     for row in measured.layers:
         before = measured.before(row["router"])
-        yield from _rounded_since(measured, row)
+        was = None if before is None else before.columns.get("is_weight_bf16")
+        # storage that was used in full and holds bfloat16 numbers only
+        if was is not None and was[0] == 0.0 and row.get("is_weight_bf16"):
+            yield precision_lost.finding(
+                row["router"],
+                "every value of the weight is a bfloat16 number; in the baseline it was not.",
+                "The router went through bfloat16 since: a transfer, or a conversion.",
+            )
         if lost := lost_levels(before, row):
             yield replace(
                 precision_lost.finding(
@@ -194,18 +201,6 @@ def lost_levels(before: BaselineRouter | None, row: Row) -> float | None:
         return None
     lost = was[0] - now
     return lost if lost > _LEVELS_LOST else None
-
-
-def _rounded_since(measured: Measured, row: Row) -> Iterator[Finding]:
-    """Storage that was used in full and now holds bfloat16 numbers only."""
-    before = measured.before(row["router"])
-    was = None if before is None else before.columns.get("is_weight_bf16")
-    if was is not None and was[0] == 0.0 and row.get("is_weight_bf16"):
-        yield precision_lost.finding(
-            row["router"],
-            "every value of the weight is a bfloat16 number; in the baseline it was not.",
-            "The router went through bfloat16 since: a transfer, or a conversion.",
-        )
 
 
 @check(

@@ -6,7 +6,7 @@ how a sign-off ends by it, and whether the gate takes it for a fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,9 +17,8 @@ from moegeom.core.registry import Rooms
 from moegeom.core.router import Router, Rule
 from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.geometry.rows import size
-from moegeom.studies.changes.bias_pair import BiasPair
 from moegeom.studies.changes.record import Change
-from moegeom.studies.changes.row_pair import RowPair, row_pair
+from moegeom.studies.changes.row_pair import BiasPair, RowPair, row_pair
 
 # --------------------------------------------------------------------------------------- judgements
 #: How one change ends a sign-off.
@@ -55,6 +54,8 @@ class Exported:
 
 
 Judge = Callable[[Change, Exported], Judgement]
+
+#: What a change means for routers of a rule.
 Meaning = Callable[[Rule], str]
 
 
@@ -63,9 +64,8 @@ def always(state: EndState) -> Judge:
     return lambda change, pair: Judgement(state, change.meaning)
 
 
-def says(sentence: str) -> Meaning:
-    """A meaning that does not depend on the rule."""
-    return lambda rule: sentence
+#: The judge of what makes another function of a router, always.
+FAILED = always("failed")
 
 
 # --------------------------------------------------------------------------------------------- fits
@@ -107,19 +107,7 @@ class BiasFit:
 
 
 #: The row of A that each row of B is, where numbers of rows differ, and how that is told.
-Placed = tuple[Int64[np.ndarray, "experts"], RowFit]
-
-
-def _no_places(a: Router, b: Router) -> Iterator[Placed]:
-    yield from ()
-
-
-def _none(pair: object) -> Iterator[Any]:
-    yield from ()
-
-
-def _nothing(change: Change) -> Severity | None:
-    return None
+PlacedRows = tuple[Int64[np.ndarray, "experts"], RowFit]
 
 
 @dataclass(frozen=True)
@@ -136,13 +124,33 @@ class Edit:
 
     name: str
     phrase: str
-    meaning: Meaning
-    judge: Judge
-    fit: Callable[[RowPair], Iterator[RowFit]] = _none
-    fit_bias: Callable[[BiasPair], Iterator[BiasFit]] = _none
-    of_rest: Callable[[RowPair], Iterator[RowFit]] = _none
-    fit_places: Callable[[Router, Router], Iterator[Placed]] = _no_places
-    gate: Callable[[Change], Severity | None] = _nothing
+    meaning: Meaning | str
+    judge: Judge = FAILED
+    fit: Callable[[RowPair], Iterable[RowFit]] = lambda pair: ()
+    fit_bias: Callable[[BiasPair], Iterable[BiasFit]] = lambda pair: ()
+    of_rest: Callable[[RowPair], Iterable[RowFit]] = lambda pair: ()
+    fit_places: Callable[[Router, Router], Iterable[PlacedRows]] = lambda a, b: ()
+    gate: Callable[[Change], Severity | None] = lambda change: None
+
+    def of(
+        self,
+        rule: Rule,
+        fit: RowFit | BiasFit,
+        where: str = "",
+        subject: str = "rows",
+        **evidence: Any,
+    ) -> Change:
+        """The change that a fit describes, for routers of ``rule``; ``where`` are some rows."""
+        evidence, size = {**fit.evidence, **evidence}, getattr(fit, "size", None)
+        return self.change(
+            rule,
+            kind=fit.kind,
+            size=size,
+            detail=fit.detail,
+            where=where,
+            subject=subject,
+            **evidence,
+        )
 
     def change(
         self,
@@ -158,7 +166,8 @@ class Edit:
         """The change in these words, for routers of ``rule``; ``where`` are some rows."""
         phrase = self.phrase.replace("{kind}", kind).strip()
         phrase += f", {where}" if where else ""
-        return Change(self.name, phrase, self.meaning(rule), size, detail, evidence, subject)
+        meaning = self.meaning if isinstance(self.meaning, str) else self.meaning(rule)
+        return Change(self.name, phrase, meaning, size, detail, evidence, subject)
 
 
 EDITS: Rooms[Edit] = Rooms("edit", "moegeom.studies.changes.operators", Edit)

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from moegeom.core.text import percent
+from moegeom.document.verdict_text import places
+
 
 @dataclass(frozen=True)
 class Change:
@@ -48,3 +51,17 @@ class RouterChange:
     def phrases(self) -> tuple[str, ...]:
         """The key by which routers with the same changes are grouped."""
         return tuple(change.phrase for change in self.changes)
+
+
+def phrase_of(changes: Sequence[Change]) -> str:
+    """The phrase that the changes share, with their size, or the range of their sizes."""
+    phrase, sizes = changes[0].phrase, [one.size for one in changes if one.size is not None]
+    if not sizes:
+        return phrase
+    low, high = percent(min(sizes)), percent(max(sizes))
+    return phrase.replace("{size}", low if low == high else f"{low.removesuffix(' %')} to {high}")
+
+
+def where(names: Sequence[str], every: Sequence[str]) -> str:
+    """``layers 3-7,9`` of ``every`` router, or whole names where several stacks could be meant."""
+    return places(names, {"routers": [{"name": name} for name in every]})

@@ -1,18 +1,19 @@
-"""Effective rows W diag(g) of two routers beside each other, and how far rounding can move them."""
+"""Rows W diag(g), and biases, of two routers beside each other, and how far rounding moves them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from moegeom.core.metric import NUM_PROJECTIONS
 from moegeom.core.router import Router, Rule, mantissa_bits
 from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.geometry.description import common_vector
 from moegeom.geometry.number_formats import CASTS
-from moegeom.geometry.rows import size
+from moegeom.geometry.rows import projected, size
 
 #: What is left is rounding up to this share of the largest that rounding can leave, both rms.
 #: Rounding leaves .42 of it (docs/theory.md E4), at most .58.
@@ -34,8 +35,8 @@ class OtherRows:
     """Projected rows of all routers of A by name, and a router's rows in full behind B's gain."""
 
     projections: Callable[[], Mapping[str, Rows]]
-    project: Callable[[Rows], Rows]
     rows: Callable[[str], Mapping[str, Rows]]
+    project: Callable[[Rows], Rows] = lambda rows: rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +170,7 @@ def share(part: float, of: float) -> float:
 
 
 def row_pair(
-    a: Router,
-    b: Router,
-    place: Int64[np.ndarray, "experts"],
-    others: OtherRows | None = None,
+    a: Router, b: Router, place: Int64[np.ndarray, "experts"], others: OtherRows | None = None
 ) -> RowPair:
     """Rows of both, row i of ``b`` beside row ``place[i]`` of ``a``; values must be finite."""
     steps = _half_steps(a)[place] + _half_steps(b)
@@ -225,3 +223,89 @@ def _held_bits(values: Float[np.ndarray, "*shape"]) -> int:
             if np.array_equal(CASTS[cast](flat.astype(np.float32)), flat):
                 return bits
     return 23
+
+
+#: Which bias: the one that is added for the selection only, or to every logit.
+KINDS = ("selection bias", "logit bias")
+
+
+@dataclass(frozen=True, eq=False)
+class Biases:
+    """The biases of one router by kind, None where it has none, and how they are stored."""
+
+    values: Mapping[str, Float[np.ndarray, "experts"] | None]
+    dtype: str
+    rule: Rule
+
+    @staticmethod
+    def of(router: Router) -> Biases:
+        """The biases of a router; only the dtype of the selection bias is known."""
+        values = (router.selection_bias, router.logit_bias)
+        return Biases(
+            dict(zip(KINDS, values, strict=True)), router.provenance.bias_dtype, router.rule
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class BiasPair:
+    """Biases of B, and those of A with the edits found so far applied, in B's order.
+
+    ``stored`` are all of A's in A's order; those of the rows are at ``place``. ``others`` are those
+    of A's other routers by name.
+    """
+
+    kind: str
+    a: Float64[np.ndarray, "experts"]
+    b: Float64[np.ndarray, "experts"]
+    rule: Rule
+    stored: Float64[np.ndarray, "before"]
+    place: Int64[np.ndarray, "experts"]
+    dtype: str = ""
+    others: Mapping[str, Float[np.ndarray, "before"]] = field(default_factory=dict)
+    named: tuple[str, ...] = ()
+
+    @property
+    def finest(self) -> float:
+        """Largest difference that the rounding of both sides leaves."""
+        bits = mantissa_bits(self.dtype)
+        half_step = 2.0 ** -((23 if bits is None else min(bits, 23)) + 1)
+        return float(2.0 * half_step * (np.abs(self.b).max() + np.abs(self.a).max()))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the biases of A."""
+        return float(self.stored.std())
+
+
+class RoutersOfA:
+    """All routers of A. Projections are made when a router is first far from its own."""
+
+    def __init__(self, routers: Sequence[Router]) -> None:
+        self._routers = {router.name: router for router in routers}
+
+    @cached_property
+    def _projected(self) -> Mapping[str, Float64[np.ndarray, "experts count"]]:
+        return {
+            name: projected(effective_rows_of(router), NUM_PROJECTIONS)
+            for name, router in self._routers.items()
+            if np.isfinite(router.weight).all()
+        }
+
+    def beside(self, b: Router) -> OtherRows:
+        """The other routers of A for one of B, their rows with their own gain and with B's."""
+
+        def rows(name: str) -> Mapping[str, Float64[np.ndarray, "experts dimension"]]:
+            other = self._routers[name]
+            projections = {"": effective_rows_of(other)}
+            if b.gain is not None and other.gain is not None:
+                with_gain = other.weight.astype(np.float64) * b.gain.astype(np.float64)
+                projections["behind its own gain, of "] = with_gain
+            return projections
+
+        return OtherRows(lambda: self._projected, rows, lambda of: projected(of, NUM_PROJECTIONS))
+
+    def biases(self, kind: str, of: str) -> Mapping[str, Float[np.ndarray, "experts"]]:
+        """The biases of one kind of all routers but one."""
+        name = kind.replace(" ", "_")
+        by_router = {n: getattr(router, name) for n, router in self._routers.items() if n != of}
+        return {n: values for n, values in by_router.items() if values is not None}

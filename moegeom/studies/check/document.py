@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moegeom.checks.check import Page
+from moegeom.checks.check import Check, Page
 from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
 from moegeom.core.text import number_of
 from moegeom.document.chart import Axis, Chart, Heat, Panel
@@ -55,9 +55,18 @@ def document(gate: Gate, view: View) -> Document:
             [*unjudged(verdict, run, view.detail)],
             [Gallery(lambda: [*gate_figures(gate)])],
             [Excerpt([], [checks_table(verdict)], f"All checks ({len(verdict.outcomes)})")],
-            [*_of_release(gate.release), *_ending(verdict, summary)],
+            [
+                # what the built-in profile ``release`` would say of a checkpoint that passed
+                *([Note(f"release: {_would(gate.release)}")] if gate.release else []),
+                *_ending(verdict, summary),
+            ],
         ],
-        lambda: {**_record(verdict, run), "release": _release_record(gate.release)},
+        lambda: {
+            **verdict_record(verdict),
+            **rule_facts(run),
+            "run": run,
+            "release": gate.release and _release_record(gate.release),
+        },
         Judged(verdict, run),
     )
 
@@ -65,8 +74,12 @@ def document(gate: Gate, view: View) -> Document:
 def _header(verdict: Verdict, summary: Summary) -> Iterator[Block]:
     run, name = summary.run, summary.run["checkpoint"]["name"]
     if "refused" in run:
-        yield Title(name)
-        yield Fact("routers", _refusal(verdict, run))
+        refused, text = run["refused"], "none could be read"
+        if any(finding.code == refused["code"] for finding in verdict.findings):
+            why = f"{text}: {refused['code']} says why."
+        else:
+            why = f"{text}. {refused['message']} {refused['hint']}".rstrip()
+        yield from (Title(name), Fact("routers", why))
     else:
         yield from header(summary, "routers", "rule")
         if loaders := run.get("loaders"):
@@ -90,14 +103,6 @@ def _weights(loaders: Mapping[str, Any]) -> str:
     return f"{entry} as {first} and {number_of(len(others), 'more loader')} take it."
 
 
-def _refusal(verdict: Verdict, run: Mapping[str, Any]) -> str:
-    """Why no router could be read, or the finding that says so."""
-    refused = run["refused"]
-    if any(finding.code == refused["code"] for finding in verdict.findings):
-        return f"none could be read: {refused['code']} says why."
-    return f"none could be read. {refused['message']} {refused['hint']}".rstrip()
-
-
 def _ending(verdict: Verdict, summary: Summary) -> Iterator[Block]:
     if verdict.detectable:
         yield Note(f"Detectable at 90 % power: {'; '.join(verdict.detectable)}.")
@@ -109,12 +114,6 @@ def _ending(verdict: Verdict, summary: Summary) -> Iterator[Block]:
         hint, label = recording_hint(routers), "   record"
         on_screen = Fact(label, hint, "dim", indent=len(label) + 2)
         yield Excerpt([on_screen], [Fact(label.strip(), hint, "dim")])
-
-
-def _of_release(release: Verdict | None) -> Iterator[Block]:
-    """One line: what the built-in profile ``release`` would say of a checkpoint that passed."""
-    if release is not None:
-        yield Note(f"release: {_would(release)}")
 
 
 def _would(release: Verdict) -> str:
@@ -136,20 +135,9 @@ def _stopping(release: Verdict) -> tuple[Outcome, ...]:
     return failing or release.open
 
 
-def _release_record(release: Verdict | None) -> Mapping[str, Any] | None:
-    if release is None:
-        return None
+def _release_record(release: Verdict) -> Mapping[str, Any]:
     codes = [outcome.code for outcome in _stopping(release)]
     return {"verdict": verdict_word(release), "exit_code": release.exit_code, "codes": codes}
-
-
-def _record(verdict: Verdict, run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Exit code, every check with its findings, and the facts of the run."""
-    return {
-        **verdict_record(verdict),
-        **rule_facts(run),
-        "run": run,
-    }
 
 
 #: What a check looks at, in words.
@@ -175,28 +163,9 @@ def page_document(page: Page, view: View) -> Document:
         [Note(f"Holds: {page.statement}", "plain")],
         *([Note(f"{name}: {text}", "plain")] for name, text in page.sections.items()),
         [Note(f"Needs: {_NEEDS[check.inputs]}.", "plain")],
-        list(_page_limits(page)),
+        [*_limits(check)],
     ]
-    return Document("check page", check.code, sections, lambda: _page_record(page))
-
-
-def _page_limits(page: Page) -> Iterator[Block]:
-    limits = page.check.limits
-    if limits:
-        where = f"[limits.{page.check.code}]"
-        yield Note(f"Limits, changed in moegeom.toml under {where}:", "plain")
-    for limit in limits:
-        text = f"{limit.text} ({limit.basis})"
-        yield Fact(f"{limit.name} = {limit.default:g}", text, "plain", indent=_WIDE)
-
-
-#: Columns of a limit with its value.
-_WIDE = 28
-
-
-def _page_record(page: Page) -> Mapping[str, Any]:
-    check = page.check
-    return {
+    record = {
         "code": check.code,
         "severity": check.severity,
         "title": check.title,
@@ -205,6 +174,19 @@ def _page_record(page: Page) -> Mapping[str, Any]:
         "needs": check.inputs,
         "limits": [dataclasses.asdict(limit) for limit in check.limits],
     }
+    return Document("check page", check.code, sections, lambda: record)
+
+
+#: Columns of a limit with its value.
+_WIDE = 28
+
+
+def _limits(check: Check) -> Iterator[Block]:
+    if check.limits:
+        yield Note(f"Limits, changed in moegeom.toml under [limits.{check.code}]:", "plain")
+    for limit in check.limits:
+        text = f"{limit.text} ({limit.basis})"
+        yield Fact(f"{limit.name} = {limit.default:g}", text, "plain", indent=_WIDE)
 
 
 #: How red each ending is; blue is what was asked for and not judged.

@@ -191,18 +191,12 @@ def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
         names = open_answer(folder, LoadedFiles("", (file,))).names()
     except MoeGeomError as error:
         return {"file": file, "routers": [], "reason": error.message.rstrip(".")}
-    dotted = [f".{name}." for name in names]
-    changed = [
-        router.name
-        for router in opened.routers.routers
-        if any(f".{module}." in name for module in _modules(router) for name in dotted)
-    ]
+    dotted, changed = [f".{name}." for name in names], []
+    for router in opened.routers.routers:
+        modules = {tensor.rpartition(".")[0] for tensor in router.provenance.tensors} - {""}
+        if any(f".{module}." in name for module in modules for name in dotted):
+            changed.append(router.name)
     return {"file": file, "routers": changed, "reason": ""}
-
-
-def _modules(router: Router) -> set[str]:
-    """The modules that hold the tensors of a router."""
-    return {tensor.rpartition(".")[0] for tensor in router.provenance.tensors} - {""}
 
 
 def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, Any]:

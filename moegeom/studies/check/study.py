@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 
 from moegeom.checkpoint.remote.url import scheme_of
-from moegeom.checks import (
-    CHECKS,
-    NO_CHECKPOINT,
-    NO_NAME,
-    Measured,
-    measured_results,
-    verdicts_of,
+from moegeom.checks import CHECKS, NO_CHECKPOINT, NO_NAME, Measured, measured_results, verdicts_of
+from moegeom.checks.baseline import (
+    Baseline,
+    BaselineRouter,
+    baseline_of,
+    read_baseline,
+    write_baseline,
 )
-from moegeom.checks.baseline import Baseline, baseline_of, read_baseline, write_baseline
-from moegeom.checks.drift import Drift, SinceBaseline
-from moegeom.checks.profile import BUILT_IN, DEFAULT, BuiltIn, Profile, deviations
+from moegeom.checks.measured import Drift, SinceBaseline
+from moegeom.checks.profile import BUILT_IN, DEFAULT, Profile, deviations
 from moegeom.checks.profile_file import (
     PROFILE_NAME,
     fail_on,
@@ -35,8 +34,6 @@ from moegeom.core.files import refuse_unwritable
 from moegeom.core.loaded_code import lies_in, trees_around
 from moegeom.core.registry import unknown_name
 from moegeom.core.router import Rule
-from moegeom.core.shapes import Float64
-from moegeom.core.text import percent
 from moegeom.engine.request import refuse_late, tokens_text
 from moegeom.engine.run_facts import refused_facts
 from moegeom.engine.session import Session
@@ -45,13 +42,12 @@ from moegeom.metrics import METRICS, read_columns_of
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan, with_tokens
 from moegeom.results.memory import MemoryResults
 from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
-from moegeom.router.expert_samples import ExpertSamples, read_expert_samples
-from moegeom.studies.changes.bias_pair import KINDS, Biases
+from moegeom.router.expert_samples import read_expert_samples
 from moegeom.studies.changes.edit import EDITS
-from moegeom.studies.changes.operators.places import NOT_COMPARED
-from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
-from moegeom.studies.changes.record import Change, RouterChange
-from moegeom.studies.changes.row_pair import RowPair
+from moegeom.studies.changes.operators.rows import NOT_COMPARED
+from moegeom.studies.changes.record import RouterChange, phrase_of
+from moegeom.studies.changes.router import ProjectedRouter, compare_projected, projected_routers
+from moegeom.studies.changes.row_pair import KINDS, Biases, RowPair
 from moegeom.studies.check.facts import attention_facts, expert_facts, loader_facts
 from moegeom.studies.check.record import Gate, GateRequest
 
@@ -62,10 +58,7 @@ _OF_VERDICT = ("target", "profile", "baseline", "update_baseline", "select", "fa
 DEFAULT_BASELINE = "moegeom-baseline.json"
 
 
-def gate(
-    request: GateRequest,
-    watch: Watch | None = None,
-) -> Gate:
+def gate(request: GateRequest, watch: Watch | None = None) -> Gate:
     """The verdict on a checkpoint or on results.
 
     ``watch`` hears what was read of experts: where the baseline holds their hashes they are
@@ -74,7 +67,7 @@ def gate(
     """
     if request.target == "":
         raise UsageError("check needs a checkpoint or results.", "moegeom check CKPT")
-    announce = _silence if watch is None else watch.say
+    announce = (lambda text: None) if watch is None else watch.say
     profile, baseline_file = read_settings(request)
     if request.update_baseline:
         refuse_unwritable(baseline_file or Path(DEFAULT_BASELINE))
@@ -82,9 +75,14 @@ def gate(
     if baseline_file is not None and not request.update_baseline:
         baseline = read_baseline(baseline_file)
     results, opened = measured_target(request, watch)
-    if _has_samples(baseline) and opened is not None:
-        results = with_expert_samples(results, _samples(opened, announce))
-    if opened is not None and (facts := _facts_on_request(request, opened, announce)):
+    if opened is not None:
+        if baseline is not None and any(router.samples for router in baseline.routers.values()):
+            results = with_expert_samples(results, opened, announce)
+        facts: dict[str, Any] = {"loaders": loader_facts(opened)}
+        if request.experts:
+            facts["expert_spread"] = expert_facts(opened, announce)
+        if request.attention:
+            facts["attention_gates"] = attention_facts(opened, announce)
         tables = {table: results.rows(table) for table in ("layers", "experts")}
         results = MemoryResults({**results.run, **facts}, tables)
     stricter = dataclasses.replace(profile, base="release")
@@ -101,28 +99,23 @@ def gate(
     if request.update_baseline:
         written = baseline_file or Path(DEFAULT_BASELINE)
         if opened is not None:
-            results = with_expert_samples(results, _samples(opened, announce))
-        update_baseline(request, results, written)
+            results = with_expert_samples(results, opened, announce)
+        if "refused" in results.run:
+            raise UsageError(
+                f"{request.name}: its routers cannot be read, so there is nothing to write down.",
+                "`moegeom check` without --update-baseline says what is wrong.",
+            )
+        write_baseline(written, baseline_of(results))
     return Gate(verdict, results.run, written, release)
-
-
-def _facts_on_request(
-    request: GateRequest, opened: Session, announce: Callable[[str], None]
-) -> dict[str, Any]:
-    """Facts of what lies beside the weights, and of what is read where the request says so."""
-    facts: dict[str, Any] = {"loaders": loader_facts(opened)}
-    if request.experts:
-        facts["expert_spread"] = expert_facts(opened, announce)
-    if request.attention:
-        facts["attention_gates"] = attention_facts(opened, announce)
-    return facts
 
 
 def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     """The profile with what the command line changes in it, and the file of the baseline."""
-    path, base = profile_path(request), built_in(request)
-    profile = dataclasses.replace(DEFAULT, base=base) if path is None else read_profile(path)
+    path = profile_path(request)
+    profile = DEFAULT if path is None else read_profile(path)
     changes: dict[str, Any] = {}
+    if str(request.profile) in BUILT_IN:
+        changes["base"] = str(request.profile)
     if request.select is not None:
         codes = ",".join(request.select).split(",")
         changes["select"] = tuple(known_code(code.strip(), "--select") for code in codes)
@@ -135,12 +128,6 @@ def read_settings(request: GateRequest) -> tuple[Profile, Path | None]:
     if profile.baseline is None or path is None:
         return profile, None
     return profile, path.parent / profile.baseline
-
-
-def built_in(request: GateRequest) -> BuiltIn:
-    """The built-in profile that was named; ``default`` where none was."""
-    named: dict[str, BuiltIn] = {name: name for name in BUILT_IN}
-    return named.get(str(request.profile), "default")
 
 
 def profile_path(request: GateRequest) -> Path | None:
@@ -231,10 +218,6 @@ def measured_target(
         return MemoryResults(refused_facts(refusal), {}), None
 
 
-def _silence(text: str) -> None:
-    """Hears nothing."""
-
-
 def check_thresholds(profile: Profile) -> None:
     """Raises UsageError when a threshold names no figure of the table ``layers``."""
     columns = [
@@ -258,18 +241,14 @@ def measured_of(request: GateRequest, results: ResultsView, baseline: Baseline |
     return measured_results(results, typed, tokens, baseline, options, drifts)
 
 
-def update_baseline(request: GateRequest, results: ResultsView, file: Path) -> None:
-    """Writes the baseline of these results."""
-    if "refused" in results.run:
-        raise UsageError(
-            f"{request.name}: its routers cannot be read, so there is nothing to write down.",
-            "`moegeom check` without --update-baseline says what is wrong.",
-        )
-    write_baseline(file, baseline_of(results))
-
-
-def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryResults:
+def with_expert_samples(
+    results: ResultsView, opened: Session, announce: Callable[[str], None]
+) -> MemoryResults:
     """The same results with a hash of each expert's weights in the rows of ``experts``."""
+    samples = read_expert_samples(
+        opened.store, [router for router in opened.routers.routers if not router.listed]
+    )
+    announce(f"read {samples.bytes_read:,} bytes of headers and expert weights to know experts by")
 
     def sampled(row: Mapping[str, Any]) -> dict[str, Any]:
         digests = samples.digests.get(row["router"])
@@ -279,62 +258,22 @@ def with_expert_samples(results: ResultsView, samples: ExpertSamples) -> MemoryR
     return MemoryResults(results.run, {"layers": results.rows("layers"), "experts": experts})
 
 
-def _samples(opened: Session, announce: Callable[[str], None]) -> ExpertSamples:
-    routers = [router for router in opened.routers.routers if not router.listed]
-    samples = read_expert_samples(opened.store, routers)
-    announce(f"read {samples.bytes_read:,} bytes of headers and expert weights to know experts by")
-    return samples
-
-
-def _has_samples(baseline: Baseline | None) -> bool:
-    return baseline is not None and any(r.samples for r in baseline.routers.values())
-
-
-class BaselineRouters:
-    """The routers of a baseline as a comparison sees them; the rule is that of the results."""
-
-    def __init__(self, baseline: Baseline, now: ProjectedRouters) -> None:
-        self._routers, self._now = baseline.routers, now
-
-    def names(self) -> list[str]:
-        """In the order of the file."""
-        return list(self._routers)
-
-    def rule(self, router: str) -> Rule:
-        """That of the results: another one is a finding of its own."""
-        return self._now.rule(router)
-
-    def digest(self, router: str, part: str) -> str | None:
-        """Hash of the weight, the gain or a bias; None where there is none."""
-        return self._routers[router].digests.get(f"{part}_digest")
-
-    def shape(self, router: str) -> tuple[int, int]:
-        """Experts and hidden size."""
-        facts = self._routers[router].facts
-        return int(facts["num_experts"]), int(facts["hidden_size"])
-
-    def projections(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """Those of the effective rows, means included."""
-        baseline = self._routers[router]
-        return baseline.projections.astype(np.float64) + baseline.mean_projections
-
-    def half_step(self, router: str) -> Float64[np.ndarray, "experts count"] | None:
-        """That of the steps in which they are written."""
-        baseline = self._routers[router]
-        return np.ones_like(baseline.projections, np.float64) * baseline.half_step[:, None]
-
-    def lengths(self, router: str) -> Float64[np.ndarray, "experts"] | None:
-        """True lengths of the centred rows."""
-        return self._routers[router].norms.astype(np.float64)
-
-    def biases(self, router: str) -> Biases:
-        """Selection bias and logit bias."""
-        baseline = self._routers[router]
-        both = (baseline.selection_bias, baseline.logit_bias)
-        values: dict[str, np.ndarray | None] = dict(zip(KINDS, both, strict=True))
-        # nothing is judged by the rule of a router that only the baseline has
-        ruled = router if router in self._now.facts else self._now.names()[0]
-        return Biases(values, "F32", self._now.rule(ruled))
+def _of_baseline(name: str, before: BaselineRouter, rule: Rule) -> ProjectedRouter:
+    """A router of the baseline, with the rule of the results: another is a finding of its own."""
+    biases: dict[str, np.ndarray | None] = dict(
+        zip(KINDS, (before.selection_bias, before.logit_bias), strict=True)
+    )
+    digests = {column.removesuffix("_digest"): value for column, value in before.digests.items()}
+    return ProjectedRouter(
+        name,
+        rule,
+        (int(before.facts["num_experts"]), int(before.facts["hidden_size"])),
+        digests,
+        Biases(biases, "F32", rule),
+        before.projections.astype(np.float64) + before.mean_projections,
+        np.ones_like(before.projections, np.float64) * before.half_step[:, None],
+        before.norms.astype(np.float64),
+    )
 
 
 def drifts_since(results: ResultsView, baseline: Baseline) -> Mapping[str, Drift]:
@@ -342,16 +281,20 @@ def drifts_since(results: ResultsView, baseline: Baseline) -> Mapping[str, Drift
 
     Routers whose rows cannot be compared are left out.
     """
-    now = ProjectedRouters(results)
-    before = BaselineRouters(baseline, now)
-    drifts = {}
-    for router in now.names():
-        if router in baseline.routers and before.shape(router) == now.shape(router):
-            changed, pair = compare_projected(before, now, router)
+    now, drifts = projected_routers(results), {}
+    # nothing is judged by the rule of a router that only the baseline has
+    before = {
+        name: _of_baseline(name, one, now.get(name, first).rule)
+        for first in [*now.values()][:1]
+        for name, one in baseline.routers.items()
+    }
+    for name, router in now.items():
+        if name in before and before[name].shape == router.shape:
+            changed, pair = compare_projected(before, now, name)
             if not any(
                 c.word == NOT_COMPARED.name and c.subject == "rows" for c in changed.changes
             ):
-                drifts[router] = _drift(changed, pair, now.rule(router))
+                drifts[name] = _drift(changed, pair, router.rule)
     return drifts
 
 
@@ -361,15 +304,14 @@ def _drift(changed: RouterChange, pair: RowPair | None, rule: Rule) -> Drift:
     if pair is not None:
         # a vector added to every row changes a curved rule
         moved, size = pair.row_sizes(is_shift_free=rule.is_affine), pair.change_size
-    return Drift(place, moved, size, tuple(map(_since, changed.changes)))
-
-
-def _since(change: Change) -> SinceBaseline:
-    size = "" if change.size is None else percent(change.size)
-    return SinceBaseline(
-        change.word,
-        change.phrase.replace("{size}", size),
-        f"{change.meaning}{f' {change.detail}.' if change.detail else ''}",
-        change.subject,
-        EDITS[change.word].gate(change),
+    since = (
+        SinceBaseline(
+            change.word,
+            phrase_of([change]),
+            f"{change.meaning}{f' {change.detail}.' if change.detail else ''}",
+            change.subject,
+            EDITS[change.word].gate(change),
+        )
+        for change in changed.changes
     )
+    return Drift(place, moved, size, tuple(since))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
-from moegeom.core.text import number_of, percent
+from moegeom.core.text import figure_text, number_of, percent
+from moegeom.document.chart import Axis, Bars, Chart, Panel
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
 from moegeom.document.model import (
@@ -21,15 +23,9 @@ from moegeom.document.model import (
     Title,
     View,
 )
-from moegeom.document.verdict_text import places
-from moegeom.studies.changes.record import Change, RouterChange
-from moegeom.studies.diff.figures import difference_figures
-from moegeom.studies.diff.record import (
-    Difference,
-    FigureChange,
-    Figures,
-    Side,
-)
+from moegeom.document.place import place
+from moegeom.studies.changes.record import RouterChange, phrase_of, where
+from moegeom.studies.diff.record import Difference, FigureChange, Figures, Side
 
 #: Routers, and figures, that a screen shows before the rest is counted.
 _MOST_LINES = 12
@@ -67,59 +63,93 @@ _USUAL = "gain equal"
 
 def document(report: Difference, view: View) -> Document:
     """What ``moegeom diff`` says."""
-    first, second = report.sides
-    ending = [*report.notes]
-    if report.not_looked_at:
-        ending.append(f"Not checked: {'; '.join(report.not_looked_at)}.")
-    return Document(
+    meanings: dict[str, str] = {}
+    for change in (change for router in report.routers for change in router.changes):
+        meanings.setdefault(change.word, change.meaning)
+    return pair_page(
         "diff",
-        f"{first.name} and {second.name}",
+        report,
         [
-            [
-                Fact("VERDICT", verdict_sentence(report), _mood(report)),
-                *(Fact("UNLIKE", text, "error") for text in _unlike(report)),
-            ],
-            [*_side("A", first), *_side("B", second)],
-            [_routers(report, view)],
-            [Fact("means", f"{word}: {text}", "dim") for word, text in _meanings(report).items()],
-            [] if report.figures is None else [*_figures(report, report.figures, view)],
-            [Gallery(lambda: [*difference_figures(report)])],
-            [*map(Note, ending)],
+            Fact("VERDICT", verdict_sentence(report), _mood(report)),
+            *(Fact("UNLIKE", text, "error") for text in _unlike(report)),
         ],
-        lambda: _record(report),
+        [_routers(report, view)],
+        [Fact("means", f"{word}: {text}", "dim") for word, text in meanings.items()],
+        [] if report.figures is None else [*_figures(report, report.figures, view)],
+        figures=lambda: [*difference_figures(report)],
+        record=lambda: _record(report),
     )
 
 
 # --------------------------------------------------------------------------------- what is compared
 
 
-def _side(name: str, side: Side) -> Sequence[Block]:
+class _OfPair(Protocol):
+    @property
+    def sides(self) -> tuple[Side, Side]: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+    @property
+    def not_looked_at(self) -> Sequence[str]: ...
+
+
+def pair_page(
+    name: str,
+    report: _OfPair,
+    verdict: Sequence[Block],
+    *sections: Sequence[Block],
+    figures: Callable[[], Sequence[Chart]],
+    record: Callable[[], Mapping[str, Any]],
+) -> Document:
+    """The page of two sides: the verdict, both of them, what was compared, and the notes last."""
+    sides = [*zip("AB", report.sides, strict=True)]
+    ending = [*report.notes]
+    if report.not_looked_at:
+        ending.append(f"Not checked: {'; '.join(report.not_looked_at)}.")
+    return Document(
+        name,
+        " and ".join(side.name for side in report.sides),
+        [
+            verdict,
+            [block for letter, side in sides for block in _side(letter, side)],
+            *sections,
+            [Gallery(figures)],
+            [*map(Note, ending)],
+        ],
+        record,
+    )
+
+
+def _side(letter: str, side: Side) -> Sequence[Block]:
+    title = Title(f"{letter}  {side.name}", f"{side.rule}." if side.rule else "")
+    if not side.bytes_total and side.kind == "checkpoint":
+        return title, Fact("", "its routers could not be read.")
     read = "results"
     if side.bytes_total:
         part = side.bytes_read < side.bytes_total
         read = f"read {size(side.bytes_read)}" + (f" of {size(side.bytes_total)}" if part else "")
     tokens = f" Tokens: {side.tokens}." if side.tokens else ""
-    plural = "" if side.num_routers == 1 else "s"
-    title = Title(f"{name}  {side.name}", f"{side.rule}.")
-    return title, Fact("", f"{side.num_routers} router{plural}, {read}.{tokens}")
+    return title, Fact("", f"{number_of(side.num_routers, 'router')}, {read}.{tokens}")
+
+
+def sides_record(report: _OfPair) -> dict[str, Any]:
+    """Both sides, as ``a`` and ``b``."""
+    return {name: dataclasses.asdict(side) for name, side in zip("ab", report.sides, strict=True)}
 
 
 def _unlike(report: Difference) -> Iterator[str]:
     """Qualifications of the verdict: sides of different kinds, routers on one side only."""
     yield from report.unlike
-    for names, here, there in (
-        (report.only_first, "A", "B"),
-        (report.only_second, "B", "A"),
-    ):
+    for names, here, there in ((report.only_first, "A", "B"), (report.only_second, "B", "A")):
         if names:
             more = " ..." if len(names) > 4 else ""
             what = f"{len(names)} router{'s' if len(names) > 1 else ''} of {here} not in {there}"
             yield f"{what}: {', '.join(names[:4])}{more}"
 
 
-def _where(routers: Sequence[str], report: Difference) -> str:
+def _where(names: Sequence[str], report: Difference) -> str:
     """``layers 3-7,9``, or whole names where layers of several stacks could be meant."""
-    return places(routers, {"routers": [{"name": router.router} for router in report.routers]})
+    return where(names, [router.router for router in report.routers])
 
 
 # ------------------------------------------------------------------------------------------ verdict
@@ -174,7 +204,7 @@ def _groups(report: Difference) -> list[tuple[str, list[str]]]:
     listed = []
     for routers in sorted(alike.values(), key=len, reverse=True):
         columns = zip(*(router.changes for router in routers), strict=True)
-        what = " and ".join(_described(first, rest) for first, *rest in columns)
+        what = " and ".join(map(phrase_of, columns))
         listed.append((what, [router.router for router in routers]))
     return listed
 
@@ -205,7 +235,14 @@ def _paragraphs(
     """``number`` of them, and how many routers moved less."""
     order = [*alike]
     if number < len(order):
-        order.sort(key=lambda key: max(map(_largest, alike[key])), reverse=True)
+        # changes without a size (other experts, another order) come first
+        sizes = {
+            key: max(
+                math.inf if c.size is None else c.size for one in alike[key] for c in one.changes
+            )
+            for key in order
+        }
+        order.sort(key=sizes.__getitem__, reverse=True)
     names = [f"{_where([one.router for one in alike[key]], report)}  " for key in order[:number]]
     indent = min(max(map(len, names), default=0), _MOST_INDENT)
     for name, key in zip(names, order, strict=False):
@@ -218,7 +255,7 @@ def _paragraphs(
 def _sentences(router: RouterChange) -> tuple[str, ...]:
     """One sentence for each change, the notes behind the last."""
     *texts, last = (
-        f"{_described(change)}: {change.detail}." if change.detail else f"{_described(change)}."
+        f"{phrase_of([change])}: {change.detail}." if change.detail else f"{phrase_of([change])}."
         for change in router.changes
     )
     return (*texts, f"{last} ({', '.join(router.beside)})" if router.beside else last)
@@ -228,7 +265,7 @@ def _routers_whole(report: Difference) -> Iterator[Block]:
     """A table of all that changed, for a page."""
     rows = []
     for router in _changed(report):
-        happened = " and ".join(map(_described, router.changes))
+        happened = " and ".join(phrase_of([change]) for change in router.changes)
         evidence = [change.detail for change in router.changes if change.detail]
         rows.append((router.router, happened, "; ".join([*evidence, *router.beside])))
     if rows:
@@ -239,30 +276,6 @@ def _routers_whole(report: Difference) -> Iterator[Block]:
 
 def _changed(report: Difference) -> list[RouterChange]:
     return [router for router in report.routers if not router.is_identical]
-
-
-def _largest(router: RouterChange) -> float:
-    """Changes without a size (other experts, another order) come first."""
-    return max(float("inf") if change.size is None else change.size for change in router.changes)
-
-
-def _described(change: Change, others: Sequence[Change] = ()) -> str:
-    """The phrase of a change with its size, or with the range over ``others`` as well."""
-    sizes = [c.size for c in (change, *others) if c.size is not None]
-    if not sizes:
-        return change.phrase
-    low, high = percent(min(sizes)), percent(max(sizes))
-    text = low if low == high else f"{low.removesuffix(' %')} to {high}"
-    return change.phrase.replace("{size}", text)
-
-
-def _meanings(report: Difference) -> dict[str, str]:
-    """The meaning of each word that the document uses."""
-    meanings: dict[str, str] = {}
-    for router in report.routers:
-        for change in router.changes:
-            meanings.setdefault(change.word, change.meaning)
-    return meanings
 
 
 def _unchanged_beside(report: Difference) -> dict[str, list[str]]:
@@ -281,7 +294,11 @@ def _unchanged_beside(report: Difference) -> dict[str, list[str]]:
 def _figures(report: Difference, figures: Figures, view: View) -> Iterator[Block]:
     yield Fact("figures", _figures_sentence(figures))
     if figures.significant:
-        rows = [_page_cells(test, f"{n} of {of}", report) for test, n, of in _by_column(figures)]
+        rows = []
+        for test, count, of in _by_column(figures):
+            numbers = (test.before, test.after, test.change, test.error, test.p_value)
+            place = _where((test.router,), report)
+            rows.append((test.column, f"{count} of {of}", place, *(f"{n:.3g}" for n in numbers)))
         page = Table([_PAGE_HEADS], rows)
         screen, *shorter = (
             [_table(report, figures, view.detail, most)] for most in range(_MOST_LINES, 2, -1)
@@ -340,11 +357,6 @@ def _cells(test: FigureChange, count: str, report: Difference) -> tuple[str, ...
     )
 
 
-def _page_cells(test: FigureChange, count: str, report: Difference) -> tuple[str, ...]:
-    numbers = (test.before, test.after, test.change, test.error, test.p_value)
-    return (test.column, count, _where((test.router,), report), *(f"{n:.3g}" for n in numbers))
-
-
 def _by_column(figures: Figures) -> list[tuple[FigureChange, int, int]]:
     """The worst significant change of each figure, in how many routers of how many."""
     changes = []
@@ -383,7 +395,7 @@ def _left_out(figures: Figures) -> Iterator[str]:
 def _record(report: Difference) -> Mapping[str, Any]:
     return {
         "verdict": verdict_sentence(report),
-        **{name: dataclasses.asdict(side) for name, side in zip("ab", report.sides, strict=True)},
+        **sides_record(report),
         "unlike": report.unlike,
         "only_in_a": report.only_first,
         "only_in_b": report.only_second,
@@ -392,7 +404,7 @@ def _record(report: Difference) -> Mapping[str, Any]:
                 "router": router.router,
                 "is_identical": router.is_identical,
                 "changes": [
-                    {**dataclasses.asdict(change), "phrase": _described(change)}
+                    {**dataclasses.asdict(change), "phrase": phrase_of([change])}
                     for change in router.changes
                 ],
                 "beside": router.beside,
@@ -413,3 +425,57 @@ def _figures_record(figures: Figures) -> Mapping[str, Any]:
         "left_out": figures.left_out,
         "tests": [{**dataclasses.asdict(test), "change": test.change} for test in figures.tests],
     }
+
+
+#: Figures that get a panel, the most surely changed first.
+_MOST = 6
+
+
+def difference_figures(report: Difference) -> Iterator[Chart]:
+    """Nothing where no figure was compared."""
+    if report.figures is None or not report.figures.tests:
+        return
+    tests: dict[str, list[FigureChange]] = {}
+    for test in report.figures.tests:
+        tests.setdefault(test.column, []).append(test)
+    groups = sorted(tests.values(), key=lambda of: min(test.p_value for test in of))[:_MOST]
+    routers = [router.router for router in report.routers]
+    panels = [
+        Panel(
+            of[0].text,
+            Axis("layer", names=[place(test.router, routers) for test in of]),
+            Axis(of[0].text),
+            [
+                Bars("A", "tokens", [test.before for test in of]),
+                Bars("B", "other", [test.after for test in of]),
+            ],
+            is_wide=False,
+        )
+        for of in groups
+    ]
+    sure = report.figures.significant
+    caption = (
+        f"{sure[0].text} in layer {place(sure[0].router, routers)} went from "
+        f"{figure_text(sure[0].before)} to {figure_text(sure[0].after)} (standard error "
+        f"{figure_text(sure[0].error)})"
+        if sure
+        else "no change is more than chance"
+    )
+    every = report.figures.tests
+    yield Chart(
+        "before_after",
+        "Before and after",
+        "Figures of A and of B in each layer, those that changed most surely first.",
+        "Figures without a standard error, which cannot be compared, and what a change means for "
+        "answers.",
+        f"{len(sure)} of {len(every)} comparisons differ by more than chance; {caption}.",
+        panels,
+        [
+            ("router", [test.router for test in every]),
+            ("figure", [test.column for test in every]),
+            ("before", [test.before for test in every]),
+            ("after", [test.after for test in every]),
+            ("standard_error", [test.error for test in every]),
+            ("p_value", [test.p_value for test in every]),
+        ],
+    )

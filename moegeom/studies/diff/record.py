@@ -63,8 +63,8 @@ class FigureChange:
     after: float
     error: float
     p_value: float
-    is_significant: bool
-    detectable: float
+    is_significant: bool = False
+    detectable: float = 0.0
 
     @property
     def change(self) -> float:
@@ -83,11 +83,11 @@ class Figures:
     @property
     def significant(self) -> list[FigureChange]:
         """Worst first."""
-        return sorted((t for t in self.tests if t.is_significant), key=_badness)
 
+        def badness(test: FigureChange) -> tuple[float, float]:
+            return test.p_value, -abs(test.change) / test.error if test.error else 0.0
 
-def _badness(test: FigureChange) -> tuple[float, float]:
-    return test.p_value, -abs(test.change) / test.error if test.error else 0.0
+        return sorted((test for test in self.tests if test.is_significant), key=badness)
 
 
 @dataclass(frozen=True)

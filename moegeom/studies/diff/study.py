@@ -4,32 +4,138 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from moegeom.core.errors import UsageError
+from moegeom.checks.statistics import detectable_shift, holm_rejects, p_differs, welch_freedom
+from moegeom.core.errors import UsageError, about
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import RouterSet, Rule, parse_layers
+from moegeom.core.row_keys import is_whole
 from moegeom.core.text import number_of
+from moegeom.core.tokens import TILE
+from moegeom.document.header import left_out_text
 from moegeom.document.requested_layers import layers_without_router
+from moegeom.document.rule_brief import rule_brief
+from moegeom.document.rule_trust import assumed, rule_status, rule_trust
 from moegeom.engine.plan import on_all_cores
 from moegeom.engine.request import too_late
+from moegeom.engine.run_facts import router_facts
+from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_no_tokens
-from moegeom.pipeline import ScanRequest, Watch, scan
+from moegeom.metrics import METRICS
+from moegeom.pipeline import ScanRequest, Terms, Watch, lint, scan
 from moegeom.results.memory import MemoryResults
-from moegeom.results.reader import ResultsView, is_results, open_results
+from moegeom.results.reader import Results, ResultsView, is_results, open_results, results_at
+from moegeom.router.describe import rule_origin
 from moegeom.router.expert_samples import read_expert_samples
-from moegeom.studies.changes.figures import figure_changes
-from moegeom.studies.changes.others import RoutersOfA
-from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
 from moegeom.studies.changes.record import RouterChange
-from moegeom.studies.changes.router import Samples, compare_routers
-from moegeom.studies.changes.rule import is_same_norm, rule_differences
-from moegeom.studies.diff.record import Difference, DifferenceRequest, Figures, Side
-from moegeom.studies.diff.sides import OpenedSide, describe, open_side, tokens_line
+from moegeom.studies.changes.router import (
+    Samples,
+    compare_projected,
+    compare_routers,
+    is_same_norm,
+    projected_routers,
+    rule_differences,
+)
+from moegeom.studies.changes.row_pair import RoutersOfA
+from moegeom.studies.diff.record import Difference, DifferenceRequest, FigureChange, Figures, Side
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedSide:
+    """One side: a checkpoint (``session``), or ``results``."""
+
+    target: str
+    terms: Terms
+    session: Session | None = None
+    results: ResultsView | None = None
+
+    @cached_property
+    def routers(self) -> RouterSet | None:
+        """The routers with weights of the layers asked for; None for results."""
+        if self.session is None:
+            return None
+        weighed = self.session.on(None)
+        return dataclasses.replace(weighed.routers, routers=weighed.chosen)
+
+    @cached_property
+    def weights(self) -> ResultsView:
+        """Results on the weights alone; measured here for a checkpoint."""
+        if self.results is not None:
+            return self.results
+        return lint(self.target, self.terms, self.session)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of the routers of this side, in the layers asked for."""
+        if self.routers is not None:
+            return [router.name for router in self.routers.routers]
+        layers = None if self.terms.layers is None else parse_layers(self.terms.layers)
+        names = (router["name"] for router in self.weights.run["routers"])
+        return [name for name in names if layers is None or int(name.split("/")[1]) in layers]
+
+
+def open_side(target: str | Results, request: DifferenceRequest) -> OpenedSide:
+    """Opens a checkpoint, reading its routers, or results."""
+    if (results := results_at(target)) is not None:
+        name = target if isinstance(target, str) else target.name
+        return OpenedSide(name, request, results=results)
+    assert isinstance(target, str)
+    has_tokens = bool(request.tokens)
+    with about("checkpoint", target):
+        opened = Session.of(target, request, with_listed=has_tokens, is_whole=has_tokens)
+    return OpenedSide(target, request, opened)
+
+
+def describe(side: OpenedSide, tokens: str = "") -> Side:
+    """What the header says of a side, and on which tokens it was measured."""
+    if side.routers is not None and side.session is not None:
+        model = side.routers
+        origin = assumed(rule_origin(model.family))
+        brief = rule_brief(model.family_text, [router_facts(router) for router in model.routers])
+        return Side(
+            name=side.target,
+            kind="checkpoint",
+            rule=f"{model.family}: {brief}; rule {origin}",
+            num_routers=len(model.routers),
+            bytes_read=side.session.store.bytes_read,
+            bytes_total=model.bytes_total,
+            tokens=tokens,
+            rule_status="assumed",
+        )
+    assert side.results is not None
+    run = side.results.run
+    checkpoint = run["checkpoint"]
+    brief = rule_brief(checkpoint["rule"], run["routers"])
+    return Side(
+        name=f"{side.target} of {checkpoint['name']}",
+        kind="results",
+        rule=f"{checkpoint['family']}: {brief}; rule {rule_trust(run)}",
+        num_routers=len(run["routers"]),
+        tokens=tokens or tokens_line(run),
+        rule_status=rule_status(run) or "",
+    )
+
+
+def tokens_line(run: Mapping[str, Any]) -> str:
+    """On which tokens results were measured; empty where on none."""
+    tokens = run.get("tokens")
+    if tokens is None:
+        return ""
+    num_documents = tokens["num_documents"]
+    documents = f" in {number_of(num_documents, 'document')}" if num_documents else ""
+    stale = (run.get("trust") or {}).get("fingerprint") == "differs"
+    of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
+    return f"{tokens['num_tokens']:,}{documents} ({tokens['name']}){of}{left_out_text(run)}"
+
 
 #: Names of the two sides in messages and of their results under ``--out``.
 _LETTERS = ("A", "B")
@@ -43,10 +149,7 @@ _APPROXIMATE = (
 )
 
 
-def difference(
-    request: DifferenceRequest,
-    watch: Watch | None = None,
-) -> Difference:
+def difference(request: DifferenceRequest, watch: Watch | None = None) -> Difference:
     """The difference of two checkpoints, of two results, or of one of each.
 
     Both sides are checkpoints or results, kept or in memory. ``tokens`` are those of both, or a
@@ -68,21 +171,22 @@ def difference(
     _refuse_unmeant(request)
     sides = open_side(request.a, request), open_side(request.b, request)
     samples = _samples(sides, watch) if request.experts else None
+    names = sides[0].names, sides[1].names
     with _measured(request, sides, watch) as results:
-        comparison = _routers(request, sides, samples)
-        figures = None
+        compared, unlike, notes = _routers(sides, samples)
+        figures, tokens = None, ("", "")
         if results is not None:
             figures = figure_changes(*(_of_layers(r, request.layers) for r in results))
-        return dataclasses.replace(
-            comparison,
-            sides=_described(sides, results),
-            figures=figures,
-            notes=(
-                *comparison.notes,
-                *_absent_layers(request, sides),
-                *_notes(request, results, figures),
-            ),
-            not_looked_at=tuple(_not_looked_at(request, sides, figures)),
+            tokens = (tokens_line(results[0].run), tokens_line(results[1].run))
+        return Difference(
+            (describe(sides[0], tokens[0]), describe(sides[1], tokens[1])),
+            compared,
+            unlike,
+            tuple(name for name in names[0] if name not in names[1]),
+            tuple(name for name in names[1] if name not in names[0]),
+            figures,
+            (*notes, *_notes(request, sides, results, figures)),
+            tuple(_not_looked_at(request, sides, figures)),
         )
 
 
@@ -101,60 +205,52 @@ def _refuse_unmeant(request: DifferenceRequest) -> None:
     for flag, is_given in (("--tokens", request.tokens), ("--experts", request.experts)):
         if measured and is_given:
             raise too_late(measured[0], flag, "name two checkpoints")
-    about_scans = {
-        "--out": request.out,
-        "--stale-inputs": request.stale_inputs,
-        "--unverified": request.unverified,
-    }
-    if not request.tokens:
-        refuse_no_tokens(request)
-    for flag, is_given in about_scans.items():
-        if is_given and not request.tokens:
-            raise UsageError(f"{flag} is about scans, and there are no --tokens.")
-    if request.layers is not None:
-        parse_layers(request.layers)
+    refuse_about_tokens(request, bool(request.tokens), "scans", {"--out": request.out})
     if request.out is not None:
         for letter in _LETTERS:
             refuse_existing(_kept(request.out, letter), may_replace=is_results)
 
 
+def refuse_about_tokens(
+    request: Terms, has_tokens: bool, what: str, flags: Mapping[str, object]
+) -> None:
+    """Raises UsageError for ``flags`` about ``what`` is measured on tokens, where there are none,
+    and for layers that cannot be meant.
+    """
+    if not has_tokens:
+        refuse_no_tokens(request)
+        waived = {"--stale-inputs": request.stale_inputs, "--unverified": request.unverified}
+        for flag, is_given in {**flags, **waived}.items():
+            if is_given:
+                raise UsageError(f"{flag} is about {what}, and there are no --tokens.")
+    if request.layers is not None:
+        parse_layers(request.layers)
+
+
 def _routers(
-    request: DifferenceRequest,
-    sides: Sides,
-    samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None,
-) -> Difference:
-    """The difference of the routers; its sides are filled in later."""
+    sides: Sides, samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None
+) -> tuple[list[RouterChange], tuple[str, ...], tuple[str, ...]]:
+    """What happened to the common routers, what makes the sides unlike, and notes."""
+    common = [name for name in sides[0].names if name in sides[1].names]
     if sides[0].routers is not None and sides[1].routers is not None:
-        return _exactly(sides[0].routers, sides[1].routers, samples)
-    views = [ProjectedRouters(side.weights) for side in sides]
-    layers = None if request.layers is None else parse_layers(request.layers)
-    names = [
-        [name for name in view.names() if layers is None or int(name.split("/")[1]) in layers]
-        for view in views
-    ]
-    common = [name for name in names[0] if name in names[1]]
+        return _exactly(sides[0].routers, sides[1].routers, common, samples)
+    views = [projected_routers(side.weights) for side in sides]
     runs = [side.weights.run["checkpoint"] for side in sides]
-    rules = [{name: view.rule(name) for name in common} for view in views]
+    rules = [{name: view[name].rule for name in common} for view in views]
     compared = [compare_projected(views[0], views[1], name)[0] for name in common]
     is_exact = all(router.is_identical for router in compared)
-    return Difference(
-        _no_sides(),
-        compared,
-        (*_unlike(runs[0], runs[1], rules[0], rules[1]), *_other_words(views[0], views[1], common)),
-        tuple(name for name in names[0] if name not in names[1]),
-        tuple(name for name in names[1] if name not in names[0]),
-        notes=(*_other_family(runs[0], runs[1]), *(() if is_exact else (_APPROXIMATE,))),
-    )
+    unlike = (*_unlike(runs[0], runs[1], rules[0], rules[1]), *_other_words(sides, common))
+    notes = (*_other_family(runs[0], runs[1]), *(() if is_exact else (_APPROXIMATE,)))
+    return compared, unlike, notes
 
 
 def _exactly(
     a: RouterSet,
     b: RouterSet,
+    common: Sequence[str],
     samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None,
-) -> Difference:
+) -> tuple[list[RouterChange], tuple[str, ...], tuple[str, ...]]:
     first, second = ({router.name: router for router in one.routers} for one in (a, b))
-    common = [name for name in first if name in second]
-
     others = RoutersOfA(a.routers)
 
     def compare(name: str) -> RouterChange:
@@ -168,14 +264,7 @@ def _exactly(
     unlike = list(_unlike(facts[0], facts[1], rules[0], rules[1]))
     if norms:
         unlike.append(f"another norm in front of {len(norms)} routers, first {norms[0]}")
-    return Difference(
-        _no_sides(),
-        compared,
-        tuple(unlike),
-        tuple(name for name in first if name not in second),
-        tuple(name for name in second if name not in first),
-        notes=tuple(_other_family(facts[0], facts[1])),
-    )
+    return compared, tuple(unlike), tuple(_other_family(facts[0], facts[1]))
 
 
 def _unlike(
@@ -196,9 +285,12 @@ def _unlike(
         yield f"the rule of {counted} {others[0]}: {steps}"
 
 
-def _other_words(a: ProjectedRouters, b: ProjectedRouters, common: Sequence[str]) -> Iterator[str]:
+def _other_words(sides: Sides, common: Sequence[str]) -> Iterator[str]:
     """Differences in how weights are normalised and scaled, where results record it."""
-    rules = [(name, *(view.facts[name].get("rule") for view in (a, b))) for name in common]
+    texts = [
+        {one["name"]: one.get("rule") for one in side.weights.run["routers"]} for side in sides
+    ]
+    rules = [(name, *(of_side[name] for of_side in texts)) for name in common]
     other = [one for one in rules if None not in one and one[1] != one[2]]
     if other:
         name, first, second = other[0]
@@ -264,27 +356,15 @@ def _of_layers(results: ResultsView, layers: str | None) -> ResultsView:
     return MemoryResults(results.run, {"layers": rows})
 
 
-def _described(sides: Sides, results: tuple[ResultsView, ResultsView] | None) -> tuple[Side, Side]:
-    first, second = ("", "") if results is None else (tokens_line(one.run) for one in results)
-    return describe(sides[0], first), describe(sides[1], second)
-
-
-def _no_sides() -> tuple[Side, Side]:
-    return Side("", "", "", 0), Side("", "", "", 0)
-
-
-def _absent_layers(request: DifferenceRequest, sides: Sides) -> Iterator[str]:
-    """A note for each side that lacks layers which were asked for."""
-    for letter, side in zip(_LETTERS, sides, strict=True):
-        if absent := layers_without_router(request.layers, side.names()):
-            yield f"{letter}: {absent}."
-
-
 def _notes(
     request: DifferenceRequest,
+    sides: Sides,
     results: tuple[ResultsView, ResultsView] | None,
     figures: Figures | None,
 ) -> Iterator[str]:
+    for letter, side in zip(_LETTERS, sides, strict=True):
+        if absent := layers_without_router(request.layers, side.names):
+            yield f"{letter}: {absent}."
     if results is not None and figures is None:
         yield "No router was measured on tokens on both sides: no figures are compared."
     if figures is None or results is None:
@@ -317,3 +397,156 @@ def _not_looked_at(
     if not request.experts:
         yield "expert weights" + (" (--experts)" if sides[0].session and sides[1].session else "")
     yield "what else changed in the model: routers with equal weights read other hidden states"
+
+
+#: Probability that any figure is called changed by chance.
+LEVEL = 0.05
+
+Row = Mapping[str, Any]
+
+
+def figure_changes(a: ResultsView, b: ResultsView) -> Figures | None:
+    r"""Tests of "no difference" for each router and each figure of ``layers`` that has an error.
+
+    :math:`t = (x_B - x_A) / \sqrt{s_A^2 + s_B^2}` with the degrees of freedom of Welch and
+    Satterthwaite from the numbers of blocks less 1, two-sided, Holm over all of them at LEVEL. The
+    two sets of tokens are taken as independent: for the same text on both sides that is on the safe
+    side. None unless both were measured on tokens.
+    """
+    rows = (_rows(a), _rows(b))
+    common = [router for router in rows[0] if router in rows[1]]
+    if not common:
+        return None
+    versions = tuple(results.run.get("column_versions", {}) for results in (a, b))
+    tests: list[tuple[FigureChange, float]] = []
+    left_out: dict[str, list[str]] = {}
+    columns = (c for metric in METRICS.all() for c in metric.columns.get("layers", ()))
+    texts = {column.name: column.text for column in columns if column.has_se}
+    for router in common:
+        pair = (rows[0][router], rows[1][router])
+        for column, text in texts.items():
+            outcome = _one(router, column, text, pair, (versions[0], versions[1]))
+            if isinstance(outcome, tuple):
+                tests.append(outcome)
+            elif outcome and column not in left_out.setdefault(outcome, []):
+                left_out[outcome].append(column)
+    tokens = tuple(max(row["num_tokens"] or 0 for row in side.values()) for side in rows)
+    return Figures(_judged(tests), LEVEL, (tokens[0], tokens[1]), left_out)
+
+
+def _judged(tests: Sequence[tuple[FigureChange, float]]) -> list[FigureChange]:
+    rejected = holm_rejects([test.p_value for test, _ in tests], LEVEL)
+    return [
+        dataclasses.replace(
+            test,
+            is_significant=is_rejected,
+            # both directions share the level
+            detectable=detectable_shift(test.error, freedom, LEVEL / 2.0, len(tests)),
+        )
+        for (test, freedom), is_rejected in zip(tests, rejected, strict=True)
+    ]
+
+
+_FEW_BLOCKS = "no standard error: fewer than two blocks of documents"
+
+
+def _one(
+    router: str, column: str, text: str, pair: tuple[Row, Row], versions: tuple[Row, Row]
+) -> tuple[FigureChange, float] | str | None:
+    """The test and its degrees of freedom, else the reason for none; None where a side lacks the
+    figure.
+    """
+    values = _numbers(column, pair)
+    if values is None:
+        return None
+    if versions[0].get(column) != versions[1].get(column):
+        return "another version of the metric"
+    tokens = [row["num_tokens"] or 0 for row in pair]
+    if tokens[0] != tokens[1] and not is_free_of_t(column):
+        return "depends on the number of tokens"
+    if min(tokens) < least_tokens(column):
+        return "too few tokens for its standard error"
+    errors = _numbers(f"{column}_se", pair)
+    if errors is None:
+        return _FEW_BLOCKS
+    both = math.hypot(*errors)
+    if both == 0.0:
+        return "no standard error: leaving out documents changes nothing"
+    freedom = welch_freedom(errors, [row["num_blocks"] - 1 for row in pair])
+    if math.isnan(freedom):
+        return _FEW_BLOCKS
+    p_value = p_differs(values[1] - values[0], both, freedom)
+    return FigureChange(router, column, text, *values, both, p_value), freedom
+
+
+def _numbers(column: str, pair: tuple[Row, Row]) -> tuple[float, float] | None:
+    """The figure on both sides; None unless both are numbers."""
+    values = [row.get(column) for row in pair]
+    numbers = [float(value) for value in values if value is not None and math.isfinite(value)]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else None
+
+
+def _rows(results: ResultsView) -> dict[str, Row]:
+    """The row of each router for all tokens, where it was measured on any."""
+    return {
+        row["router"]: row
+        for row in results.rows("layers")
+        if row["variant"] == "as_stored" and is_whole(row["population"]) and row.get("num_tokens")
+    }
+
+
+#: Figures whose expected value does not depend on the number of tokens: means over tokens or over
+#: pairs of tokens, quantiles with many tokens below them, and what was corrected for it. All others
+#: do: the largest of many counts, entropies and squares of counts, shares of sets seen before and
+#: the length of a mean move with T even when nothing else does, so a figure that is not listed is
+#: compared at equal T only.
+FREE_OF_T: tuple[str, ...] = (
+    "ambiguous_share",
+    "bf16_flip_share*",
+    "boundary_distance*_p01",
+    "boundary_distance*_p50",
+    "chosen_entropy_*",
+    "chosen_score_share",
+    "distance_exact_share",
+    "first_choice_repeat",
+    "load_cv_squared_debiased",
+    "log_sum_exp_mean",
+    "margin_p01",
+    "margin_p50",
+    "mean_pairwise_cosine",
+    "neighbour_overlap",
+    "neighbour_same_set",
+    "noise_sigmas_p01",
+    "noise_sigmas_p50",
+    "overlap_output",
+    "participation_ratio",
+    "pre_norm_angle_p01",
+    "pre_norm_angle_p50",
+    "rounding_sigmas_p01",
+    "rounding_sigmas_p50",
+    "routing_entropy_*",
+    "same_token_overlap",
+    "z_loss",
+)
+
+#: Quantiles with few tokens below them have no standard error by leaving out documents: the share,
+#: by the end of the name.
+QUANTILES: dict[str, float] = {"_p001": 0.001, "_p01": 0.01}
+
+#: Tokens that must lie below a quantile on both sides.
+LEAST_BELOW = 100
+
+#: Figures of larger units than tokens, and the tokens that give enough of them: a tile belongs to
+#: one block, so with two tiles the error is that of two numbers and not of sixteen blocks.
+LEAST_TOKENS: dict[str, int] = {"max_vio_tile_mean": 64 * TILE}
+
+
+def is_free_of_t(column: str) -> bool:
+    """True for a figure that may be compared between different numbers of tokens."""
+    return any(fnmatchcase(column, pattern) for pattern in FREE_OF_T)
+
+
+def least_tokens(column: str) -> float:
+    """Tokens that both sides must have for the figure to be tested."""
+    share = next((s for end, s in QUANTILES.items() if column.endswith(end)), None)
+    return LEAST_TOKENS.get(column, 0) if share is None else LEAST_BELOW / share

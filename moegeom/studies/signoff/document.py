@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import all_of
+from moegeom.core.text import all_of, half_width, number_of, percent
+from moegeom.document.chart import Axis, Bars, Chart, Guide, Mark, Panel
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import size
-from moegeom.document.model import (
-    Block,
-    Command,
-    Document,
-    Fact,
-    Gallery,
-    Look,
-    Note,
-    Title,
-    View,
-)
-from moegeom.studies.diff.record import Side
-from moegeom.studies.signoff.figures import sign_off_figures
+from moegeom.document.model import Block, Command, Document, Fact, Look, Note, View
+from moegeom.document.place import place
+from moegeom.studies.diff.document import pair_page, sides_record
 from moegeom.studies.signoff.record import Line, LineState, SignOff
 
 #: How each state looks.
@@ -38,27 +28,22 @@ _STATE = 14
 
 def document(report: SignOff, view: View) -> Document:
     """What ``moegeom signoff`` says."""
-    first, second = report.sides
-    sides = [
-        block for name, side in zip("AB", report.sides, strict=True) for block in _side(name, side)
-    ]
     # green only when every line passed
     look: Look = next(look for state, look in _LOOKS.items() if report.in_state(state))
-    verdict = Fact("VERDICT", verdict_sentence(report), look, f"exit {report.exit_code}")
-    ending = [*report.notes]
-    if report.not_looked_at:
-        ending.append(f"Not checked: {'; '.join(report.not_looked_at)}.")
-    return Document(
+    return pair_page(
         "signoff",
-        f"{first.name} and {second.name}",
-        [
-            [verdict],
-            sides,
-            *(_line(line, view.detail) for line in report.lines),
-            [Gallery(lambda: [*sign_off_figures(report)])],
-            [*map(Note, ending)],
-        ],
-        lambda: _record(report),
+        report,
+        [Fact("VERDICT", verdict_sentence(report), look, f"exit {report.exit_code}")],
+        *(_line(line, view.detail) for line in report.lines),
+        figures=lambda: [*sign_off_figures(report)],
+        record=lambda: {
+            "verdict": verdict_sentence(report),
+            "exit_code": report.exit_code,
+            **sides_record(report),
+            "lines": [dataclasses.asdict(line) for line in report.lines],
+            "notes": report.notes,
+            "not_looked_at": report.not_looked_at,
+        },
     )
 
 
@@ -69,7 +54,8 @@ def verdict_sentence(report: SignOff) -> str:
         for state in _LOOKS
         if state != "passed" and (lines := report.in_state(state))
     }
-    unseen = _unseen(report)
+    number = len(report.not_looked_at)
+    unseen = f"; {number_of(number, 'thing')} not checked" if number else ""
     if not by_state:
         return f"PASSED, signed off: {all_of(len(report.lines), 'line')} passed{unseen}."
     stands = "; ".join(f"{names} {state}" for state, names in by_state.items())
@@ -87,30 +73,6 @@ def _missing(report: SignOff) -> str:
     return f"give --max-flipped{'' if has_rerun else ' (or --rerun)'}; "
 
 
-def _unseen(report: SignOff) -> str:
-    """How many of the things listed at the end nobody looked at."""
-    number = len(report.not_looked_at)
-    if not number:
-        return ""
-    return f"; {number} thing{'' if number == 1 else 's'} not checked"
-
-
-def _side(name: str, side: Side) -> Sequence[Block]:
-    title = Title(f"{name}  {side.name}", f"{side.rule}." if side.rule else "")
-    return title, Fact("", _read(side))
-
-
-def _read(side: Side) -> str:
-    """How many routers a side has, and how much of it was read."""
-    if not side.bytes_total:
-        return "its routers could not be read."
-    plural = "" if side.num_routers == 1 else "s"
-    part = side.bytes_read < side.bytes_total
-    of = f" of {size(side.bytes_total)}" if part else ""
-    tokens = f" Tokens: {side.tokens}." if side.tokens else ""
-    return f"{side.num_routers} router{plural}, read {size(side.bytes_read)}{of}.{tokens}"
-
-
 def _line(line: Line, detail: bool) -> list[Block]:
     look = _LOOKS[line.state]
     details = [Note(text, indent=_STATE) for text in line.details]
@@ -121,12 +83,109 @@ def _line(line: Line, detail: bool) -> list[Block]:
     ]
 
 
-def _record(report: SignOff) -> Mapping[str, Any]:
-    return {
-        "verdict": verdict_sentence(report),
-        "exit_code": report.exit_code,
-        **{name: dataclasses.asdict(side) for name, side in zip("ab", report.sides, strict=True)},
-        "lines": [dataclasses.asdict(line) for line in report.lines],
-        "notes": report.notes,
-        "not_looked_at": report.not_looked_at,
-    }
+#: The name of all layers together.
+_ALL = "all"
+
+
+def sign_off_figures(report: SignOff) -> Iterator[Chart]:
+    """What happened to the rows, and on text; nothing where no router is on both sides."""
+    evidence: dict[str, Any] = {}
+    for line in report.lines:
+        evidence |= line.evidence
+    if routers := evidence.get("routers"):
+        yield _rows(routers)
+    if "between" in evidence:
+        yield _routing(evidence)
+
+
+def _rows(judged: Mapping[str, Any]) -> Chart:
+    """The largest change of each router, as a share of what it changed."""
+    names = [place(router, judged) for router in judged]
+    largest = [
+        max((change["size"] or 0.0 for change in one["changes"]), default=0.0)
+        for one in judged.values()
+    ]
+    has_failed = [one["state"] == "failed" for one in judged.values()]
+    marks = [
+        Bars(
+            text,
+            role,
+            [size if has_failed[i] is is_red else None for i, size in enumerate(largest)],
+        )
+        for text, role, is_red in _ENDS
+        if is_red in has_failed
+    ]
+    changes = [(router, c) for router, one in judged.items() for c in one["changes"]]
+    worst = max(range(len(names)), key=lambda i: largest[i])
+    summary = (
+        f"the largest change is {percent(largest[worst], '.3g')}, in layer {names[worst]}"
+        if largest[worst]
+        else "nothing changed in size"
+    )
+    return Chart(
+        "rows",
+        "What changed in each router",
+        "The largest change of each router from A to B, as a share of what it changed; red where "
+        "it makes another function of the router.",
+        "Changes that have no size, such as experts in another order. How many choices change: "
+        "only tokens can tell.",
+        f"{number_of(len(names), 'router')} compared, {sum(has_failed)} failed; {summary}.",
+        [Panel("", Axis("layer", names=names), Axis("largest change"), marks)],
+        [
+            ("router", [router for router, _ in changes]),
+            ("change", [change["word"] for _, change in changes]),
+            ("state", [change["state"] for _, change in changes]),
+            ("size", [change["size"] for _, change in changes]),
+        ],
+    )
+
+
+#: Ends of a router, their colours, and whether it failed.
+_ENDS = (("failed", "limit", True), ("the same function, or not known", "tokens", False))
+
+
+def _routing(evidence: Mapping[str, Any]) -> Chart:
+    between, rerun, limit = (evidence[name] for name in ("between", "rerun", "limit"))
+    routers = [*between["by_router"]]
+    names = [_ALL, *(place(router, routers) for router in routers)]
+    marks: list[Mark] = [_bars("A and B, 95 % interval", "other", between, routers)]
+    if rerun is not None:
+        marks.append(_bars("A and A again, 95 % interval", "tokens", rerun, routers))
+    if limit is not None:
+        marks.append(Guide("limit of all layers", "limit", limit))
+    worst = max(routers, key=lambda router: between["by_router"][router])
+    text = f"{percent(between['share'], '.3g')} of (token, layer) pairs differ"
+    against = "no limit was given" if limit is None else f"the limit is {percent(limit, '.3g')}"
+    again = "" if rerun is None else f"; A run again differs in {percent(rerun['share'], '.3g')}"
+    return Chart(
+        "routing",
+        "How often A and B choose differently",
+        "The share of tokens whose set of experts is another one in B, in all layers together and "
+        "in each. The limit is for all of them together.",
+        "What a flipped expert costs: answers may be as good. Layers without a recording on both "
+        "sides are left out.",
+        f"{text}; {against}{again}; the most in layer {place(worst, routers)}, "
+        f"{percent(between['by_router'][worst], '.3g')}.",
+        [Panel("", Axis("layer", names=names), Axis("share of tokens that differ"), marks)],
+        [
+            ("router", [_ALL, *routers]),
+            ("share", [between["share"], *between["by_router"].values()]),
+            ("standard_error", [between["error"], *[None] * len(routers)]),
+            ("share_of_a_again", [None] * len(names) if rerun is None else _shares(rerun, routers)),
+            ("limit", [limit, *[None] * len(routers)]),
+        ],
+    )
+
+
+def _shares(flips: Mapping[str, Any], routers: Sequence[str]) -> list[float | None]:
+    return [flips["share"], *(flips["by_router"].get(router) for router in routers)]
+
+
+def _bars(text: str, role: str, flips: Mapping[str, Any], routers: Sequence[str]) -> Bars:
+    """Shares, with the interval of that of all layers, the only one whose error is known."""
+    share, error, unknown = flips["share"], flips["error"], [None] * len(routers)
+    if error is None:
+        return Bars(text.partition(",")[0], role, _shares(flips, routers))
+    reach = half_width(error, flips["num_documents"])
+    low, high = [max(share - reach, 0.0), *unknown], [share + reach, *unknown]
+    return Bars(text, role, _shares(flips, routers), low, high)

@@ -40,8 +40,10 @@ LineName = Literal["storage", "effective router", "up to rotation", "routing on 
 #: In the order in which they are told.
 LINE_NAMES: tuple[LineName, ...] = get_args(LineName)
 
-#: ``not judged``: it was measured, and nothing was given to hold it against.
+#: Worst first. ``not judged``: it was measured, and nothing was given to hold it against.
 LineState = Literal["failed", "inconclusive", "not judged", "passed"]
+
+STATES: tuple[LineState, ...] = get_args(LineState)
 
 
 @dataclass(frozen=True)

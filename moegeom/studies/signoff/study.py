@@ -6,54 +6,37 @@ import dataclasses
 import filecmp
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
-from moegeom.core.errors import RecordingError, RouterError, UsageError, about
+from moegeom.core.errors import RouterError, UsageError, about
 from moegeom.core.router import Norm, Router, parse_layers
-from moegeom.core.shapes import Float32, Int32, Int64, Shaped
 from moegeom.core.text import all_of, number_of
-from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
+from moegeom.core.tokens import TokenSource
 from moegeom.document.requested_layers import layers_without_router
-from moegeom.document.verdict_text import places
 from moegeom.engine.plan import on_all_cores
-from moegeom.engine.request import ComputeOptions, Tokens
-from moegeom.engine.sample import finite_tokens
+from moegeom.engine.request import Tokens
 from moegeom.engine.session import Session
-from moegeom.engine.sources import known_routers, refuse_no_tokens
-from moegeom.geometry.statistics import clustered_error
-from moegeom.kernels.reference import same_set
+from moegeom.engine.sources import known_routers
 from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
 from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
-from moegeom.studies.changes.others import RoutersOfA
-from moegeom.studies.changes.rule import is_same_norm, rule_differences
+from moegeom.studies.changes.record import where
+from moegeom.studies.changes.router import is_same_norm, rule_differences, shape_text
+from moegeom.studies.changes.row_pair import RoutersOfA
 from moegeom.studies.diff.record import Side
-from moegeom.studies.diff.sides import OpenedSide, describe
-from moegeom.studies.log_probs import log_probs
-from moegeom.studies.signoff.function import rotation_line, router_line
-from moegeom.studies.signoff.judgement import JudgedRouter, judge
-from moegeom.studies.signoff.record import (
-    LINE_NAMES,
-    Flips,
-    Line,
-    LineName,
-    SignOff,
-    SignOffRequest,
-)
+from moegeom.studies.diff.study import OpenedSide, describe, refuse_about_tokens
+from moegeom.studies.signoff.function import JudgedRouter, judge, rotation_line, router_line
+from moegeom.studies.signoff.record import LINE_NAMES, Line, SignOff, SignOffRequest
 from moegeom.studies.signoff.text import (
     capture_command,
-    incomparable_line,
+    flips,
     measured_line,
+    refuse_without_choices,
     unrecorded_line,
 )
 from moegeom.tokens.memory import HeldArrays
-from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.alignment import match_run_b
 
 _NOT_LOOKED_AT = (
     "expert weights, and all else that was quantised: it moves what routers read",
@@ -99,12 +82,11 @@ def sign_off(request: SignOffRequest, watch: Watch | None = None) -> SignOff:
 
 def _described(target: str, side: Session, recorded: Session | None = None) -> Side:
     """A side as the header shows it."""
-    return describe(
-        OpenedSide(target, side.terms, side), "" if recorded is None else _told(recorded)
-    )
+    tokens = "" if recorded is None else _tokens_line(recorded)
+    return describe(OpenedSide(target, side.terms, side), tokens)
 
 
-def _told(recorded: Session) -> str:
+def _tokens_line(recorded: Session) -> str:
     """What the header says of a recording."""
     assert recorded.trust is not None
     facts, trust = _source(recorded).facts, recorded.trust
@@ -119,13 +101,17 @@ def _told(recorded: Session) -> str:
 
 def _refused(request: SignOffRequest, a: Session, refusal: RouterError) -> SignOff:
     """Storage failed in the loader's words; nothing else is known."""
-    names: tuple[LineName, ...] = LINE_NAMES[1:]
-    unknown = (
-        Line(name, "inconclusive", "not checked: the routers of B cannot be read.")
-        for name in names
+    storage = Line(
+        "storage",
+        "failed",
+        f"the routers of B cannot be read: {refusal.message}",
+        (refusal.hint,) if refusal.hint else (),
+        evidence={"code": refusal.code},
     )
+    text = "not checked: the routers of B cannot be read."
+    lines = (storage, *(Line(name, "inconclusive", text) for name in LINE_NAMES[1:]))
     sides = _described(request.a, a), Side(request.b, "checkpoint", "", 0)
-    return SignOff(sides, (refused_line(refusal), *unknown), (), _NOT_LOOKED_AT)
+    return SignOff(sides, lines, (), _NOT_LOOKED_AT)
 
 
 def _compared(request: SignOffRequest, a: Session, b: Session) -> SignOff:
@@ -144,7 +130,7 @@ def _compared(request: SignOffRequest, a: Session, b: Session) -> SignOff:
     )
     first, second = recorded or (None, None)
     sides = _described(request.a, a, first), _described(request.b, b, second)
-    notes = tuple(_notes(request, a, b, pairs, recorded))
+    notes = tuple(_notes(request, a, b, recorded))
     unseen = (*_NOT_LOOKED_AT, *_unseen(request, a, b, recorded))
     return SignOff(sides, lines, notes, unseen)
 
@@ -167,7 +153,9 @@ def _text_line(
     )
     names = [router.name for router in a.chosen]
     if not routers:
-        return incomparable_line()
+        # experts of the two cannot be held against each other by their numbers
+        text = "not compared: no router of B has as many experts, and chooses as many, as in A."
+        return Line("routing on text", "inconclusive", text)
     first, second = map(_source, recorded)
     moved = {one.name: one.place for one in judged if one.is_permuted}
     between = flips(first, second, routers, moved, request, request.log_probs)
@@ -205,26 +193,18 @@ def _refuse_unmeant(request: SignOffRequest) -> None:
             f"--tokens is given {len(request.tokens)} times; expected once for A and once for B.",
             "One recording cannot tell what both models chose.",
         )
-    about_tokens = {
+    flags = {
         "--rerun": request.rerun is not None,
         "--max-flipped": request.max_flipped is not None,
         "--logprobs": request.log_probs is not None,
-        "--stale-inputs": request.stale_inputs,
-        "--unverified": request.unverified,
     }
-    if not request.tokens:
-        refuse_no_tokens(request)
-    for flag, is_given in about_tokens.items():
-        if is_given and not request.tokens:
-            raise UsageError(f"{flag} is about recordings, and there are no --tokens.")
+    refuse_about_tokens(request, bool(request.tokens), "recordings", flags)
     limit = request.max_flipped
     if limit is not None and not 0.0 <= limit < 1.0:
         raise UsageError(
             f"--max-flipped {limit:g}: expected a share from 0 to less than 1, such as 0.02.",
             "A limit of 1 could not be exceeded.",
         )
-    if request.layers is not None:
-        parse_layers(request.layers)
     tokens = [one for one in (*request.tokens, request.rerun) if one is not None]
     told_apart = {Path(one).resolve() if isinstance(one, str) else id(one) for one in tokens}
     if len(told_apart) < len(tokens):
@@ -291,11 +271,7 @@ def _equal_bytes(first: Tokens, second: Tokens) -> str:
 
 
 def _notes(
-    request: SignOffRequest,
-    a: Session,
-    b: Session,
-    pairs: Sequence[tuple[Router, Router]],
-    recorded: Sequence[Session],
+    request: SignOffRequest, a: Session, b: Session, recorded: Sequence[Session]
 ) -> Iterator[str]:
     for letter, side in (("A", a), ("B", b)):
         absent = layers_without_router(request.layers, (router.name for router in side.chosen))
@@ -342,24 +318,13 @@ def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
     return Line("storage", "passed", sentence, more, (), evidence)
 
 
-def refused_line(refusal: RouterError) -> Line:
-    """The line of a side B whose storage the loader refuses, in the loader's words."""
-    details = (refusal.hint,) if refusal.hint else ()
-    evidence = {"code": refusal.code}
-    sentence = f"the routers of B cannot be read: {refusal.message}"
-    return Line("storage", "failed", sentence, details, (), evidence)
-
-
 def stored_as(routers: Sequence[Router]) -> str:
     """``bf16``, or ``bf16 (46), f8_e4m3 with scales (2)`` where they differ."""
-    counted = Counter(_storage(router.provenance.stored_dtype) for router in routers)
+    dtypes = (router.provenance.stored_dtype for router in routers)
+    counted = Counter(f"{d.lower()}{' with scales' * (d not in PLAIN_FLOATS)}" for d in dtypes)
     if len(counted) < 2:
         return next(iter(counted), "nothing")
     return ", ".join(f"{storage} ({count})" for storage, count in counted.most_common())
-
-
-def _storage(dtype: str) -> str:
-    return dtype.lower() if dtype in PLAIN_FLOATS else f"{dtype.lower()} with scales"
 
 
 def _missing(a: Sequence[Router], b: dict[str, Router]) -> Iterator[str]:
@@ -371,171 +336,19 @@ def _missing(a: Sequence[Router], b: dict[str, Router]) -> Iterator[str]:
 
 def _others(pairs: Sequence[tuple[Router, Router]], names: Sequence[str]) -> Iterator[str]:
     """Shapes, rules and norms that differ: the first of each kind, and in how many routers."""
-    kinds = {
-        "shape": [(a.name, f"{_shape(a)} in A, {_shape(b)} in B") for a, b in pairs],
-        "rule": [(a.name, "; ".join(rule_differences(a.rule, b.rule))) for a, b in pairs],
-        "norm": [(a.name, f"{_norm(a.norm)} in A, {_norm(b.norm)} in B") for a, b in pairs],
-    }
-    is_same = {
-        "shape": [a.weight.shape == b.weight.shape for a, b in pairs],
-        "rule": [not rule_differences(a.rule, b.rule) for a, b in pairs],
-        "norm": [is_same_norm(a.norm, b.norm) for a, b in pairs],
-    }
-    run = {"routers": [{"name": name} for name in names]}
-    for kind, descriptions in kinds.items():
-        other = [text for text, same in zip(descriptions, is_same[kind], strict=True) if not same]
-        if other:
-            where = places([name for name, _ in other], run)
-            yield f"another {kind} in {where}: {other[0][1]}"
-
-
-def _shape(router: Router) -> str:
-    return f"{router.num_experts} x {router.hidden_size}"
+    kinds: dict[str, list[tuple[str, str]]] = {"shape": [], "rule": [], "norm": []}
+    for a, b in pairs:
+        if a.weight.shape != b.weight.shape:
+            kinds["shape"].append((a.name, f"{shape_text(a)} in A, {shape_text(b)} in B"))
+        if rules := rule_differences(a.rule, b.rule):
+            kinds["rule"].append((a.name, "; ".join(rules)))
+        if not is_same_norm(a.norm, b.norm):
+            kinds["norm"].append((a.name, f"{_norm(a.norm)} in A, {_norm(b.norm)} in B"))
+    for kind, others in kinds.items():
+        if others:
+            yield f"another {kind} in {where([name for name, _ in others], names)}: {others[0][1]}"
 
 
 def _norm(norm: Norm | None) -> str:
     """A gain that is stored with another offset is the same norm."""
     return "none" if norm is None else f"{norm.kind} norm with epsilon {norm.eps:g}"
-
-
-#: Row i of B was row ``place[i]`` of A, by router; only where rows changed places.
-Places = Mapping[str, Int64[np.ndarray, "experts"]]
-
-#: With fewer tokens in common the two are taken for recordings of different texts.
-_LEAST_MATCHED = 0.5
-
-
-def flips(
-    reference: TokenSource,
-    other: TokenSource,
-    routers: Sequence[KnownRouter],
-    places: Places,
-    options: ComputeOptions,
-    scored: Path | None = None,
-) -> Flips:
-    """Sets of experts that differ, token by token, at every router that both record.
-
-    Experts of ``other`` are called what ``reference`` calls them, by ``places``; ``scored`` holds
-    log-probabilities of both.
-
-    Raises
-    ------
-    RecordingError
-        When one of the two holds no choices, or they are of different texts; with counts.
-    NonFiniteError
-        When what a router read is recorded and not finite, unless ``options`` skip such tokens.
-    """
-    for source in (reference, other):
-        refuse_without_choices(source.facts)
-    side = match_run_b(reference, _Renumbered(other, places) if places else other, routers)
-    num_tokens = reference.facts.num_tokens
-    matched = side.is_matched(0, num_tokens)
-    num_matched = int(matched.sum())
-    if num_matched < _LEAST_MATCHED * num_tokens:
-        raise RecordingError(
-            f"{other.facts.name} has {num_matched:,} of the {number_of(num_tokens, 'token')} of "
-            f"{reference.facts.name}; expected recordings of the same text.",
-            "Record both on the same --text with the same --tokens and --length.",
-        )
-    columns = reference.read_columns(0, num_tokens)
-    matched &= columns.is_behind(options.exclude_first)
-    num_behind = int(matched.sum())
-    for source, its in ((reference, np.arange(num_tokens)), (other, side.token)):
-        names = [one.name for one in routers if one.name in source.facts.routers]
-        finite = finite_tokens(source, names, np.sort(its[matched]), options)
-        matched &= np.isin(its, finite)
-    num_counted = int(matched.sum())
-    if not num_counted:
-        raise RecordingError(
-            f"{reference.facts.name} and {other.facts.name}: no token that both have counts: each "
-            "is one of the first of its document, or not finite.",
-            "Leave out fewer: --exclude-first.",
-        )
-    flipped = np.zeros(num_tokens, np.int64)
-    by_router = {}
-    for router in routers:
-        recorded = (reference.facts.routers, other.facts.routers)
-        if not all(router.name in names for names in recorded):
-            continue
-        differs = np.zeros(num_tokens, np.bool_)
-        for start in range(0, num_tokens, TILE):
-            token = start + np.flatnonzero(matched[start : start + TILE])
-            if not len(token):
-                continue
-            mine = _chosen(reference, router.name, start, min(start + TILE, num_tokens))
-            differs[token] = ~same_set(mine[token - start], side.read_chosen(router.name, token))
-        by_router[router.name] = float(differs[matched].mean())
-        flipped += differs
-    columns = columns.at(np.flatnonzero(matched))
-    document = columns.document
-    of_token = flipped[matched] / len(by_router)
-    share = float(of_token.mean())
-    return Flips(
-        num_recorded=num_tokens,
-        num_tokens=num_counted,
-        num_non_finite=num_behind - num_counted,
-        num_documents=len(np.unique(document)),
-        share=share,
-        error=clustered_error((of_token - share) / num_counted, document),
-        tokens_share=float((flipped[matched] > 0).mean()),
-        by_router=by_router,
-        notes=side.notes,
-        log_probs=None if scored is None else log_probs(scored, columns, flipped[matched]),
-    )
-
-
-def refuse_without_choices(facts: SourceFacts) -> None:
-    """Raises RecordingError for a recording that does not say what was chosen, token by token."""
-    if facts.has_chosen and facts.stage != "counts":
-        return
-    stage = facts.stage.replace("_", " ")
-    raise RecordingError(
-        f"{facts.name}: holds {stage} and not what was chosen; expected recorded choices, because "
-        "what the router would choose is not what the exported model chose.",
-        "moegeom capture records them, --keep ids nothing else; traces of engines hold them.",
-    )
-
-
-def _chosen(
-    source: TokenSource, router: str, start: int, stop: int
-) -> Int32[np.ndarray, "tokens top_k"]:
-    chosen = source.read_chosen(router, start, stop)
-    if chosen is None:
-        raise RecordingError(f"{source.facts.name}: holds no choices of router {router}.")
-    return chosen
-
-
-@dataclass(frozen=True, eq=False)
-class _Renumbered:
-    """A recording whose experts have the numbers that they had before they changed places."""
-
-    source: TokenSource
-    places: Places
-
-    @property
-    def facts(self) -> SourceFacts:
-        return self.source.facts
-
-    def read_columns(self, start: int, stop: int) -> TokenColumns:
-        return self.source.read_columns(start, stop)
-
-    def read_values(self, router: str, start: int, stop: int) -> Shaped[np.ndarray, "tokens width"]:
-        return self.source.read_values(router, start, stop)
-
-    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
-        return self.source.read_top_logits(router, start, stop)
-
-    def read_chosen(
-        self, router: str, start: int, stop: int
-    ) -> Int32[np.ndarray, "tokens top_k"] | None:
-        chosen = self.source.read_chosen(router, start, stop)
-        place = self.places.get(router)
-        if chosen is None or place is None:
-            return chosen
-        # an empty slot is -1 and stays so
-        return np.append(place, -1).astype(np.int32)[chosen]
-
-    def read_output(
-        self, router: str, kind: str, start: int, stop: int
-    ) -> Float32[np.ndarray, "tokens *width"] | None:
-        return self.source.read_output(router, kind, start, stop)

@@ -1,17 +1,37 @@
-"""Last line of a sign-off: what A and B chose on the same text, beside what A chose run again."""
+"""Last line of a sign-off: what A and B chose on one text, beside what A chose run again."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+
+from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
+from moegeom.core.shapes import Float32, Int32, Int64, Shaped
 from moegeom.core.text import number_of, percent
-from moegeom.core.tokens import bytes_per_token
+from moegeom.core.tokens import (
+    TILE,
+    SourceFacts,
+    TokenColumns,
+    TokenSource,
+    TopLogits,
+    bytes_per_token,
+)
 from moegeom.document.header import size
-from moegeom.document.verdict_text import places
+from moegeom.engine.request import ComputeOptions
+from moegeom.engine.sample import finite_tokens
+from moegeom.geometry.statistics import clustered_error
+from moegeom.kernels.reference import same_set
+from moegeom.studies.changes.record import where
+from moegeom.studies.log_probs import log_probs
 from moegeom.studies.signoff.record import Flips, Line, LineState
+from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces.alignment import match_run_b
 
 #: Tokens that ``moegeom capture`` records when nothing is said.
 _TOKENS = 16_384
@@ -22,7 +42,11 @@ _TIMES_RERUN = 2.0
 
 def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
     """Inconclusive: the commands that record A, B and A once more, and then sign off."""
-    recorded = size(_TOKENS * sum(_ids_bytes(router) for router in routers))
+    ids_bytes = sum(
+        bytes_per_token("ids", router.num_experts, router.rule.top_k, router.hidden_size)
+        for router in routers
+    )
+    recorded = size(_TOKENS * ids_bytes)
     sentence = (
         f"not known until both ran over the same text ({_TOKENS:,} tokens of choices are "
         f"{recorded} and one forward pass each). Equal routers do not decide it: what they read "
@@ -47,18 +71,8 @@ def capture_command(checkpoint: str, rest: str) -> str:
     return f"moegeom capture {shlex.quote(checkpoint)} --text FILE --keep ids {rest}"
 
 
-def incomparable_line() -> Line:
-    """Inconclusive: experts of the two cannot be held against each other by their numbers."""
-    sentence = "not compared: no router of B has as many experts, and chooses as many, as in A."
-    return Line("routing on text", "inconclusive", sentence)
-
-
 def measured_line(
-    between: Flips,
-    rerun: Flips | None,
-    limit: float | None,
-    names: Sequence[str],
-    again: str,
+    between: Flips, rerun: Flips | None, limit: float | None, names: Sequence[str], again: str
 ) -> Line:
     """Fails above the limit; inconclusive where a router was not recorded on both sides.
 
@@ -67,25 +81,38 @@ def measured_line(
     told where there is no rerun.
     """
     absent = [name for name in names if name not in between.by_router]
-    judged_by = _limit(limit, rerun)
+    times, source = None, "--max-flipped"
+    if rerun is not None and rerun.share > 0.0:
+        times = between.share / rerun.share
+        if limit is None:
+            limit = _TIMES_RERUN * rerun.share
+            source = "twice what A run again shows: --rerun"
     state: LineState = "inconclusive" if absent else "passed"
-    if judged_by is None:
+    if limit is None:  # of a run that repeats itself to the bit none follows
         state = "not judged"
-    elif between.share > judged_by[0]:
-        state = "failed"
-    details = [_rerun_sentence(between, rerun), *map(_sentence, between.notes)]
+        why = "no limit was given (--max-flipped, or --rerun)"
+        if rerun is not None:
+            why = "A run again (--rerun) repeats itself, so that no limit follows; give "
+            why += "--max-flipped"
+        judged = f"Measured, not judged: {why}."
+    else:
+        is_above = between.share > limit
+        state = "failed" if is_above else state
+        side = "More than" if is_above else "Within"
+        judged = f"{side} the limit of {_percent(limit)} ({source})."
+    details = [_rerun_sentence(rerun, times), *map(_sentence, between.notes)]
     if between.log_probs is not None:
         details.append(_sentence(between.log_probs.sentence.removesuffix(".")))
     if absent:
-        details.insert(0, f"{_where(absent, names)} not recorded on both sides.")
+        details.insert(0, f"{where(absent, names)} not recorded on both sides.")
     evidence = {
         "between": dataclasses.asdict(between),
         "rerun": None if rerun is None else dataclasses.asdict(rerun),
-        "limit": None if judged_by is None else judged_by[0],
-        "times_rerun": _times(between, rerun),
+        "limit": limit,
+        "times_rerun": times,
     }
     commands = () if rerun is not None else (again,)
-    sentence = f"{_measured(between, names)} {_limit_sentence(between, judged_by, rerun)}"
+    sentence = f"{_measured(between, names)} {judged}"
     return Line("routing on text", state, sentence, tuple(details), commands, evidence)
 
 
@@ -105,35 +132,13 @@ def _measured(between: Flips, names: Sequence[str]) -> str:
         return f"{text}."
     first, worst = next(iter(between.by_router)), between.worst
     shares = [
-        f"{_percent(between.by_router[name])} in the {place} ({_where([name], names)})"
+        f"{_percent(between.by_router[name])} in the {place} ({where([name], names)})"
         for place, name in (("first", first), ("worst", worst))
     ]
     return f"{text}; {', '.join(shares)}."
 
 
-def _limit(limit: float | None, rerun: Flips | None) -> tuple[float, str] | None:
-    """The largest share that passes, and where it comes from; None where nothing says."""
-    if limit is not None:
-        return limit, "--max-flipped"
-    if rerun is None or rerun.share == 0.0:
-        return None  # of a run that repeats itself to the bit no limit follows
-    return _TIMES_RERUN * rerun.share, "twice what A run again shows: --rerun"
-
-
-def _limit_sentence(between: Flips, limit: tuple[float, str] | None, rerun: Flips | None) -> str:
-    if limit is None:
-        why = (
-            "no limit was given (--max-flipped, or --rerun)"
-            if rerun is None
-            else "A run again (--rerun) repeats itself, so that no limit follows; give "
-            "--max-flipped"
-        )
-        return f"Measured, not judged: {why}."
-    judged = "More than" if between.share > limit[0] else "Within"
-    return f"{judged} the limit of {_percent(limit[0])} ({limit[1]})."
-
-
-def _rerun_sentence(between: Flips, rerun: Flips | None) -> str:
+def _rerun_sentence(rerun: Flips | None, times: float | None) -> str:
     if rerun is None:
         return (
             "How often A differs from itself in another run is not known: record A again, in other "
@@ -143,7 +148,6 @@ def _rerun_sentence(between: Flips, rerun: Flips | None) -> str:
         f"A run again differs from itself in {_percent(rerun.share)} of (token, layer) pairs, "
         f"{_percent(rerun.tokens_share)} of {rerun.num_tokens:,} tokens at one layer or more"
     )
-    times = _times(between, rerun)
     if times is None:
         return f"{text}: nothing to hold B against."
     return f"{text}: B differs {times:.2g} times as often."
@@ -158,14 +162,137 @@ def _percent(share: float) -> str:
     return percent(share, ".3g")
 
 
-def _times(between: Flips, rerun: Flips | None) -> float | None:
-    """None where the rerun is not known, or 0."""
-    return between.share / rerun.share if rerun is not None and rerun.share > 0.0 else None
+#: Row i of B was row ``place[i]`` of A, by router; only where rows changed places.
+Places = Mapping[str, Int64[np.ndarray, "experts"]]
+
+#: With fewer tokens in common the two are taken for recordings of different texts.
+_LEAST_MATCHED = 0.5
 
 
-def _ids_bytes(router: Router) -> int:
-    return bytes_per_token("ids", router.num_experts, router.rule.top_k, router.hidden_size)
+def flips(
+    reference: TokenSource,
+    other: TokenSource,
+    routers: Sequence[KnownRouter],
+    places: Places,
+    options: ComputeOptions,
+    scored: Path | None = None,
+) -> Flips:
+    """Sets of experts that differ, token by token, at every router that both record.
+
+    Experts of ``other`` are called what ``reference`` calls them, by ``places``; ``scored`` holds
+    log-probabilities of both.
+
+    Raises
+    ------
+    RecordingError
+        When one of the two holds no choices, or they are of different texts; with counts.
+    NonFiniteError
+        When what a router read is recorded and not finite, unless ``options`` skip such tokens.
+    """
+    for source in (reference, other):
+        refuse_without_choices(source.facts)
+    side = match_run_b(reference, _Renumbered(other, places) if places else other, routers)
+    num_tokens = reference.facts.num_tokens
+    matched = side.is_matched(0, num_tokens)
+    num_matched = int(matched.sum())
+    if num_matched < _LEAST_MATCHED * num_tokens:
+        raise RecordingError(
+            f"{other.facts.name} has {num_matched:,} of the {number_of(num_tokens, 'token')} of "
+            f"{reference.facts.name}; expected recordings of the same text.",
+            "Record both on the same --text with the same --tokens and --length.",
+        )
+    columns = reference.read_columns(0, num_tokens)
+    matched &= columns.is_behind(options.exclude_first)
+    num_behind = int(matched.sum())
+    for source, its in ((reference, np.arange(num_tokens)), (other, side.token)):
+        names = [one.name for one in routers if one.name in source.facts.routers]
+        finite = finite_tokens(source, names, np.sort(its[matched]), options)
+        matched &= np.isin(its, finite)
+    num_counted = int(matched.sum())
+    if not num_counted:
+        raise RecordingError(
+            f"{reference.facts.name} and {other.facts.name}: no token that both have counts: each "
+            "is one of the first of its document, or not finite.",
+            "Leave out fewer: --exclude-first.",
+        )
+    flipped = np.zeros(num_tokens, np.int64)
+    by_router = {}
+    for router in routers:
+        if not all(router.name in source.facts.routers for source in (reference, other)):
+            continue
+        differs = np.zeros(num_tokens, np.bool_)
+        for start in range(0, num_tokens, TILE):
+            token = start + np.flatnonzero(matched[start : start + TILE])
+            if not len(token):
+                continue
+            mine = reference.read_chosen(router.name, start, min(start + TILE, num_tokens))
+            if mine is None:
+                name = reference.facts.name
+                raise RecordingError(f"{name}: holds no choices of router {router.name}.")
+            differs[token] = ~same_set(mine[token - start], side.read_chosen(router.name, token))
+        by_router[router.name] = float(differs[matched].mean())
+        flipped += differs
+    columns = columns.at(np.flatnonzero(matched))
+    document = columns.document
+    of_token = flipped[matched] / len(by_router)
+    share = float(of_token.mean())
+    return Flips(
+        num_recorded=num_tokens,
+        num_tokens=num_counted,
+        num_non_finite=num_behind - num_counted,
+        num_documents=len(np.unique(document)),
+        share=share,
+        error=clustered_error((of_token - share) / num_counted, document),
+        tokens_share=float((flipped[matched] > 0).mean()),
+        by_router=by_router,
+        notes=side.notes,
+        log_probs=None if scored is None else log_probs(scored, columns, flipped[matched]),
+    )
 
 
-def _where(group: Sequence[str], names: Sequence[str]) -> str:
-    return places(group, {"routers": [{"name": name} for name in names]})
+def refuse_without_choices(facts: SourceFacts) -> None:
+    """Raises RecordingError for a recording that does not say what was chosen, token by token."""
+    if facts.has_chosen and facts.stage != "counts":
+        return
+    stage = facts.stage.replace("_", " ")
+    raise RecordingError(
+        f"{facts.name}: holds {stage} and not what was chosen; expected recorded choices, because "
+        "what the router would choose is not what the exported model chose.",
+        "moegeom capture records them, --keep ids nothing else; traces of engines hold them.",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Renumbered:
+    """A recording whose experts have the numbers that they had before they changed places."""
+
+    source: TokenSource
+    places: Places
+
+    @property
+    def facts(self) -> SourceFacts:
+        return self.source.facts
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        return self.source.read_columns(start, stop)
+
+    def read_values(self, router: str, start: int, stop: int) -> Shaped[np.ndarray, "tokens width"]:
+        return self.source.read_values(router, start, stop)
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
+        return self.source.read_top_logits(router, start, stop)
+
+    def read_chosen(
+        self, router: str, start: int, stop: int
+    ) -> Int32[np.ndarray, "tokens top_k"] | None:
+        chosen = self.source.read_chosen(router, start, stop)
+        place = self.places.get(router)
+        if chosen is None or place is None:
+            return chosen
+        # an empty slot is -1 and stays so
+        return np.append(place, -1).astype(np.int32)[chosen]
+
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens *width"] | None:
+        return self.source.read_output(router, kind, start, stop)

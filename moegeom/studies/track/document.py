@@ -1,4 +1,4 @@
-"""A series as a document: a line per router, worst first, then the other figures."""
+"""A series as a document: a line per router, worst first, then the other figures; its charts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
-from moegeom.core.text import number_of, percent
+from moegeom.core.text import figure_text, number_of, percent
+from moegeom.document.chart import Areas, Axis, Chart, Guide, Mark, Panel, Polyline
+from moegeom.document.colours import GROUPS
+from moegeom.document.drawing import interval
 from moegeom.document.model import (
     Block,
     Document,
@@ -31,7 +34,7 @@ from moegeom.document.verdict_blocks import (
     verdict_fact,
     verdict_record,
 )
-from moegeom.studies.track.figures import series_figures
+from moegeom.kernels.batch import NUM_BLOCKS
 
 #: Routers shown without --detail, and where a screen has no room for them.
 MOST_ROUTERS, LEAST_ROUTERS = 12, 3
@@ -121,14 +124,18 @@ def _routers(series: Series, size: int, detail: bool) -> Iterator[Block]:
     leading = next((name for name in LEADING if series.of_column(name)), None)
     if leading is None:
         return
-    curves = sorted(series.of_column(leading), key=lambda c: -(_last(c) or 0.0))
+    curves = sorted(
+        series.of_column(leading),
+        key=lambda c: -([v for v in c.values if v is not None] or [0.0])[-1],
+    )
     yield _lines(_WORDS[leading], curves, series, size, detail)
     drivers = [d for d in series.drivers if d.kind == "expert"]
     for curve in curves[:3]:
         named = [d for d in drivers if d.router == curve.router]
         if named:
             parts = [
-                f"expert {d.name} {d.first:.2f}x -> {d.last:.2f}x ({_percent(d.contribution)})"
+                f"expert {d.name} {d.first:.2f}x -> {d.last:.2f}x "
+                f"({percent(abs(d.contribution or 0.0), '.0f')} of the change)"
                 for d in named
             ]
             text = f"layer {place(curve.router, series.routers())} driven by {', '.join(parts)}"
@@ -225,8 +232,10 @@ def _middles(series: Series) -> dict[str, list[float | None]]:
 
 
 def _middle(curves: Sequence[Curve]) -> list[float | None]:
-    """Median over routers at each step."""
-    return [_median(row) for row in zip(*(curve.values for curve in curves), strict=True)]
+    """Median over routers at each step; None where no router has the figure."""
+    columns = zip(*(curve.values for curve in curves), strict=True)
+    numbers = [[value for value in column if value is not None] for column in columns]
+    return [float(np.median(column)) if column else None for column in numbers]
 
 
 def _size(series: Series, width: int) -> int:
@@ -245,15 +254,6 @@ def _condensed(values: Sequence[float | None], size: int) -> list[float | None]:
     return [float(np.mean(part)) if part else None for part in stretches]
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return float(np.median(numbers)) if numbers else None
-
-
-def _last(curve: Curve) -> float | None:
-    return next((value for value in reversed(curve.values) if value is not None), None)
-
-
 def _ends(values: Sequence[float | None]) -> str:
     """The first and the last known value."""
     numbers = [value for value in values if value is not None]
@@ -262,10 +262,6 @@ def _ends(values: Sequence[float | None]) -> str:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{percent(abs(value), '.0f')} of the change"
 
 
 def _slope(curve: Curve) -> str:
@@ -287,3 +283,134 @@ def _record(series: Series) -> Mapping[str, Any]:
     fields = dataclasses.asdict(dataclasses.replace(series, verdict=None, run={}, usage=()))
     del fields["verdict"], fields["run"], fields["usage"]
     return {**verdict, **fields, "columns": columns}
+
+
+#: Figures that get a panel, as far as they are known.
+_PANELS = (
+    "max_vio_global",
+    "routing_entropy_normalised",
+    "overlap_with_last",
+    "expert_set_churn",
+    "row_drift_median",
+    "margin_p50",
+)
+
+#: Routers up to this many get a colour each; of more the median and both ends are drawn.
+_NAMED = 6
+
+#: Layers whose experts are drawn.
+_LAYERS = 4
+
+
+def series_figures(series: Series) -> list[Chart]:
+    """The charts of a series; none for a single step."""
+    if len(series.steps) < 2:
+        return []
+    return [*_curves(series), *_usage(series)]
+
+
+def _curves(series: Series) -> Iterator[Chart]:
+    words = {column.name: column.words for column in SERIES_COLUMNS}
+    measured = [name for name in words if series.of_column(name)]
+    names = [name for name in _PANELS if name in measured] or measured[:6]
+    if not names:
+        return
+    steps = [step.step for step in series.steps]
+    panels = [
+        Panel(
+            words[name],
+            Axis("training step"),
+            Axis(words[name]),
+            _curve_lines(series, series.of_column(name), steps),
+            is_wide=False,
+        )
+        for name in names
+    ]
+    every = [curve for name in measured for curve in series.of_column(name)]
+    rows = [(curve, at) for curve in every for at in range(len(steps))]
+    yield Chart(
+        "curves",
+        "Step by step",
+        "Each figure at each checkpoint, with its 95 % interval over documents. Of more than "
+        f"{_NAMED} routers the median, the highest and the lowest at the last step.",
+        "What comes between two checkpoints, and whether the model got better.",
+        "; ".join(_sentence(words[name], series.of_column(name)) for name in names) + ".",
+        panels,
+        [
+            ("router", [curve.router for curve, _ in rows]),
+            ("figure", [curve.column for curve, _ in rows]),
+            ("step", [steps[at] for _, at in rows]),
+            ("value", [curve.values[at] for curve, at in rows]),
+            ("standard_error", [curve.errors[at] for curve, at in rows]),
+        ],
+    )
+
+
+def _sentence(words: str, curves: Sequence[Curve]) -> str:
+    middle = ["unknown" if value is None else figure_text(value) for value in _middle(curves)]
+    return f"{words}: median {middle[0]} at the first step, {middle[-1]} at the last"
+
+
+def _curve_lines(series: Series, curves: Sequence[Curve], steps: Sequence[float]) -> list[Mark]:
+    names = series.routers()
+
+    def line(curve: Curve, role: str, text: str) -> Polyline:
+        low, high = interval(curve.values, curve.errors, NUM_BLOCKS)
+        return Polyline(text, role, steps, curve.values, low, high)
+
+    if len(curves) <= _NAMED:
+        return [
+            line(curve, f"g{number}", f"layer {place(curve.router, names)}")
+            for number, curve in enumerate(curves)
+        ]
+    ordered = sorted(curves, key=lambda curve: curve.values[-1] or 0.0)
+    ends = (("other", "highest", ordered[-1]), ("tokens", "lowest", ordered[0]))
+    marks: list[Mark] = [
+        line(curve, role, f"{text}, layer {place(curve.router, names)}")
+        for role, text, curve in ends
+    ]
+    return [*marks, Polyline("median", "dim", steps, _middle(curves))]
+
+
+def _usage(series: Series) -> Iterator[Chart]:
+    by_router: dict[str, dict[int, dict[float, float]]] = {}
+    for router, step, expert, load in series.usage:
+        by_router.setdefault(router, {}).setdefault(expert, {})[step] = load
+    if not by_router:
+        return
+    steps = [step.step for step in series.steps]
+    worst = {c.router: c.values[-1] or 0.0 for c in series.of_column("max_vio_global")}
+    chosen = sorted(by_router, key=lambda router: -worst.get(router, 0.0))[:_LAYERS]
+    routers = [router for router in by_router if router in chosen]
+    panels, texts = [], []
+    for router in routers:
+        loads, name = by_router[router], place(router, series.routers())
+        experts = sorted(loads, key=lambda e: -loads[e].get(steps[-1], 0.0))
+        totals = {s: sum(loads[e].get(s, 0.0) for e in experts) for s in steps}
+        shares = [
+            [loads[e].get(s, 0.0) / totals[s] if totals[s] else None for s in steps]
+            for e in experts
+        ]
+        names = [f"expert {expert}" for expert in experts]
+        marks: list[Mark] = [Areas(steps, shares, names)]
+        if len(experts) <= 4 * len(GROUPS):
+            marks.append(Guide("fair share", "limit", 1.0 / len(experts)))
+        title = f"layer {name}"
+        panels.append(Panel(title, Axis("training step"), Axis("share of choices"), marks, False))
+        ends = [percent(shares[0][at] or 0.0, ".3g") for at in (0, -1)]
+        texts.append(f"layer {name}: expert {experts[0]} {ends[0]}, then {ends[1]}")
+    yield Chart(
+        "usage",
+        "Who gets the tokens, step by step",
+        "The share of all choices that each expert gets, stacked, the busiest of the last step at "
+        "the bottom; the dashed line is a fair share.",
+        "Which tokens they are. Each step has its own recording.",
+        f"{number_of(len(by_router), 'layer')}, first and last step: {'; '.join(texts)}.",
+        panels,
+        [
+            ("router", [row[0] for row in series.usage]),
+            ("step", [row[1] for row in series.usage]),
+            ("expert", [row[2] for row in series.usage]),
+            ("load", [row[3] for row in series.usage]),
+        ],
+    )

@@ -60,17 +60,12 @@ class RouterHistory:
         """
         if not self.rows:
             return None
-        lengths = [float(np.linalg.norm(rows)) for rows in self.rows]
-        if not all(np.isfinite(lengths)) or min(lengths) == 0.0:
+        lengths = np.array([np.linalg.norm(rows) for rows in self.rows], np.float64)
+        if not np.isfinite(lengths).all() or lengths.min() == 0.0:
             return None
         products = np.empty((len(self.rows[0]), len(lengths), len(lengths)))
         for expert in range(len(products)):
-            states = np.stack(
-                [
-                    rows[expert].astype(np.float64) / length
-                    for rows, length in zip(self.rows, lengths, strict=True)
-                ]
-            )
+            states = np.stack([rows[expert] for rows in self.rows]) / lengths[:, None]
             states -= states.mean(axis=0)
             products[expert] = states @ states.T
         return products

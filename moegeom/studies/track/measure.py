@@ -1,28 +1,44 @@
-"""One step of a series: measured, or read from results of the same plan."""
+"""One step of a series: measured, or read from results of the same plan; its chosen sets."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from moegeom.core.errors import CheckpointError, MoeGeomError, ResultsError, UsageError
+import numpy as np
+
+from moegeom.core.digest import digest_of
+from moegeom.core.errors import (
+    CheckpointError,
+    MoeGeomError,
+    NonFiniteError,
+    ResultsError,
+    UsageError,
+)
+from moegeom.core.limits import CHOICES_BYTES
 from moegeom.core.router import Router
 from moegeom.core.series import SeriesStep
+from moegeom.core.shapes import Float64, Int16
+from moegeom.core.tokens import TokenSource
 from moegeom.engine.out import believes_results, is_answered_unread
-from moegeom.engine.request import Tokens
+from moegeom.engine.request import ComputeOptions, Tokens
 from moegeom.engine.run_facts import column_versions
+from moegeom.engine.sample import draw_sample, drawn_tokens
 from moegeom.engine.session import Session
+from moegeom.geometry.load import (overlap_share)
+from moegeom.geometry.statistics import jackknife_error
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.reader import Results, open_results
 from moegeom.results.run_file import num_non_finite
-from moegeom.studies.track.choices import Choices, choices, read_choices, write_choices
 from moegeom.studies.track.paths import Candidate, recording_path
 from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.files import TokenFiles, are_there, name_of, paths_of
+from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
 from moegeom.tokens.memory import NAME as HELD_NAME
 from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.traces.source import CountedSource
@@ -95,12 +111,7 @@ def _measured(
         write_choices(chosen_file, chosen, open_results(out))
     results = open_results(out)
     return MeasuredStep(
-        _facts(candidate, results, out, is_same),
-        candidate.path,
-        results,
-        routers,
-        chosen,
-        is_gone,
+        _facts(candidate, results, out, is_same), candidate.path, results, routers, chosen, is_gone
     )
 
 
@@ -236,3 +247,99 @@ def _facts(candidate: Candidate, results: Results, out: Path, is_reused: bool) -
         is_stale=trust.get("fingerprint") == "differs",
         is_reused=is_reused,
     )
+
+
+#: What tells texts apart, token by token.
+_TEXT = ("document", "position", "token_id")
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Sorted chosen experts of the sampled tokens, by router; ``tokens`` tells the texts apart.
+
+    ``tokens`` is a hash of document, position and token id of each sampled token: two steps can be
+    compared token by token only where it is the same. Empty where the recording does not say all
+    three: nothing then tells that two steps saw the same text.
+    """
+
+    tokens: str
+    block: Int16[np.ndarray, "tokens"]
+    chosen: Mapping[str, Int16[np.ndarray, "tokens k"]]
+
+
+class Agreement(NamedTuple):
+    """Mean of |A and B| / k and share of tokens with another set, each with its standard error."""
+
+    overlap: tuple[float, float]
+    changed: tuple[float, float]
+
+
+def choices(routers: Sequence[Router], source: TokenSource, options: ComputeOptions) -> Choices:
+    """Chosen sets of a sample of the tokens, computed again from the recording.
+
+    Without routers at which one of them is not finite: rows of different steps would no longer
+    stand side by side.
+    """
+    token, chosen, labels = drawn_tokens(source, options), {}, None
+    for router in routers:
+        if router.name not in source.facts.routers:
+            continue
+        try:
+            sample = draw_sample(router, source, options, ("chosen", "block", *_TEXT), at=token)
+        except NonFiniteError:
+            continue
+        if not sample.num_non_finite:
+            chosen[router.name] = np.sort(sample.chosen, axis=1).astype(np.int16)
+            labels = sample
+    if labels is None:
+        return Choices("", np.empty(0, np.int16), {})
+    text = [getattr(labels, name) for name in _TEXT]
+    is_known = all((values >= 0).all() for values in text)
+    return Choices(digest_of(*text) if is_known else "", labels.block.astype(np.int16), chosen)
+
+
+def write_choices(path: Path, sample: Choices, results: Results) -> None:
+    """Writes the file whole or not at all, beside the results of the same routers and tokens."""
+    facts = {"tokens": sample.tokens, "plan": _plan(results)}
+    write_sealed(path, facts, {"block": sample.block, **sample.chosen})
+
+
+def read_choices(path: Path, results: Results) -> Choices | None:
+    """What :func:`write_choices` wrote for these results; None when nothing is there, or something
+    else, such as what a run left that was stopped between the two.
+    """
+    facts, chosen = read_sealed(path, CHOICES_BYTES) or ({}, {})
+    if not chosen or facts["plan"] != _plan(results):
+        return None
+    return Choices(facts["tokens"], chosen.pop("block"), chosen)
+
+
+def _plan(results: Results) -> str:
+    """The digest of the plan: everything that determines the results."""
+    return digest_of(json.dumps(results.run["plan"], sort_keys=True))
+
+
+def agreement(one: Choices, other: Choices, router: str) -> Agreement | None:
+    """How far two steps choose alike; None where they cannot be compared token by token.
+
+    Standard errors by leaving out one of the 16 blocks of documents.
+    """
+    first, second = one.chosen.get(router), other.chosen.get(router)
+    if not one.tokens or one.tokens != other.tokens or first is None or second is None:
+        return None
+    if first.shape != second.shape:
+        return None
+    overlap = overlap_share(first.astype(np.int32), second.astype(np.int32))
+    changed = (overlap < 1.0).astype(np.float64)
+    return Agreement(_mean(overlap, one.block), _mean(changed, one.block))
+
+
+def _mean(
+    values: Float64[np.ndarray, "tokens"], block: Int16[np.ndarray, "tokens"]
+) -> tuple[float, float]:
+    """The mean and its error by leaving out one block after the other; nan for one block."""
+    number = np.bincount(block)
+    total = np.bincount(block, values)
+    present = number > 0
+    left = (values.sum() - total[present]) / np.maximum(len(values) - number[present], 1)
+    return float(values.mean()), float(jackknife_error(left))

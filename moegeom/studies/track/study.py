@@ -7,6 +7,8 @@ the series.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +21,8 @@ from moegeom.checks.profile_file import fail_on
 from moegeom.core.errors import CheckpointError, MoeGeomError, UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.loaded_code import refuse_code_within
-from moegeom.core.row_keys import ALL, is_domain
-from moegeom.core.series import Curve, Driver, Series
+from moegeom.core.row_keys import ALL, AS_STORED, is_domain
+from moegeom.core.series import SERIES_COLUMNS, Curve, Driver, Series
 from moegeom.core.text import number_of
 from moegeom.document.model import View
 from moegeom.document.render import render
@@ -28,31 +30,25 @@ from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import rule_status, rule_trust
 from moegeom.engine.out import RUNS
+from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.statistics import LEAST_STEPS, departures, onset, slope
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.pipeline import Watch
 from moegeom.results.reader import Results
-from moegeom.studies.track.curves import (
-    CHANCE,
-    agreement_curves,
-    drift_curves,
-    load_curves,
-    not_comparable,
-    number,
-    stored_curves,
-    usage,
-)
 from moegeom.studies.track.document import document
-from moegeom.studies.track.export import requested_exports
+from moegeom.studies.track.exports import requested_exports, series_rows
+from moegeom.studies.track.findings import judge_series
 from moegeom.studies.track.history import history
 from moegeom.studies.track.measure import (
+    Agreement,
+    Choices,
     MeasuredStep,
     TrackRequest,
+    agreement,
     measure_step,
     refuse_missing_recordings,
 )
-from moegeom.studies.track.paths import Candidate, LeftStep, find_checkpoints
-from moegeom.studies.track.series_check import judge_series
+from moegeom.studies.track.paths import LeftStep, find_checkpoints
 
 __all__ = ["TrackRequest", "track"]
 
@@ -72,10 +68,16 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         raise _nothing_finished(request, skipped)
     for export, _ in exports:
         refuse_code_within(*(one.path for one in candidates), settings=export.settings)
-    name = _common_name(candidates)
+    # the folder that holds the checkpoints, or the only one
+    last = candidates[-1]
+    name = Path(os.path.realpath(last.path)).parent.name or last.name
     folder = request.out or RUNS / f"{name}.track"
     refuse_missing_recordings(request, folder, candidates)
-    _make(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{folder}: cannot be made ({error.strerror})."
+        raise UsageError(reason, "Choose another --out.") from None
     measured: list[MeasuredStep] = []
     for candidate in candidates:
         step = measure_step(request, folder, candidate, watch)
@@ -85,12 +87,7 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
             measured.append(step)
     if not measured:
         raise _nothing_finished(request, skipped)
-    notes = [
-        *trend_notes(len(measured)),
-        *_gone(measured),
-        *_waived(measured),
-        *_absent_layers(request, measured[-1]),
-    ]
+    notes = [*_notes(request, measured)]
     run = measured[-1].results.run
     curves = [
         *stored_curves(measured, notes),
@@ -144,47 +141,28 @@ def _rule(measured: Sequence[MeasuredStep]) -> str:
     return f"{rule}verified by recorded choices at {number}, {assumed} at {named}"
 
 
-def _gone(measured: Sequence[MeasuredStep]) -> list[str]:
-    """A note on steps whose results stand although their recording is gone."""
-    names = [step.facts.name for step in measured if step.lacks_recording]
-    if not names:
-        return []
-    note = f"The recordings of {', '.join(names)} are gone: their kept results are shown, measured "
-    return [note + "from a recording of the same name and this checkpoint."]
-
-
-def _waived(measured: Sequence[MeasuredStep]) -> list[str]:
-    """A note on steps whose recording failed a test and was accepted all the same."""
-    names = [
+def _notes(request: TrackRequest, measured: Sequence[MeasuredStep]) -> Iterator[str]:
+    """What so few steps cannot show, recordings that are gone or failed a test, absent layers."""
+    if len(measured) < 3:
+        yield "Fewer than three steps: no scatter about a line, and no onset."
+    elif len(measured) < LEAST_STEPS:
+        steps = number_of(len(measured), "step")
+        yield f"{steps}: a slope, but no onset, which takes at least {LEAST_STEPS}."
+    if gone := ", ".join(step.facts.name for step in measured if step.lacks_recording):
+        yield (
+            f"The recordings of {gone} are gone: their kept results are shown, measured from a "
+            "recording of the same name and this checkpoint."
+        )
+    waived = [
         step.facts.name
         for step in measured
         if (step.results.run.get("trust") or {}).get("overridden")
     ]
-    if not names:
-        return []
-    return [f"NOT TRUSTED: recordings accepted against their tests: {', '.join(names)}."]
-
-
-def _absent_layers(request: TrackRequest, last: MeasuredStep) -> list[str]:
-    """A note on layers that were asked for and are not in the last checkpoint."""
-    names = (router["name"] for router in last.results.run["routers"])
-    absent = layers_without_router(request.layers, names)
-    return [f"{absent.capitalize()}."] if absent else []
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"{folder}: cannot be made ({error.strerror}).", "Choose another --out."
-        ) from None
-
-
-def _common_name(candidates: Sequence[Candidate]) -> str:
-    """Name of the folder that holds the checkpoints, or of the only one."""
-    parent = Path(os.path.realpath(candidates[-1].path)).parent.name
-    return parent or candidates[-1].name
+    if waived:
+        yield f"NOT TRUSTED: recordings accepted against their tests: {', '.join(waived)}."
+    names = (router["name"] for router in measured[-1].results.run["routers"])
+    if absent := layers_without_router(request.layers, names):
+        yield f"{absent.capitalize()}."
 
 
 def write_series(folder: Path, series: Series) -> None:
@@ -194,24 +172,22 @@ def write_series(folder: Path, series: Series) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [
-        (curve.router, step.step, step.name, curve.column, value, error)
-        for curve in (*series.curves, *series.expert_loads)
-        for step, value, error in zip(series.steps, curve.values, curve.errors, strict=True)
-    ]
-    names = ("router", "step", "checkpoint", "column", "value", "value_se")
-    kinds = (pa.string(), pa.float64(), pa.string(), pa.string(), pa.float64(), pa.float64())
-    columns = zip(*rows, strict=True) if rows else ((),) * len(names)
-    arrays = [pa.array(column, type=kind) for column, kind in zip(columns, kinds, strict=True)]
-    table = pa.Table.from_arrays(arrays, names=list(names))
-    write_whole(folder / "series.parquet", lambda file: pq.write_table(table, file))
-    loads = zip(*series.usage, strict=True) if series.usage else ((),) * 4
-    kinds = (pa.string(), pa.float64(), pa.int64(), pa.float64())
-    columns = [pa.array(column, type=kind) for column, kind in zip(loads, kinds, strict=True)]
-    shares = pa.Table.from_arrays(columns, names=["router", "step", "expert", "load"])
-    write_whole(folder / "usage.parquet", lambda file: pq.write_table(shares, file))
+    text, number = pa.string(), pa.float64()
+    figures = {"router": text, "step": number, "checkpoint": text, "column": text}
+    figures |= {"value": number, "value_se": number}
+    loads = {"router": text, "step": number, "expert": pa.int64(), "load": number}
+    tables = (("series", figures, [*series_rows(series)]), ("usage", loads, series.usage))
+    for name, kinds, rows in tables:
+        columns = zip(*rows, strict=True) if rows else ((),) * len(kinds)
+        arrays = [pa.array(of, kind) for of, kind in zip(columns, kinds.values(), strict=True)]
+        table = pa.Table.from_arrays(arrays, names=[*kinds])
+        with_table = functools.partial(pq.write_table, table)
+        write_whole(folder / f"{name}.parquet", with_table)
     write_whole(folder / "series.json", render(document(series, View()), "json"))
 
+
+#: Column of |A and B| / k of two sets drawn at random, k / E.
+CHANCE = "overlap_by_chance"
 
 #: Slopes are per this many steps.
 PER_STEPS = 1000.0
@@ -240,7 +216,8 @@ def with_trends(curves: Sequence[Curve], steps: Sequence[float]) -> tuple[Curve,
 def _with_slope(curve: Curve, axis: np.ndarray) -> Curve:
     if curve.column == CHANCE:
         return curve
-    trend = slope(axis, _array(curve.values), _array(curve.errors))
+    # what is missing is nan
+    trend = slope(axis, np.array(curve.values, np.float64), np.array(curve.errors, np.float64))
     return dataclasses.replace(
         curve,
         slope=number(trend.value * PER_STEPS),
@@ -251,7 +228,10 @@ def _with_slope(curve: Curve, axis: np.ndarray) -> Curve:
 def _onsets(curves: Sequence[Curve]) -> list[int | None]:
     """Onset of each router: the i-th clearest of m is held to LEVEL / (m - i + 1)."""
     p_values = [
-        departures(_array(curve.values), _array(curve.errors), NUM_BLOCKS - 1.0) for curve in curves
+        departures(
+            np.array(curve.values, np.float64), np.array(curve.errors, np.float64), NUM_BLOCKS - 1.0
+        )
+        for curve in curves
     ]
     onsets: list[int | None] = [None] * len(curves)
     order = sorted(range(len(curves)), key=lambda i: float(p_values[i].min()))
@@ -261,20 +241,6 @@ def _onsets(curves: Sequence[Curve]) -> list[int | None]:
             break
         onsets[index] = begin
     return onsets
-
-
-def trend_notes(num_steps: int) -> list[str]:
-    """Notes on what so few steps cannot show."""
-    if num_steps < 3:
-        return ["Fewer than three steps: no scatter about a line, and no onset."]
-    if num_steps < LEAST_STEPS:
-        steps = number_of(num_steps, "step")
-        return [f"{steps}: a slope, but no onset, which takes at least {LEAST_STEPS}."]
-    return []
-
-
-def _array(values: Sequence[float | None]) -> np.ndarray:
-    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 #: Experts named per router.
@@ -289,7 +255,7 @@ def drivers(first: Results, last: Results) -> Iterator[Driver]:
     its own MaxVio at both ends, largest change first; it contributes the change of the squared CV
     of its own load over the sum of the absolute changes of the router's domains.
     """
-    before, after = _loads(first), _loads(last)
+    before, after = (_by_expert(results, "load") for results in (first, last))
     for router, loads in after.items():
         old = before.get(router)
         if old is None or len(old) != len(loads):
@@ -309,18 +275,23 @@ def drivers(first: Results, last: Results) -> Iterator[Driver]:
     yield from _domains(first, last)
 
 
-def _loads(results: Results) -> dict[str, np.ndarray]:
-    """Loads in fair shares by router, in the order of the experts."""
-    by_router: dict[str, dict[int, float]] = {}
-    for row in results.rows("experts"):
-        if (row["variant"], row["population"]) == ("as_stored", ALL) and row.get(
-            "load"
-        ) is not None:
-            by_router.setdefault(row["router"], {})[row["expert"]] = row["load"]
+def _by_expert(results: Results, column: str) -> dict[str, np.ndarray]:
+    """A column of ``experts`` by router, in the order of the experts, where it is known of all."""
+    by_router: dict[str, dict[int, Any]] = {}
+    for row in _of_all_tokens(results, "experts"):
+        by_router.setdefault(row["router"], {})[row["expert"]] = row.get(column)
     return {
-        router: np.array([loads[expert] for expert in sorted(loads)])
-        for router, loads in by_router.items()
+        router: np.array([by_expert[expert] for expert in sorted(by_expert)], dtype=np.float64)
+        for router, by_expert in by_router.items()
+        if all(value is not None for value in by_expert.values())
     }
+
+
+def _of_all_tokens(results: Results, table: str) -> Iterator[Mapping[str, Any]]:
+    """Rows of the routers as stored, for all tokens."""
+    for row in results.rows(table):
+        if (row["variant"], row["population"]) == (AS_STORED, ALL):
+            yield row
 
 
 def _domains(first: Results, last: Results) -> Iterator[Driver]:
@@ -338,15 +309,170 @@ def _domains(first: Results, last: Results) -> Iterator[Driver]:
 
 def _figures(results: Results) -> Mapping[tuple[str, str], tuple[float, float]]:
     """MaxVio and CV of the load of each domain."""
-    rows: list[dict[str, Any]] = results.rows("layers")
-    return {
-        (row["router"], row["population"].removeprefix("domain=")): (
-            row["max_vio_global"],
-            row["load_cv_ddof0"],
+    figures = {}
+    for row in results.rows("layers"):
+        vio, cv = row.get("max_vio_global"), row.get("load_cv_ddof0")
+        is_whole = row["variant"] == AS_STORED and vio is not None and cv is not None
+        if is_whole and is_domain(row["population"]):
+            figures[row["router"], row["population"].removeprefix("domain=")] = vio, cv
+    return figures
+
+
+Steps = Sequence[MeasuredStep]
+
+
+def number(value: Any) -> float | None:
+    """A finite number, else None."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def stored_curves(measured: Steps, notes: list[str]) -> list[Curve]:
+    """Curves of every column of a series that the results hold."""
+    tables = [
+        {row["router"]: row for row in _of_all_tokens(step.results, "layers")} for step in measured
+    ]
+    routers = list(dict.fromkeys(router for table in reversed(tables) for router in table))
+    if any(len(table) != len(routers) for table in tables):
+        notes.append("Not every step has every router: the figures missing are unknown, not zero.")
+    curves = []
+    for router in routers:
+        rows = [table.get(router, {}) for table in tables]
+        for column in SERIES_COLUMNS:
+            values = tuple(number(row.get(column.name)) for row in rows)
+            if any(value is not None for value in values):
+                errors = tuple(number(row.get(f"{column.name}_se")) for row in rows)
+                curves.append(Curve(router, column.name, values, errors))
+    return curves
+
+
+def drift_curves(measured: Steps, notes: list[str]) -> list[Curve]:
+    r"""Relative change of each row since the step before, median and largest.
+
+    :math:`|r_t - r_{t-1}| / |r_{t-1}|` of the centred effective rows, from the weights where both
+    checkpoints are at hand, else from the 32 projections in the results, which change a distance
+    by about 12 %. Rows of length 0 are left out; missing where shapes differ.
+    """
+    is_whole = all(step.routers is not None for step in measured)
+    if not is_whole and len(measured) > 1:
+        notes.append(
+            "Drift is approximate, to about 12 % a row: at least one step is a results directory, "
+            "which keeps 32 projections of each row."
         )
-        for row in rows
-        if row["variant"] == "as_stored"
-        and is_domain(row["population"])
-        and row.get("max_vio_global") is not None
-        and row.get("load_cv_ddof0") is not None
-    }
+    rows = [
+        _rows(step) if is_whole else _by_expert(step.results, "row_projections")
+        for step in measured
+    ]
+    nothing = (None,) * len(measured)
+    curves = []
+    for router in rows[-1]:
+        changes = [_change(a.get(router), b.get(router)) for a, b in itertools.pairwise(rows)]
+        for name, of in (("row_drift_median", np.median), ("row_drift_max", np.max)):
+            values = (None, *(None if c is None else float(of(c)) for c in changes))
+            if any(value is not None for value in values):
+                curves.append(Curve(router, name, values, nothing))
+    return curves
+
+
+def _change(before: np.ndarray | None, after: np.ndarray | None) -> np.ndarray | None:
+    if before is None or after is None or before.shape != after.shape:
+        return None
+    length = np.linalg.norm(before, axis=1)
+    rows = length > 0.0
+    return np.linalg.norm(after - before, axis=1)[rows] / length[rows] if rows.any() else None
+
+
+def _rows(step: MeasuredStep) -> dict[str, np.ndarray]:
+    """Centred effective rows by router; a router with a row that is not finite is left out."""
+    by_router = {r.name: effective_rows(r.weight, r.gain) for r in step.routers or ()}
+    return {name: rows.centred for name, rows in by_router.items() if rows.finite.all()}
+
+
+def agreement_curves(measured: Steps, notes: list[str]) -> list[Curve]:
+    """Overlap with the last step, and what changed since the step before, token by token."""
+    chosen = [step.chosen for step in measured]
+    if len(measured) < 2 or not any(step.facts.num_tokens for step in measured):
+        return []
+    reason = not_comparable(measured)
+    if reason:
+        notes.append(f"Overlap and churn are not known for every step: {reason}.")
+    last = chosen[-1]
+    curves: list[Curve] = []
+    for router in {} if last is None else last.chosen:
+        with_last = [_agree(one, last, router) for one in chosen]
+        since = [None, *(_agree(a, b, router) for a, b in itertools.pairwise(chosen))]
+        own = []
+        for column, means in (
+            ("overlap_with_last", [*(one and one.overlap for one in with_last[:-1]), None]),
+            ("expert_set_churn", [one and one.changed for one in since]),
+            ("overlap_with_previous", [one and one.overlap for one in since]),
+        ):
+            if any(means):
+                values, errors = zip(*(mean or (None, None) for mean in means), strict=True)
+                own.append(Curve(router, column, values, tuple(map(number, errors))))
+        if own:
+            # of two random sets k / E
+            facts = [
+                {one["name"]: one for one in step.results.run["routers"]}.get(router)
+                for step in measured
+            ]
+            levels = tuple(one and one["top_k"] / one["num_experts"] for one in facts)
+            own.append(Curve(router, CHANCE, levels, (None,) * len(levels)))
+        curves.extend(own)
+    return curves
+
+
+def not_comparable(measured: Steps) -> str:
+    """Why some steps cannot be compared token by token; empty when all can."""
+    if any(step.chosen is None for step in measured):
+        lacking = next(step.facts.name for step in measured if step.chosen is None)
+        return f"no chosen sets of {lacking} are at hand (results directories keep none)"
+    texts = [step.chosen.tokens for step in measured if step.chosen is not None]
+    if "" in texts:
+        unknown = measured[texts.index("")].facts.name
+        return f"the recording of {unknown} does not say document, position and token id"
+    other = next((i for i, text in enumerate(texts) if text != texts[-1]), None)
+    if other is None:
+        return ""
+    names = f"{measured[other].facts.name} and {measured[-1].facts.name}"
+    return f"{names} were recorded on other tokens (document, position or token id differ)"
+
+
+def _agree(one: Choices | None, other: Choices | None, router: str) -> Agreement | None:
+    return None if one is None or other is None else agreement(one, other, router)
+
+
+def usage(measured: Steps) -> Iterator[tuple[str, float, int, float]]:
+    """Router, step, expert and load over the mean, of every expert at every step."""
+    columns = ("router", "expert", "load")
+    for step in measured:
+        if step.facts.num_tokens:
+            table = step.results.columns("experts", columns, variant=AS_STORED, population=ALL)
+            for router, expert, load in zip(*table.values(), strict=True):
+                if load is not None:
+                    yield router, step.facts.step, expert, load
+
+
+def load_curves(measured: Steps, expert: int | None) -> list[Curve]:
+    """Load of one expert at every step, in fair shares."""
+    if expert is None:
+        return []
+    loads = [
+        {
+            row["router"]: (number(row.get("load")), number(row.get("load_se")))
+            for row in _of_all_tokens(step.results, "experts")
+            if row["expert"] == expert
+        }
+        for step in measured
+    ]
+    if not loads[-1]:
+        raise UsageError(f"--expert {expert}: the last checkpoint has no such expert.")
+    curves = []
+    for router in loads[-1]:
+        points = [at.get(router, (None, None)) for at in loads]
+        values, errors = zip(*points, strict=True)
+        curves.append(Curve(router, f"load of expert {expert}", values, errors))
+    if all(value is None for curve in curves for value in curve.values):
+        raise UsageError(
+            f"--expert {expert}: weights alone say nothing about load.", "Add --tokens."
+        )
+    return curves

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from moegeom.checks import CHECKS
-from moegeom.checks.profile import DEFAULT, Ignore, LayerLimits, LimitSettings, deviations
+from moegeom.checks.profile import DEFAULT, Ignore, LayerLimits, deviations
 from moegeom.core.errors import OutputError
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
@@ -97,7 +97,7 @@ SOFTENED = {
     "family_wise_error": (1e-9, "probability of a false alarm 1e-09, not 0.005"),
     "severity": ({"MGI101": "note"}, "MGI101 is a note, not a error"),
     "ignore": ((Ignore("MGI", "known"),), "MGI is accepted: known"),
-    "limits": ({"MGB203": LimitSettings({"fair_shares": 9.0})}, "MGB203 fair_shares 9, not 3"),
+    "limits": ({"MGB203": (LayerLimits({"fair_shares": 9.0}),)}, "MGB203 fair_shares 9, not 3"),
 }
 
 #: What can make a gate only stricter, or is no part of the judgement.
@@ -112,7 +112,7 @@ def test_every_way_to_soften_a_verdict_is_told():
         profile = dataclasses.replace(DEFAULT, **{name: value})
         (said,) = deviations(profile, CHECKS.all())
         assert sentence.replace("a error", "an error") in said
-    at = LimitSettings({}, (LayerLimits(frozenset({0, 1}), {"fair_shares": 9.0}),))
+    at = (LayerLimits({"fair_shares": 9.0}, frozenset({0, 1})),)
     (said,) = deviations(dataclasses.replace(DEFAULT, limits={"MGB203": at}), CHECKS.all())
     assert said == "MGB203 fair_shares 9 in layers 0-1, not 3"
 

@@ -13,7 +13,7 @@ from moegeom.core.errors import UsageError
 from moegeom.document.paper import ENDINGS
 from moegeom.routing_cells.pictures.page import PictureOptions
 from moegeom.routing_cells.pictures.views import check_picture
-from moegeom.studies.track.export import SERIES_EXPORTS
+from moegeom.studies.track.exports import SERIES_EXPORTS
 
 ROOT = Path(__file__).resolve().parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][

@@ -8,7 +8,7 @@ import pytest
 from moegeom.core import loaded_code
 from moegeom.core.errors import UsageError
 from moegeom.core.loaded_code import kernels_of_numba, refuse_code_within
-from moegeom.studies.track.export import SERIES_EXPORTS
+from moegeom.studies.track.exports import SERIES_EXPORTS
 
 VARIABLES = ("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")
 

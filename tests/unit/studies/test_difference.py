@@ -19,17 +19,27 @@ from moegeom.pipeline import lint
 from moegeom.results.memory import MemoryResults
 from moegeom.studies.changes import row_pair as pairs
 from moegeom.studies.changes.edit import EDITS
-from moegeom.studies.changes.figures import FREE_OF_T, LEVEL, figure_changes, is_free_of_t
-from moegeom.studies.changes.others import RoutersOfA
-from moegeom.studies.changes.projected import ProjectedRouters, compare_projected
-from moegeom.studies.changes.router import compare_routers
-from moegeom.studies.changes.row_pair import row_pair
-from moegeom.studies.changes.rule import is_same_norm, rule_differences
+from moegeom.studies.changes.router import (
+    ProjectedRouters,
+    compare_projected,
+    compare_routers,
+    is_same_norm,
+    projected_routers,
+    rule_differences,
+)
+from moegeom.studies.changes.row_pair import RoutersOfA, row_pair
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.diff.document import document
 from moegeom.studies.diff.record import FigureChange, Figures
-from moegeom.studies.diff.study import DifferenceRequest, difference
-from moegeom.studies.signoff.judgement import judge
+from moegeom.studies.diff.study import (
+    FREE_OF_T,
+    LEVEL,
+    DifferenceRequest,
+    difference,
+    figure_changes,
+    is_free_of_t,
+)
+from moegeom.studies.signoff.function import judge
 from moegeom.studies.signoff.study import SignOffRequest, sign_off
 from tests.by_day import by_day
 from tests.museum.checkpoint import BF16, F32, Checkpoint, Part, name_of
@@ -445,12 +455,12 @@ def test_a_rotation_in_bfloat16_is_one_and_an_update_of_low_rank_is_none():
 
 def projected(folder, *models: Checkpoint) -> list[ProjectedRouters]:
     paths = (model.write(folder / f"side_{n}") for n, model in enumerate(models))
-    return [ProjectedRouters(lint(str(path))) for path in paths]
+    return [projected_routers(lint(str(path))) for path in paths]
 
 
 def test_exchanged_layers_and_rows_that_turned_are_told_where_results_are_left(tmp_path):
     a, b = projected(tmp_path / "exchanged", softmax(), exchanged(softmax()))
-    phrases = [compare_projected(a, b, name)[0].phrases for name in a.names()]
+    phrases = [compare_projected(a, b, name)[0].phrases for name in a]
     assert phrases == [("router of layer 1 of A",), ("router of layer 0 of A",)]
     random = np.random.default_rng(6)
     turn, _ = np.linalg.qr(random.standard_normal((256, 256)))
@@ -459,7 +469,7 @@ def test_exchanged_layers_and_rows_that_turned_are_told_where_results_are_left(t
         longer = np.exp(size * random.standard_normal((32, 1)))
         other = level.edited("weight", lambda w, _, longer=longer: w @ turn * longer)
         a, b = projected(tmp_path / word, level, other)
-        assert [words(compare_projected(a, b, name)[0]) for name in a.names()] == [[word]] * 2
+        assert [words(compare_projected(a, b, name)[0]) for name in a] == [[word]] * 2
 
 
 SUBSET = [0, 2, 3, 7, 8, 9, 14, 15]

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from moegeom.document.sparkline import sparkline
 from moegeom.results.reader import open_results
 from moegeom.studies.track.document import document
-from moegeom.studies.track.export import SERIES_EXPORTS
+from moegeom.studies.track.exports import SERIES_EXPORTS
 from moegeom.studies.track.study import TrackRequest, track
 from tests.unit.studies.samples import BALANCED, few_tokens, worded
 

@@ -7,7 +7,7 @@ from moegeom.core.finding import Finding, Outcome, Verdict
 from moegeom.document.chart import Bars, Chart, Guide, Heat
 from moegeom.studies.check.document import gate_figures
 from moegeom.studies.check.record import Gate
-from moegeom.studies.signoff.figures import sign_off_figures
+from moegeom.studies.signoff.document import sign_off_figures
 from moegeom.studies.signoff.record import Line, SignOff
 from tests.unit.studies.samples import BALANCED, few_tokens
 

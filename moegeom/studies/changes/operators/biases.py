@@ -1,4 +1,4 @@
-"""Biases shifted, scaled, negated, zero, of other experts, read as another dtype, or changed."""
+"""A common shift of rows or biases; biases scaled, of other experts, read as another dtype."""
 
 from __future__ import annotations
 
@@ -10,20 +10,66 @@ import numpy as np
 
 from moegeom.core.finding import Severity
 from moegeom.core.router import Rule
-from moegeom.core.shapes import Int64
 from moegeom.geometry.description import number_bits
-from moegeom.studies.changes.bias_pair import BiasPair
-from moegeom.studies.changes.edit import (
-    BiasFit,
-    Edit,
-    Exported,
-    Judgement,
-    always,
-    error,
-    says,
-)
-from moegeom.studies.changes.operators.shift import gate_shift, judge_shift, shifted_logits
+from moegeom.geometry.rows import size
+from moegeom.studies.changes.edit import BiasFit, Edit, Exported, Judgement, RowFit, error
 from moegeom.studies.changes.record import Change
+from moegeom.studies.changes.row_pair import BiasPair, RowPair, share
+
+#: A vector is named where it is more than half of what is left: without it as little remains.
+_EXPLAINS = 0.5
+
+
+def _shifted_rows(pair: RowPair) -> Iterator[RowFit]:
+    length = float(np.linalg.norm(pair.shift))
+    added = length * np.sqrt(len(pair.a))
+    if not length or size(pair.left) > _EXPLAINS * np.hypot(size(pair.left), added):
+        return
+    of_rows = share(added, size(pair.a))
+    yield RowFit(
+        pair.a + pair.shift,
+        0.0,
+        detail=f"one vector of length {length:.3g} added to every row",
+        size=of_rows,
+        evidence={"length": length, "share": of_rows},
+    )
+
+
+def shifted_logits(rule: Rule) -> str:
+    """What a common shift of all logits of a token changes."""
+    if is_neutral(rule):
+        return "every logit of a token moves by one number: neither choices nor weights change."
+    if rule.is_affine:
+        return "every logit of a token moves by one number: no choice changes."
+    return f"every logit moves by one number, {rule.score} scores do not: choices can change."
+
+
+def is_neutral(rule: Rule) -> bool:
+    """Whether a number added to all logits of a token changes neither choices nor weights.
+
+    Scores of a softmax do not see it, nor does a softmax over the chosen of scores that are logits.
+    A cap on the logits does.
+    """
+    if rule.logit_map is not None and np.isfinite(rule.logit_map.soft_cap):
+        return False
+    if rule.score == "softmax":
+        return True
+    return rule.is_affine and rule.weights.source == "softmax_of_selected_logits"
+
+
+def judge_shift(change: Change, pair: Exported) -> Judgement:
+    """Passed where the shift changes neither choices nor routing weights."""
+    return Judgement("passed" if is_neutral(pair.b.rule) else "failed", change.meaning)
+
+
+def gate_shift(change: Change) -> Severity | None:
+    """An error where choices can change, or weights."""
+    return None if "neither choices" in change.meaning else "error"
+
+
+SHIFTED = Edit(
+    "common shift", "common shift of {size}", shifted_logits, judge_shift, of_rest=_shifted_rows
+)
 
 
 # ------------------------------------------------------------------------------------------ shifted
@@ -53,22 +99,16 @@ def _shifted_meaning(rule: Rule) -> str:
     return f"scores are compared with scores{masked}: a common shift changes no choice."
 
 
-def _judge_shifted(change: Change, pair: Exported) -> Judgement:
-    """Routing weights are scores without the bias; only a filled mask is compared with it."""
-    return Judgement("failed" if _is_compared(pair.b.rule) else "passed", change.meaning)
-
-
-def _gate_shifted(change: Change) -> Severity | None:
-    return "error" if "choices can change" in change.meaning else None
-
-
 SELECTION_SHIFTED = Edit(
     "selection bias shifted",
     "{kind} shifted",
     _shifted_meaning,
-    _judge_shifted,
+    # routing weights are scores without the bias; only a filled mask is compared with it
+    lambda change, pair: Judgement(
+        "failed" if _is_compared(pair.b.rule) else "passed", change.meaning
+    ),
     fit_bias=lambda pair: _shifted(pair, "selection bias"),
-    gate=_gate_shifted,
+    gate=lambda change: "error" if "choices can change" in change.meaning else None,
 )
 
 LOGIT_SHIFTED = Edit(
@@ -82,7 +122,7 @@ LOGIT_SHIFTED = Edit(
 
 
 # ------------------------------------------------------------------------------------ other numbers
-_PREFERRED = says("experts are preferred differently: choices can change.")
+_PREFERRED = "experts are preferred differently: choices can change."
 
 
 def _scaled(pair: BiasPair) -> Iterator[BiasFit]:
@@ -97,9 +137,7 @@ def _scaled(pair: BiasPair) -> Iterator[BiasFit]:
         yield BiasFit(factor * pair.a, bits + 1.0, kind, evidence={"factor": factor})
 
 
-BIAS_SCALED = Edit(
-    "bias scaled", "{kind}", _PREFERRED, always("failed"), fit_bias=_scaled, gate=error
-)
+BIAS_SCALED = Edit("bias scaled", "{kind}", _PREFERRED, fit_bias=_scaled, gate=error)
 
 #: Dtypes that the bytes of float32 biases may have been read as.
 _READ_AS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
@@ -117,8 +155,7 @@ def _read_as(pair: BiasPair) -> Iterator[BiasFit]:
 READ_AS = Edit(
     "bias read as another dtype",
     "{kind}",
-    says("the biases are other numbers: choices change."),
-    always("failed"),
+    "the biases are other numbers: choices change.",
     fit_bias=_read_as,
     gate=error,
 )
@@ -135,8 +172,7 @@ def _left_behind(pair: BiasPair) -> Iterator[BiasFit]:
 LEFT_BEHIND = Edit(
     "bias left behind",
     "{kind} left behind",
-    says("rows changed places, or went, and their biases did not move along: choices change."),
-    always("failed"),
+    "rows changed places, or went, and their biases did not move along: choices change.",
     fit_bias=_left_behind,
 )
 
@@ -149,20 +185,15 @@ def _of_others(pair: BiasPair) -> Iterator[BiasFit]:
         return
     moved = np.flatnonzero(source != pair.place)
     bits = (1 + len(moved)) * math.log2(len(order))
-    evidence = {"place": source.tolist()}
-    yield BiasFit(pair.stored[source], bits, pair.kind, _told(moved, source), evidence)
-
-
-def _told(moved: Int64[np.ndarray, "moved"], source: Int64[np.ndarray, "experts"]) -> str:
     listing = ", ".join(f"expert {expert} has that of {source[expert]}" for expert in moved[:4])
-    return f"{listing}{' ...' if len(moved) > 4 else ''}"
+    detail = f"{listing}{' ...' if len(moved) > 4 else ''}"
+    yield BiasFit(pair.stored[source], bits, pair.kind, detail, {"place": source.tolist()})
 
 
 OF_OTHERS = Edit(
     "bias of other experts",
     "{kind} of other experts",
-    says("each bias belongs to another expert's row: choices change."),
-    always("failed"),
+    "each bias belongs to another expert's row: choices change.",
     fit_bias=_of_others,
     gate=error,
 )
@@ -186,4 +217,4 @@ def rest_of(pair: BiasPair) -> BiasFit:
     )
 
 
-CHANGED = Edit("bias changed", "{kind} changed", _PREFERRED, always("failed"))
+CHANGED = Edit("bias changed", "{kind} changed", _PREFERRED)

@@ -6,21 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.core.finding import Severity
 from moegeom.core.router import Router, mantissa_bits
 from moegeom.core.text import percent
 from moegeom.geometry.number_formats import cast_of, grid_of
-from moegeom.studies.changes.bias_pair import BiasPair
-from moegeom.studies.changes.edit import (
-    BiasFit,
-    Edit,
-    Exported,
-    Judgement,
-    RowFit,
-    says,
-)
+from moegeom.studies.changes.edit import BiasFit, Edit, Exported, Judgement, RowFit
 from moegeom.studies.changes.record import Change
-from moegeom.studies.changes.row_pair import RowPair, row_pair, stored_bits
+from moegeom.studies.changes.row_pair import BiasPair, RowPair, row_pair, stored_bits
 
 #: Bits that each value saves which is told to the last digit.
 _EXACT_BITS = 16.0
@@ -118,17 +109,13 @@ def _judge(change: Change, pair: Exported) -> Judgement:
     return Judgement("failed", f"{movement}{change.meaning}")
 
 
-def _gate(change: Change) -> Severity | None:
-    """Against a baseline only biases are exact; biases finer than its own are no error."""
-    return "error" if change.phrase.startswith("B is A") else None
-
-
 ROUNDED = Edit(
     "rounded",
     "{kind}",
-    says("tokens within rounding of a boundary may flip; bf16_flip_share of a scan says how many."),
+    "tokens within rounding of a boundary may flip; bf16_flip_share of a scan says how many.",
     _judge,
     _rounded,
     _bias_rounded,
-    gate=_gate,
+    # against a baseline only biases are exact; biases finer than its own are no error
+    gate=lambda change: "error" if change.phrase.startswith("B is A") else None,
 )

@@ -1,4 +1,4 @@
-"""Rows in another order, copied over each other, and multiplied by factors of their own."""
+"""Rows in another order, copied, scaled one by one, left out or repeated; experts left behind."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from moegeom.core.router import Rule
-from moegeom.core.shapes import Int64
+from moegeom.core.router import Router, Rule
+from moegeom.core.shapes import Float64, Int64
 from moegeom.geometry.description import number_bits
-from moegeom.geometry.rows import AWAY, common_factor, cycles, matched_places, own_cosines
-from moegeom.geometry.set_code import log2_sets
-from moegeom.studies.changes.edit import (
-    Edit,
-    Exported,
-    Judgement,
-    RowFit,
-    always,
-    error,
-    error_if_exact,
-    says,
+from moegeom.geometry.rows import (
+    AWAY,
+    common_factor,
+    cycles,
+    matched_places,
+    own_cosines,
+    squared_distances,
 )
+from moegeom.geometry.set_code import log2_sets
+from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, error, error_if_exact
 from moegeom.studies.changes.record import Change
-from moegeom.studies.changes.row_pair import EQUAL, FARTHEST, RowPair
+from moegeom.studies.changes.row_pair import EQUAL, FARTHEST, RowPair, effective_rows_of
+from moegeom.studies.faults.scope import listed
 
 #: Rows that are named before the rest is counted, and exchanges of rows.
 _MOST_NAMED, _MOST_SWAPS = 3, 4
@@ -44,7 +43,7 @@ def _permuted(pair: RowPair) -> Iterator[RowFit]:
     if not moved or PERMUTED.name in pair.named:
         return
     place, rows = pair.place[order], pair.a[order]
-    description, mixes = told_places(order, pair.rule)
+    description, mixes = places_in_words(order, pair.rule)
     yield RowFit(
         rows,
         math.lgamma(moved + 1) / math.log(2.0) + log2_sets(len(order), moved),
@@ -57,7 +56,7 @@ def _permuted(pair: RowPair) -> Iterator[RowFit]:
     )
 
 
-def told_places(place: Int64[np.ndarray, "experts"], rule: Rule) -> tuple[str, bool]:
+def places_in_words(place: Int64[np.ndarray, "experts"], rule: Rule) -> tuple[str, bool]:
     """The exchanges and cycles of an order in words, and whether it mixes groups of the rule."""
     moved = np.flatnonzero(place != np.arange(len(place))).tolist()
     swaps = ", ".join(f"{expert} was {place[expert]}" for expert in moved[:_MOST_SWAPS])
@@ -76,18 +75,15 @@ def mixes_groups(place: Int64[np.ndarray, "experts"], before: int, rule: Rule) -
     return not bool((of_group == of_group[:, :1]).all())
 
 
-def _judge_permuted(change: Change, pair: Exported) -> Judgement:
-    if change.evidence["mixes_groups"]:
-        mixed = "the new order mixes groups of the rule: choices change in any case."
-        return Judgement("failed", mixed)
-    return Judgement("inconclusive", f"{change.meaning.removesuffix('.')}; experts are not read.")
-
-
 PERMUTED = Edit(
     "permuted",
     "permuted {kind}",
-    says("the rows stand in another order; harmless where everything else moved along."),
-    _judge_permuted,
+    "the rows stand in another order; harmless where everything else moved along.",
+    lambda change, pair: (
+        Judgement("failed", "the new order mixes groups of the rule: choices change in any case.")
+        if change.evidence["mixes_groups"]
+        else Judgement("inconclusive", f"{change.meaning.removesuffix('.')}; experts are not read.")
+    ),
     _permuted,
 )
 
@@ -129,12 +125,9 @@ def _copied(pair: RowPair) -> Iterator[RowFit]:
 COPIED = Edit(
     "rows copied",
     "{kind}",
-    says(
-        "logits of equal rows are equal for every token: a copy is chosen where the other row is, "
-        "and ties decide between them; what the row chose before is lost."
-    ),
-    always("failed"),
-    _copied,
+    "logits of equal rows are equal for every token: a copy is chosen where the other row is, "
+    "and ties decide between them; what the row chose before is lost.",
+    fit=_copied,
     gate=error,
 )
 
@@ -170,14 +163,14 @@ def _scaled_rows(pair: RowPair) -> Iterator[RowFit]:
         factors[:, None] * pair.a,
         number_bits(number, dimension, before, max(after, float(pair.finest.max())))
         + log2_sets(experts, number),
-        kind=_told_factors(scaled, experts),
+        kind=_factors_in_words(scaled, experts),
         evidence={"factors": scaled},
         of_rows=is_scaled,
         steps=np.maximum(1.0, np.abs(factors))[:, None],
     )
 
 
-def _told_factors(factors: Mapping[int, float], experts: int) -> str:
+def _factors_in_words(factors: Mapping[int, float], experts: int) -> str:
     """``expert 5 scaled by 3.0``; the range of the factors where there are many."""
     if len(factors) > _MOST_NAMED:
         low, high = _factor_text(min(factors.values())), _factor_text(max(factors.values()))
@@ -200,8 +193,91 @@ def _factor_text(factor: float) -> str:
 SCALED_ROWS = Edit(
     "rows scaled",
     "{kind}",
-    says("tokens that point their way choose these experts more, or less, than before."),
-    always("failed"),
-    _scaled_rows,
+    "tokens that point their way choose these experts more, or less, than before.",
+    fit=_scaled_rows,
     gate=error_if_exact,
 )
+
+
+#: A row of B is that of A which is nearer than this share of the next one, and of its own length.
+_NEARER = 0.5
+
+#: Share of the rows of B that must be such.
+_MOST = 0.9
+
+
+def subset_places(
+    a: Float64[np.ndarray, "before dimension"], b: Float64[np.ndarray, "experts dimension"]
+) -> Int64[np.ndarray, "experts"] | None:
+    """The row of A that each row of B is; None where too few of them are found."""
+    if len(a) < 2 or not len(b):
+        return None
+    apart = np.sqrt(squared_distances(a, b))
+    nearest = apart.argmin(axis=1).astype(np.int64)
+    two = np.partition(apart, 1, axis=1)
+    lengths = np.linalg.norm(b, axis=1)
+    is_found = (two[:, 0] <= _NEARER * two[:, 1]) & (two[:, 0] <= _NEARER * lengths)
+    return nearest if is_found.mean() >= _MOST else None
+
+
+def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"], RowFit]]:
+    if a.hidden_size != b.hidden_size or a.num_experts == b.num_experts:
+        return
+    before = effective_rows_of(a)
+    place = subset_places(before, effective_rows_of(b))
+    if place is None:
+        return
+    sources = np.unique(place)
+    number, is_fewer = len(place), len(sources) == len(place)
+    if is_fewer:
+        kind = f"pruned: {number} of {a.num_experts} rows"
+        detail = f"the rows are those of A's experts {listed(place)}"
+    else:
+        kind = f"rows repeated: {number} from {len(sources)} of {a.num_experts}"
+        detail = f"row by row A's experts {listed(place)}"
+    mixed = is_fewer and mixes_groups(place, a.num_experts, b.rule)
+    if mixed:
+        detail += "; experts of one group of the rule come from several groups of A"
+    yield (
+        place,
+        RowFit(
+            before[place],
+            log2_sets(a.num_experts, min(number, a.num_experts)),
+            kind=kind,
+            detail=detail,
+            evidence={"place": place.tolist(), "mixes_groups": mixed},
+            place=place,
+        ),
+    )
+
+
+def _judge(change: Change, pair: Exported) -> Judgement:
+    if change.evidence["mixes_groups"]:
+        text = "experts of one group come from several groups of A: groups compete otherwise."
+        return Judgement("failed", text)
+    text = "each row is one of A's; it is another function on purpose, and only text tells how far."
+    return Judgement("inconclusive", text)
+
+
+PRUNED = Edit(
+    "pruned",
+    "{kind}",
+    "tokens that chose experts which are gone go to others.",
+    _judge,
+    fit_places=_places,
+)
+
+
+LEFT_BEHIND = Edit(
+    "experts left behind",
+    "experts left behind",
+    "rows changed places and experts did not: tokens go to other experts.",
+)
+
+MOVED_ALONE = Edit(
+    "experts moved alone",
+    "experts moved alone",
+    "experts changed places and rows did not: tokens go to other experts.",
+)
+
+NOT_COMPARED = Edit("not compared", "not compared: {kind}", "nothing is known about these routers.")

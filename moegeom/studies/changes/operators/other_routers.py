@@ -1,7 +1,8 @@
-"""Residual change that no pattern explains: further training, or an unrelated router."""
+"""Rows or biases of another layer, of an unrelated router, or further training."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,72 @@ import numpy as np
 from moegeom.core.shapes import Int64
 from moegeom.core.text import percent
 from moegeom.geometry.rows import likeness_z, own_cosines, size
-from moegeom.studies.changes.edit import Edit, RowFit, always, error, says
-from moegeom.studies.changes.row_pair import RowPair, share
+from moegeom.studies.changes.edit import BiasFit, Edit, RowFit, error
+from moegeom.studies.changes.row_pair import BiasPair, RowPair, share
+
+#: Rows are those of another layer where they are nearer to them than this share of their length:
+#: rows that have nothing to do with each other are 1.4 lengths apart.
+_NEAR = 0.5
+
+
+def _of_layer(pair: RowPair) -> Iterator[RowFit]:
+    if pair.others is None or OF_LAYER.name in pair.named:
+        return
+    far = np.linalg.norm(pair.left, axis=1) > _NEAR * np.linalg.norm(pair.b, axis=1)
+    if not far.any():
+        return
+    projections = pair.others.projections()
+    now = pair.others.project(pair.b)
+    lengths = np.maximum(np.linalg.norm(now, axis=1), np.finfo(float).tiny)
+    near = {}
+    for name, rows in projections.items():
+        if name != pair.name and rows.shape == now.shape:
+            apart = np.linalg.norm(now - rows, axis=1) / lengths
+            near[name] = int((apart[far] < _NEAR).sum())
+    source = max(near, key=lambda name: near[name], default="")
+    if not source or not near[source]:
+        return
+    for kind, rows in pair.others.rows(source).items():
+        yield RowFit(
+            rows,
+            math.log2(max(len(projections), 2)) + 1.0,
+            kind=f"{kind}{place_in_words(source)}",
+            evidence={"source": source},
+            allows_subset=True,
+        )
+
+
+def place_in_words(router: str) -> str:
+    """``layer 1`` for a router of the main stack, else its whole name."""
+    stack, layer, *slot = router.split("/")
+    return router if slot or stack != "text" else f"layer {layer}"
+
+
+OF_LAYER = Edit(
+    "another layer",
+    "router of {kind} of A",
+    "these routers are those of other layers of A: tokens go to other experts.",
+    fit=_of_layer,
+    gate=error,
+)
+
+
+def _bias_of_layer(pair: BiasPair) -> Iterator[BiasFit]:
+    bits = math.log2(max(len(pair.others), 2))
+    for name, stored in pair.others.items():
+        if len(stored) == len(pair.stored) and size(pair.b[None]) > 0.0:
+            kind = f"{pair.kind} of {place_in_words(name)} of A"
+            yield BiasFit(stored[pair.place].astype(np.float64), bits, kind, "", {"source": name})
+
+
+BIAS_OF_LAYER = Edit(
+    "bias of another layer",
+    "{kind}",
+    "experts are preferred as in another layer: choices change.",
+    fit_bias=_bias_of_layer,
+    gate=error,
+)
+
 
 #: Below this many standard errors own rows are no more alike than those of different experts.
 _UNRELATED_Z = 4.0
@@ -106,12 +171,9 @@ def _trained(pair: RowPair) -> Iterator[RowFit]:
 TRAINED = Edit(
     "trained on",
     "{kind} changed by {size}, no pattern",
-    says(
-        "no factor, common vector, rotation, update of low rank or other layer explains it, as "
-        "after training or quantisation: choices change where the change is more than the "
-        "distance to a boundary; how many only tokens can tell."
-    ),
-    always("failed"),
+    "no factor, common vector, rotation, update of low rank or other layer explains it, as "
+    "after training or quantisation: choices change where the change is more than the "
+    "distance to a boundary; how many only tokens can tell.",
     of_rest=_trained,
 )
 
@@ -128,8 +190,7 @@ def _unrelated(pair: RowPair) -> Iterator[RowFit]:
 UNRELATED = Edit(
     "unrelated",
     "unrelated {kind}",
-    says("rows are no more alike than those of different experts: another router."),
-    always("failed"),
+    "rows are no more alike than those of different experts: another router.",
     of_rest=_unrelated,
     gate=error,
 )

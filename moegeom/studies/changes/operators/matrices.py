@@ -1,0 +1,349 @@
+"""All rows times a number, a factor for each column, the gain, a rotation; updates of low rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from moegeom.core.router import Router, Rule
+from moegeom.core.shapes import Float64
+from moegeom.core.text import percent
+from moegeom.geometry.description import low_rank_part, number_bits
+from moegeom.geometry.rows import (
+    LEAST_ROWS_FOR_GRAM,
+    column_factors,
+    common_factor,
+    gram_noise,
+    size,
+    spread_factor,
+    usual_factor,
+)
+from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, always, error_if_exact
+from moegeom.studies.changes.record import Change
+from moegeom.studies.changes.row_pair import EQUAL, RowPair, share
+
+#: With fewer rows a factor for each column explains much by chance.
+_LEAST_ROWS_FOR_COLUMNS = 4
+
+
+def _common(pair: RowPair, sign: float) -> Iterator[RowFit]:
+    same = not pair.is_projected and np.array_equal(
+        pair.routers[0].weight[pair.place], pair.routers[1].weight
+    )
+    spread = sign * spread_factor(pair.a, pair.b)
+    for factor in (common_factor(*pair.centred), usual_factor(pair.a, pair.b), spread):
+        if factor * sign <= 0.0:
+            continue
+        rows = factor * pair.a
+        finest = max(size(pair.left_of(rows)), float(pair.finest.max()))
+        yield RowFit(
+            rows,
+            number_bits(1, pair.a.size, size(pair.left), finest),
+            kind="" if round(factor, 3) == -1.0 else f"by {abs(factor):.3g}",
+            detail="by the gain; the weight is bit for bit the same" if same else "",
+            evidence={"factor": factor},
+            steps=max(1.0, abs(factor)),
+            allows_subset=True,
+        )
+
+
+def _scaled_meaning(rule: Rule) -> str:
+    if rule.is_affine and not rule.has_logit_bias and not rule.has_selection_bias:
+        return "a common factor changes no choice; routing weights change with it (temperature)."
+    return "beside a bias, or with groups, a common factor changes choices."
+
+
+SCALED = Edit(
+    "scaled",
+    "scaled {kind}",
+    _scaled_meaning,
+    fit=lambda pair: _common(pair, 1.0),
+    gate=error_if_exact,
+)
+
+NEGATED = Edit(
+    "negated",
+    "negated {kind}",
+    "every preference is turned round.",
+    fit=lambda pair: _common(pair, -1.0),
+    gate=lambda change: "error",
+)
+
+
+def _columns(pair: RowPair) -> Iterator[RowFit]:
+    a, b = pair.centred
+    if pair.is_projected or len(a) < _LEAST_ROWS_FOR_COLUMNS or not (a.any() and b.any()):
+        return
+    factors = column_factors(a, b)
+    rows = pair.a * factors
+    left = size(pair.left_of(rows))
+    # without a common shift the rows with their means tell the factors better
+    whole = pair.a * column_factors(pair.a, pair.b)
+    left_of_whole = size(pair.b - whole)
+    if left_of_whole <= 2.0 * left + float(pair.finest.max()):
+        rows, factors, left = whole, column_factors(pair.a, pair.b), left_of_whole
+    low, high = np.percentile(factors, [5, 95]).tolist()
+    finest = max(left, float(pair.finest.max()))
+    yield RowFit(
+        rows,
+        number_bits(len(factors), pair.a.size, size(pair.left), finest),
+        detail=f"factors {low:.3g} to {high:.3g} (5 % to 95 % of the columns)",
+        size=pair.change_size,
+        evidence={"low": low, "high": high},
+    )
+
+
+COLUMNS_SCALED = Edit(
+    "columns scaled",
+    "columns scaled, rows moved by {size}",
+    "the effective router weighs its inputs differently: choices change.",
+    fit=_columns,
+)
+
+
+#: A fold leaves less than this of the distance that the weight alone would have made.
+_EXPLAINS = 0.5
+
+#: What may have been done to a gain, in words.
+_RELATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "left out": np.ones_like,
+    "applied twice": np.square,
+    "taken as 1 + g": lambda gain: 1.0 + gain,
+    "taken as g - 1": lambda gain: gain - 1.0,
+}
+
+#: Gains are equal within two roundings to bfloat16.
+_ROUNDING = 2.0**-7
+
+
+def _gains(pair: RowPair) -> tuple[Float64[np.ndarray, "hidden"], Float64[np.ndarray, "hidden"]]:
+    first, second = (
+        np.ones(r.hidden_size) if r.gain is None else r.gain.astype(np.float64)
+        for r in pair.routers
+    )
+    return first, second
+
+
+def _has_other_gain(pair: RowPair) -> bool:
+    if pair.is_projected or not pair.is_stored:
+        return False
+    first, second = _gains(pair)
+    return not np.array_equal(first, second)
+
+
+def _folded(pair: RowPair) -> Iterator[RowFit]:
+    if FOLDED.name in pair.named or not _has_other_gain(pair):
+        return
+    first, second = pair.routers
+    before = first.weight[pair.place]
+    if np.array_equal(before, second.weight):
+        return
+    distance, length = size(pair.left), size(pair.centred[1])
+    alike = min(_without_fold(before, first, second), pair.length, length)
+    if distance > _EXPLAINS * alike:
+        return
+    finest = max(distance, float(pair.finest.max()), EQUAL * length)
+    saved = pair.a.size * np.log2(max(alike / finest, 1.0))
+    yield RowFit(
+        pair.a,
+        number_bits(pair.a.shape[1], pair.a.size, 1.0, 1.0),
+        evidence={"effective_change": share(distance, pair.length)},
+        saved=float(saved),
+    )
+
+
+def _without_fold(before: np.ndarray, first: Router, second: Router) -> float:
+    """Distance of the centred rows for B's weight behind A's gain."""
+    gain = 1.0 if first.gain is None else first.gain.astype(np.float64)
+    moved = (second.weight.astype(np.float64) - before) * gain
+    return size(moved - moved.mean(axis=0))
+
+
+def _judge_folded(change: Change, pair: Exported) -> Judgement:
+    moved, allowed = pair.moved(), pair.own_rounding()
+    begin = "gain and columns changed inversely"
+    if moved <= allowed:
+        rounding = f"a rounding of {percent(moved)} (A's own precision: {percent(allowed)})"
+        return Judgement("passed", f"{begin}, W diag(g) is the same up to {rounding}.")
+    return Judgement(
+        "failed",
+        f"{begin}, and W diag(g) moved by {percent(moved)}; writing it again in A's own precision "
+        f"leaves at most {percent(allowed)}: digits were lost.",
+    )
+
+
+FOLDED = Edit(
+    "gain folded",
+    "gain folded",
+    "the gain of the norm and the columns of the router changed inversely, W diag(g) is the "
+    "same within rounding: no choice changes.",
+    _judge_folded,
+    _folded,
+)
+
+
+def _not_followed(pair: RowPair) -> Iterator[RowFit]:
+    if not _has_other_gain(pair):
+        return
+    first, second = _gains(pair)
+    routers = pair.routers
+    weight = routers[0].weight[pair.place].astype(np.float64)
+    same = np.array_equal(weight, routers[1].weight)
+    moved = f"rows W diag(g) moved by {percent(pair.change_size)}"
+    changed = share(float(np.linalg.norm(second - first)), float(np.linalg.norm(first)))
+    for words, relation in _RELATIONS.items():
+        if (np.abs(second - relation(first)) <= _ROUNDING * np.abs(second)).all():
+            yield RowFit(
+                weight * second,
+                3.0,
+                kind=f"gain {words}",
+                detail=f"{'the weight is bit for bit the same; ' if same else ''}{moved}",
+                size=pair.change_size,
+                evidence={"relation": words, "gain_change": changed},
+            )
+    if same:
+        yield RowFit(
+            pair.b,
+            number_bits(2, pair.a.size, size(pair.left), float(pair.finest.max())),
+            kind="weight the same, gain changed",
+            detail=f"the gain changed by {percent(changed)}; {moved}",
+            size=pair.change_size,
+            evidence={"relation": "", "gain_change": changed},
+        )
+
+
+NOT_FOLLOWED = Edit(
+    "gain not followed",
+    "{kind}, rows moved by {size}",
+    "the router reads other inputs than before, and the weight did not follow: choices change. "
+    "So smoothing does where it forgets the router, and training where the router is frozen.",
+    fit=_not_followed,
+)
+
+
+#: A rotation changes the Gram matrix by at most this share of what noise as large as the change of
+#: the rows would: noise is noise, however small.
+_GRAM_SHARE = 0.125
+
+#: ... and by no more than so many times what rounding can; what float32 leaves of a product of two
+#: matrices comes on top.
+_ROUNDINGS, _PRODUCTS = 2.0, 1e-5
+
+#: Rows that moved by so much of their length would be those of another router if they had not
+#: turned: then other noise than rounding may have come with the rotation.
+_FAR = 0.7
+
+
+#: Lengths that are told from those of other rows by fewer bits may be equal by chance.
+_LENGTH_BITS = 16.0
+
+
+def _rotated(pair: RowPair) -> Iterator[RowFit]:
+    """Rows that differ by more than rounding while W diag(g)^2 W^T does not."""
+    length = size(pair.a)
+    if pair.is_projected or length == 0.0 or len(pair.a) < LEAST_ROWS_FOR_GRAM:
+        return
+    moved = share(size(pair.b - pair.a), length)
+    rounding = share(size(pair.half_step), length)
+    if moved <= 2.0 * rounding:
+        return
+    noise = gram_noise(pair.a, pair.b)
+    is_rounding = noise <= _ROUNDINGS * rounding + _PRODUCTS
+    if not noise <= _GRAM_SHARE * moved or not (is_rounding or moved >= _FAR):
+        return
+    entries = len(pair.a) * (len(pair.a) + 1) / 2.0
+    yield RowFit(
+        pair.b,
+        3.0,
+        size=moved,
+        detail=f"rows moved by {percent(moved)}, their Gram matrix as noise of {percent(noise)} "
+        "would change it",
+        evidence={"gram_noise": noise, "rms_change": moved},
+        saved=entries * float(np.log2(moved / max(noise, rounding, _PRODUCTS))),
+    )
+
+
+def _turned(pair: RowPair) -> Iterator[RowFit]:
+    """Projected rows far from those of A, of unchanged lengths.
+
+    Noise of so much of a row would change its length by a quarter.
+    """
+    if pair.lengths is None or pair.new_lengths is None or len(pair.a) < LEAST_ROWS_FOR_GRAM:
+        return
+    if min(pair.lengths.min(), pair.new_lengths.min()) <= 0.0:
+        return
+    moved = share(size(pair.b - pair.a), size(pair.a))
+    before = np.log(pair.lengths[pair.place])
+    sizes = np.linalg.norm(pair.b, axis=1)
+    if not sizes.all():  # a row of zeros is none that turned
+        return
+    rounding = np.linalg.norm(pair.half_step, axis=1) / sizes
+    is_kept = np.abs(np.log(pair.new_lengths) - before) <= rounding
+    bits = len(before) * float(np.log2(max(before.std() / rounding.max(), 1.0)))
+    if moved < _FAR or not is_kept.all() or bits < _LENGTH_BITS:
+        return
+    detail = f"rows moved by {percent(moved)}, and each is as long as it was"
+    yield RowFit(pair.b, 3.0, size=moved, detail=detail, saved=bits)
+
+
+def _judge(change: Change, pair: Exported) -> Judgement:
+    noise, allowed = float(change.evidence["gram_noise"]), pair.own_rounding()
+    effect = f"W diag(g)^2 W^T changed as noise of {percent(noise)} on the rows would change it"
+    if noise <= allowed:
+        return Judgement("passed", f"{effect} (A's own precision: {percent(allowed)}).")
+    return Judgement(
+        "failed", f"{effect}; A's own precision leaves {percent(allowed)}: digits were lost."
+    )
+
+
+ROTATED = Edit(
+    "rotated",
+    "rotated",
+    "W diag(g)^2 W^T is the same: the same function if the hidden states were rotated alike, "
+    "which only the Gram matrix can tell and this checkpoint alone cannot.",
+    _judge,
+    _rotated,
+)
+
+TURNED = Edit(
+    "turned",
+    "turned, each as long as it was",
+    "the same function if rows and hidden states were rotated alike, which needs the rows of "
+    "both checkpoints to be told.",
+    always("inconclusive"),
+    _turned,
+)
+
+
+#: Ranks that are tried: up to this part of the smaller side.
+_PART = 4
+
+
+def _low_rank(pair: RowPair) -> Iterator[RowFit]:
+    most = min(pair.a.shape) // _PART
+    if pair.is_projected or most < 1 or LOW_RANK.name in pair.named:
+        return
+    finest = float((pair.finest**2).sum()) ** 0.5
+    # what is common to all rows may be a part of the update
+    apart = number_bits(pair.a.shape[1], pair.a.size, 1.0, 1.0) if pair.shift.any() else 0.0
+    for change, common in ((pair.b - pair.a, 0.0), (pair.left, apart)):
+        part = low_rank_part(change, finest, most)
+        if part is not None:
+            yield RowFit(
+                pair.a + part.change,
+                part.bits + common,
+                kind=str(part.rank),
+                detail=f"{percent(part.share)} of the squared change has rank {part.rank}",
+                size=share(size(part.change), pair.length),
+                evidence={"rank": part.rank, "share": part.share},
+            )
+
+
+LOW_RANK = Edit(
+    "update of low rank",
+    "update of rank {kind} by {size}",
+    "the change lives in few directions, as a merged adapter leaves it: tokens near a boundary "
+    "flip; how many only tokens can tell.",
+    fit=_low_rank,
+)
