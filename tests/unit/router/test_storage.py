@@ -15,9 +15,8 @@ from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
 from moegeom.router.settings import Settings
-from moegeom.router.storage import SCHEMES, Stored, find_storage
-from moegeom.router.storages._tensors import RouterTensors
-from moegeom.router.storages.bitsandbytes_4bit import _TABLES
+from moegeom.router.storage import SCHEMES, RouterTensors, Stored, find_storage
+from moegeom.router.storages.four_bit_floats import _TABLES
 from tests.by_day import by_day
 from tests.unit.router.conftest import loaded, refusal
 
