@@ -29,8 +29,8 @@ from moegeom.engine.checkpoint_b import CheckpointB
 from moegeom.engine.request import ScanRequest, Tokens, typed_tokens
 from moegeom.engine.trust import Trust
 from moegeom.results.bitmaps import any_flipped
-from moegeom.router.describe import rule_in_words, rule_origin
-from moegeom.router.drawn_rows import drawn_row_facts
+from moegeom.router.facts import drawn_row_facts
+from moegeom.router.rule import rule_in_words, rule_origin
 from moegeom.tokens.files import TokenFiles, paths_of
 from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.traces.alignment import RunB

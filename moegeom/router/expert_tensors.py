@@ -17,8 +17,7 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Float32, Shaped
 from moegeom.core.text import number_of
 from moegeom.geometry.expert_block import Neurons
-from moegeom.router.family import ExpertsSpec, Setting, TensorName
-from moegeom.router.family_file import families, load_family
+from moegeom.router.family import ExpertsSpec, Setting, TensorName, families, load_family
 from moegeom.router.plain_names import plain_name, with_plain_names
 from moegeom.router.settings import Settings
 from moegeom.router.storage import Stored, find_storage

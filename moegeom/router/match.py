@@ -6,11 +6,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from moegeom.core.errors import RouterError
+from moegeom.core.errors import PART_MISSING, RouterError
 from moegeom.core.router import Skipped, TableName
-from moegeom.router.family import DESCRIBED, Family, StackSpec, TensorName
-from moegeom.router.integrity import PART_MISSING
-from moegeom.router.multi_token import EVERY_LAYER
+from moegeom.router.family import DESCRIBED, Family, LayersSpec, Setting, StackSpec, TensorName
 from moegeom.router.plain_names import without_model
 from moegeom.router.rule import has_logit_bias, has_selection_bias
 from moegeom.router.settings import Settings
@@ -309,3 +307,54 @@ def _match(
             code=PART_MISSING,
         )
     return Match(stack, module.layer, spec, module.stem, module.weight, tensors, parts)
+
+
+# ----------------------------------------------------------------------------------- further tokens
+#: ``mtp_from`` of stacks whose layers all predict further tokens.
+EVERY_LAYER = Setting(value=0)
+
+
+def with_mtp_modules(family: Family) -> Family:
+    """The family with a stack for the MTP modules of each stack that names some.
+
+    Their routers belong to the stack ``mtp`` and follow the same rule. None of them is expected:
+    checkpoints often leave them out.
+    """
+    return replace(family, stacks=tuple(s for stack in family.stacks for s in _with_own(stack)))
+
+
+def _with_own(stack: StackSpec) -> Iterator[StackSpec]:
+    yield stack
+    if stack.mtp_layers:
+        yield _mtp(stack)
+
+
+def _mtp(stack: StackSpec) -> StackSpec:
+    def moved(patterns: tuple[TensorName, ...]) -> tuple[TensorName, ...]:
+        copies = (
+            replace(pattern, name=head + pattern.name.partition("{layer}.")[2])
+            for head in stack.mtp_layers
+            for pattern in patterns
+        )
+        return tuple(dict.fromkeys(copies))
+
+    norm, inner = stack.norm, stack.projection
+    return replace(
+        stack,
+        weight=moved(stack.weight),
+        logit_bias=moved(stack.logit_bias),
+        selection_bias=moved(stack.selection_bias),
+        beside=moved(stack.beside),
+        token_table=moved(stack.token_table),
+        norm=norm and replace(norm, weight=moved(norm.weight), bias=moved(norm.bias)),
+        projection=inner
+        and replace(
+            inner,
+            weight=moved(inner.weight),
+            bias=moved(inner.bias),
+            log_scale=moved(inner.log_scale),
+        ),
+        weights=replace(stack.weights, expert_scale=moved(stack.weights.expert_scale)),
+        mtp_from=EVERY_LAYER,
+        layers=LayersSpec(count=Setting(value=0)),
+    )

@@ -10,12 +10,11 @@ import numpy as np
 
 from moegeom.checkpoint.dtypes import upcast
 from moegeom.checkpoint.store import TensorInfo, TensorStore
-from moegeom.core.errors import RouterError
+from moegeom.core.errors import CONFIG_CONTRADICTED, RouterError
 from moegeom.core.limits import ROUTER_COMPOSED_VALUES
 from moegeom.core.router import Norm, Rule
 from moegeom.core.text import number_of
 from moegeom.router.family import BIAS, LOGARITHM, SIZE, Range
-from moegeom.router.integrity import CONFIG_CONTRADICTED
 from moegeom.router.match import Match, TensorPlace
 from moegeom.router.rule import build_norm, build_rule
 from moegeom.router.settings import Settings

@@ -21,8 +21,10 @@ from moegeom.router.family import (
     StackSpec,
     TensorName,
     WeightsSpec,
+    families,
+    family_of_text,
+    load_family,
 )
-from moegeom.router.family_file import families, family_of_text, load_family
 
 #: Heading of these options in the help.
 _PANEL = "Unknown architectures"

@@ -18,8 +18,7 @@ from moegeom.pipeline import Watch
 from moegeom.research.capacity.layer import Origin, refuse_unfit, requested_layer
 from moegeom.research.capacity.record import Capacity, LayerSizes
 from moegeom.research.capacity.request import CapacityRequest
-from moegeom.router.expert_samples import experts_by_folder
-from moegeom.router.expert_shapes import ExpertShape, expert_shape, open_headers
+from moegeom.router.expert_samples import ExpertShape, expert_shape, experts_by_folder, open_headers
 from moegeom.router.plain_names import with_plain_names
 from moegeom.tokens.stages import INPUT_STAGES
 

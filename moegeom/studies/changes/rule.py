@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
-from moegeom.router.describe import groups_in_words, map_in_words
+from moegeom.router.rule import groups_in_words, map_in_words
 
 #: What the fields of a rule and of its weights are called, in the order in which they are told.
 _NAMES = {

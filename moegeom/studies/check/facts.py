@@ -27,9 +27,9 @@ from moegeom.router.attention.tensors import (
     attention_layers,
     recognise_attention,
 )
-from moegeom.router.expert_beginnings import Beginning, expert_beginnings
+from moegeom.router.expert_samples import Beginning, expert_beginnings
 from moegeom.router.expert_tensors import open_experts
-from moegeom.router.family_file import family_of_class
+from moegeom.router.family import family_of_class
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import NOTHING_ASKED
 

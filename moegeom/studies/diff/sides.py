@@ -18,7 +18,7 @@ from moegeom.engine.run_facts import router_facts
 from moegeom.engine.session import Session
 from moegeom.pipeline import Terms, lint
 from moegeom.results.reader import Results, ResultsView, results_at
-from moegeom.router.describe import rule_origin
+from moegeom.router.rule import rule_origin
 from moegeom.studies.diff.record import DifferenceRequest, Side
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
-from moegeom.core.errors import RecordingError, RouterError, UsageError, about
+from moegeom.core.errors import (
+    PART_MISSING,
+    STORAGE_UNKNOWN,
+    RecordingError,
+    RouterError,
+    UsageError,
+    about,
+)
 from moegeom.core.router import Norm, Router, parse_layers
 from moegeom.core.shapes import Float32, Int32, Int64, Shaped
 from moegeom.core.text import all_of, number_of
@@ -29,7 +36,6 @@ from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.reference import same_set
 from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
-from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.studies.changes.others import RoutersOfA
 from moegeom.studies.changes.rule import is_same_norm, rule_differences
 from moegeom.studies.diff.record import Side
