@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from moegeom.checkpoint.folder import Folder, Location, local
 from moegeom.checkpoint.formats.pytorch import PytorchFile
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of
 from moegeom.checkpoint.ranks import of_rank_folders
-from moegeom.checkpoint.remote.options import RemoteOptions
-from moegeom.checkpoint.remote.url import scheme_of, shown
+from moegeom.checkpoint.reading import Folder, Location, local
+from moegeom.checkpoint.remote.url import RemoteOptions, scheme_of, shown
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError, UsageError, about

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.folder import Folder, LocalFolder, Location
-from moegeom.checkpoint.reading import CountingFile, ReadLog
+from moegeom.checkpoint.reading import CountingFile, Folder, LocalFolder, Location, ReadLog
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.core.errors import RouterError
 from moegeom.core.shapes import Shaped

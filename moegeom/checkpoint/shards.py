@@ -9,15 +9,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from moegeom.checkpoint.folder import Folder
 from moegeom.checkpoint.json_text import parse_object
-from moegeom.checkpoint.names import check_names, is_inside
-from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.store import TensorInfo, check_apart
+from moegeom.checkpoint.reading import Folder, Location, RangeFile
+from moegeom.checkpoint.store import TensorInfo, check_apart, check_names, is_inside
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from moegeom.core.shapes import Shaped
@@ -435,3 +433,94 @@ def join_shards(
                 f"{limits.TENSORS} allowed."
             )
     return shard_of
+
+
+# ---------------------------------------------------------------------------- files behind an index
+@dataclass(frozen=True)
+class Naming:
+    """What the files of a format are called: its index, and what its writers prefer."""
+
+    index_suffix: str
+    index: str
+    single: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The index to read, or the files without one; ``rival`` stands beside an index."""
+
+    index: str = ""
+    files: Sequence[str] = ()
+    rival: str = ""
+
+
+def choose(location: Location, files: Sequence[str], naming: Naming) -> Chosen:
+    """What to read of a location; ``files`` are those in it that hold weights.
+
+    Raises
+    ------
+    CheckpointError
+        If a folder holds several indexes, none of which has the usual name.
+    """
+    if location.file is not None:
+        is_index = location.file.endswith(naming.index_suffix)
+        return Chosen(index=location.file) if is_index else Chosen(files=[location.file])
+    indexes = [name for name in location.files if name.endswith(naming.index_suffix)]
+    named = [name for name in indexes if name == naming.index] or indexes
+    single = [name for name in files if name == naming.single]
+    if len(named) > 1:
+        raise CheckpointError(
+            f"{location.folder.label}: holds {len(named)} indexes ({', '.join(named)}).",
+            "Pass the index to read.",
+        )
+    if named:
+        return Chosen(index=named[0], rival=naming.single if single else "")
+    return Chosen(files=single or files)
+
+
+def open_index(
+    folder: Folder, chosen: Chosen, open_file: Callable[[str], CheckpointShard]
+) -> ShardedStore:
+    """The checkpoint behind an index.
+
+    Raises
+    ------
+    CheckpointError
+        If none of the files that it names is there, or it does not name the single file beside
+        it. A file that is missing is an error for who needs it.
+    """
+    index = folder.file(chosen.index)
+    shard_of = parse_index(folder, chosen.index)
+    used = sorted(set(shard_of.values()))
+    if chosen.rival and chosen.rival not in used:
+        # transformers would load the single file, others the shards: do not guess.
+        raise CheckpointError(
+            f"{folder.label}: holds both {chosen.rival} and {chosen.index}, "
+            "which does not name it.",
+            "Pass the file or the index to read.",
+        )
+    missing = missing_shards(folder, chosen.index, used)
+    if len(missing) == len(used):
+        raise missing[used[0]].error()
+    shards = {name: missing.get(name) or open_file(name) for name in used}
+    return ShardedStore(folder, shards, shard_of, index.size_bytes())
+
+
+# ------------------------------------------------------------------------------------------- lazily
+class lazy(Generic[T]):  # noqa: N801 - a decorator, as functools.cached_property
+    """``functools.cached_property`` without its lock.
+
+    Before Python 3.12 all objects of a class share that lock, so that headers of many shards would
+    be fetched one after the other. Two threads that ask the same object at the same time may both
+    compute the value.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> T:
+        # Python finds the value itself from now on: this class has no __set__.
+        attribute = instance.__dict__[self.name] = self.compute(instance)
+        return attribute

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from moegeom.checkpoint.collection import no_collection
-from moegeom.checkpoint.reading import RangeFile
+from moegeom.checkpoint.reading import RangeFile, no_collection
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import ZIP_DIRECTORY_BYTES, ZIP_ENTRIES
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
-from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
-from moegeom.checkpoint.formats.gguf import decode
+from moegeom.checkpoint.formats.gguf import BLOCK_DTYPES, GGML_TYPES, decode
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router

@@ -1,26 +1,117 @@
-"""A folder behind a URL, whose files are read by ranges."""
+"""A folder behind a URL, whose files are read by ranges, whatever transports them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import BoundedSemaphore, Lock
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from moegeom.checkpoint.reading import ByteRange, ReadLog
-from moegeom.checkpoint.remote.options import RemoteOptions
-from moegeom.checkpoint.remote.transport import Absent, Stamp, Transport, with_retries
+from moegeom.checkpoint.remote.url import RemoteOptions
 from moegeom.core.errors import CheckpointError, OutputError
 from moegeom.core.files import read_regular, write_whole
 from moegeom.core.limits import REMOTE_READ_BYTES
 
+# --------------------------------------------------------------------------------------- transports
 T = TypeVar("T")
 
+
+@dataclass(frozen=True)
+class Stamp:
+    """Size of a file, and what tells its versions apart; "" where the server does not say."""
+
+    size: int
+    etag: str = ""
+    modified: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        """True when equal tags mean equal bytes: a weak ETag promises less."""
+        return bool(self.etag) and not self.etag.startswith("W/")
+
+    def differs(self, other: Stamp) -> bool:
+        """True when the two cannot be of the same version; ETags decide where both have one."""
+        if self.size != other.size:
+            return True
+        if self.etag and other.etag:
+            return self.etag != other.etag
+        return bool(self.modified and other.modified) and self.modified != other.modified
+
+
+class TryAgain(Exception):
+    """A failure that may pass; ``wait_s`` is the pause that the server asks for."""
+
+    def __init__(self, outcome: str, wait_s: float | None = None) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+        self.wait_s = wait_s
+
+
+class Absent(CheckpointError):
+    """The file does not exist, or the server does not say whether it does."""
+
+
+class Transport(Protocol):
+    """A folder behind a URL. Each method makes one attempt, and raises ``TryAgain`` if it fails."""
+
+    def shown(self, name: str) -> str:
+        """The URL of a file as it may be printed."""
+        ...
+
+    def key(self, name: str) -> str:
+        """What names a file among all files anywhere."""
+        ...
+
+    def probe(self, name: str, size: int) -> tuple[Stamp, bytes]:
+        """Size and version of a file, and its first ``size`` bytes where they came along.
+
+        Raises ``Absent`` where there is none.
+        """
+        ...
+
+    def read(self, name: str, offset: int, size: int) -> tuple[bytes, Stamp]:
+        """Exactly ``size`` bytes that exist, and the version they are of."""
+        ...
+
+
+def with_retries(work: Callable[[], T], where: str, options: RemoteOptions) -> T:
+    """What ``work`` returns, in the first attempt that does not raise ``TryAgain``.
+
+    Raises
+    ------
+    CheckpointError
+        When all attempts failed, or the server asks for a pause longer than the longest allowed.
+    """
+    for attempt in range(1, options.attempts):
+        try:
+            return work()
+        except TryAgain as failure:
+            pause = options.backoff_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+            if failure.wait_s is not None:
+                pause = max(pause, failure.wait_s)
+            if pause > options.longest_wait_s:
+                raise CheckpointError(
+                    f"{where} {failure.outcome}, and asks to wait {pause:.0f} s.",
+                    "Try again later, or download the checkpoint.",
+                ) from None
+        options.sleep(pause)
+    try:
+        return work()
+    except TryAgain as failure:
+        raise CheckpointError(
+            f"{where} {failure.outcome}, in each of {options.attempts} attempts.",
+            "Try again later, or download the checkpoint.",
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------ folders
 #: What a probe asks for: every header of safetensors begins with its length in 8 bytes.
 _PROBE_BYTES = 8
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS, SCALED_FLOATS, upcast
-from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES
+from moegeom.checkpoint.formats.gguf import BLOCK_DTYPES
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.shapes import Float32
 from moegeom.router.storage import (

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.folder import Folder, Location
 from moegeom.checkpoint.formats.gguf import FORMAT as GGUF
 from moegeom.checkpoint.formats.gguf import model_files
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of, own_code
 from moegeom.checkpoint.open import FORMATS, open_answer
 from moegeom.checkpoint.ranks import difference_of, of_rank_folders
+from moegeom.checkpoint.reading import Folder, Location
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from moegeom.checkpoint.dtypes import upcast
-from moegeom.checkpoint.formats import _dcp_metadata
+from moegeom.checkpoint.formats import dcp
 from moegeom.checkpoint.open import open_checkpoint
 from tests.unit.checkpoint.conftest import refusal, why
 from tests.unit.checkpoint.save_two_ranks import weights
@@ -278,7 +278,7 @@ def test_two_pieces_in_the_same_bytes_are_refused_by_name_and_range(saved):
 
 
 def test_a_list_of_chunks_that_all_tensors_share_is_counted_for_each(saved, monkeypatch):
-    monkeypatch.setattr(_dcp_metadata, "DCP_PIECES", 50)
+    monkeypatch.setattr(dcp, "DCP_PIECES", 50)
 
     def share(metadata: Any) -> None:
         tensor = metadata.state_dict_metadata[_GATE]

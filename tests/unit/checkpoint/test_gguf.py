@@ -15,8 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.formats import gguf as gguf_format
-from moegeom.checkpoint.formats._gguf_header import Unread
-from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
+from moegeom.checkpoint.formats.gguf import BLOCK_DTYPES, GGML_TYPES, Unread
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError
 from moegeom.core.extras import install_command
