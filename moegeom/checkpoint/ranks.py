@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.reading import CountingFile, Folder, LocalFolder, Location, ReadLog
+from moegeom.checkpoint.reading import CountingFile, Folder, LocalFolder, Location
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.core.errors import RouterError
 from moegeom.core.shapes import Shaped
@@ -34,48 +32,25 @@ def are_ranks(files: Collection[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class RankFolders:
+class RankFolders(LocalFolder):
     """A folder with a folder for each of ``ranks``, seen as one that holds ``rank_0/FILE``.
 
     What lies beside weights, such as the config, may lie above them or in the first of them.
     """
 
-    whole: LocalFolder
-    ranks: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        return self.whole.label
-
-    @property
-    def log(self) -> ReadLog:
-        return self.whole.log
-
-    @property
-    def parsed(self) -> dict[str, Any]:
-        return self.whole.parsed
-
-    @property
-    def num_parallel(self) -> int:
-        return self.whole.num_parallel
+    ranks: tuple[str, ...] = ()
 
     def files(self) -> Sequence[str]:
-        return [f"{rank}/{name}" for rank in self.ranks for name in self.whole.beside(rank).files()]
+        return [f"{rank}/{name}" for rank in self.ranks for name in self.beside(rank).files()]
 
     def has(self, name: str) -> bool:
-        return self.whole.has(self._place(name))
+        return super().has(self._place(name))
 
     def file(self, name: str) -> CountingFile:
-        return self.whole.file(self._place(name))
-
-    def revision_of(self, names: Collection[str]) -> str:
-        return self.whole.revision_of(names)
-
-    def held(self, name: str, offset: int, size: int) -> AbstractContextManager[None]:
-        return self.whole.held(name, offset, size)
+        return super().file(self._place(name))
 
     def _place(self, name: str) -> str:
-        return name if self.whole.has(name) else f"{self.ranks[0]}/{name}"
+        return name if super().has(name) else f"{self.ranks[0]}/{name}"
 
 
 def of_rank_folders(location: Location) -> Iterator[Location]:
@@ -84,7 +59,7 @@ def of_rank_folders(location: Location) -> Iterator[Location]:
     if location.file is None and isinstance(whole, LocalFolder):
         ranks = [n for n in whole.files() if _RANK.search(n) and (whole.path / n).is_dir()]
         if are_ranks(ranks):
-            yield Location(RankFolders(whole, tuple(ranks)))
+            yield Location(RankFolders(**vars(whole), ranks=tuple(ranks)))
 
 
 def open_files(folder: Folder, shards: Mapping[str, CheckpointShard]) -> ShardedStore:

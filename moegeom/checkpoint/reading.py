@@ -60,6 +60,25 @@ class RangeFile(Protocol):
         ...
 
 
+#: What to do about a file that is shorter than it should be, or contradicts itself.
+AGAIN = "Download or copy this file again."
+
+
+def truncated(file: str, expected: int, size: int) -> CheckpointError:
+    """The error for a file that is shorter than its header says."""
+    return CheckpointError(
+        f"{file}: truncated, has {size} bytes and its header promises {expected}.", AGAIN
+    )
+
+
+def read_whole(file: RangeFile, limit: int) -> bytes:
+    """A file, which may not be longer than ``limit``."""
+    size = file.size_bytes()
+    if size > limit:
+        raise CheckpointError(f"{file.label}: has {size} bytes, more than the {limit} allowed.")
+    return file.read(0, size)
+
+
 def stream_size(stream: FileIO) -> int:
     """Length in bytes of an open file."""
     return os.fstat(stream.fileno()).st_size
@@ -116,7 +135,7 @@ class CountingFile:
             raise CheckpointError(
                 f"{self.label}: truncated, bytes {offset} to {offset + size} were expected and "
                 f"the file ends at {offset + filled}.",
-                "Download or copy this file again.",
+                AGAIN,
             )
         return raw
 

@@ -9,10 +9,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
+from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.reading import Folder, Location, RangeFile
 from moegeom.checkpoint.store import TensorInfo, check_apart, check_names, is_inside
@@ -151,6 +152,44 @@ class CheckpointShard(Protocol):
     def info(self, name: str) -> TensorInfo: ...
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]: ...
     def read_bytes(self, name: str, start: int, size: int) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class FileShard:
+    """A shard that is one file."""
+
+    file: RangeFile
+
+    @property
+    def label(self) -> str:
+        return self.file.label
+
+    @property
+    def size_bytes(self) -> int:
+        return self.file.size_bytes()
+
+
+class HeadedShard(FileShard):
+    """A file whose ``header``, which is read on first use, says where its tensors lie."""
+
+    header: ClassVar[Any]
+
+    def names(self) -> Collection[str]:
+        return self.header.entries.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        return self.header.info(name)
+
+    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
+        info = self.info(name)
+        where = f"{info.file}: tensor {name!r}"
+        dtype = numpy_dtype(info.dtype, where)
+        return as_array(self.file.read(info.offset, info.size_bytes), dtype, info.shape, where)
+
+    def read_bytes(self, name: str, start: int, size: int) -> bytes:
+        info = self.info(name)
+        length = max(min(size, info.size_bytes - start), 0)
+        return self.file.read(info.offset + start, length)
 
 
 class ShardedStore:

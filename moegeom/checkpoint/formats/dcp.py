@@ -30,7 +30,14 @@ from moegeom.checkpoint.formats.pytorch import (
     read_torch_archive,
 )
 from moegeom.checkpoint.pickled import Record, unpickle
-from moegeom.checkpoint.reading import Folder, LocalFolder, Location, RangeFile, no_collection
+from moegeom.checkpoint.reading import (
+    Folder,
+    LocalFolder,
+    Location,
+    RangeFile,
+    no_collection,
+    read_whole,
+)
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, missing_shards
 from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
 from moegeom.checkpoint.store import Format, TensorInfo, check_apart, check_names, is_inside
@@ -493,8 +500,7 @@ class FilePart:
         return self.file.read(self.offset + offset, size)
 
     def read_all(self, limit: int) -> bytes:
-        _check_limit(self.label, self.length, limit)
-        return self.read(0, self.length)
+        return read_whole(self, limit)
 
 
 @dataclass(frozen=True)
@@ -512,8 +518,7 @@ class LoadedPart:
         return self.raw[offset : offset + size]
 
     def read_all(self, limit: int) -> bytes:
-        _check_limit(self.label, len(self.raw), limit)
-        return self.raw
+        return read_whole(self, limit)
 
 
 def _check_inside(label: str, length: int, offset: int, size: int) -> None:
@@ -522,11 +527,6 @@ def _check_inside(label: str, length: int, offset: int, size: int) -> None:
             f"{label}: truncated, bytes {offset} to {offset + size} were expected and it has "
             f"{length}."
         )
-
-
-def _check_limit(label: str, length: int, limit: int) -> None:
-    if length > limit:
-        raise CheckpointError(f"{label}: has {length} bytes, more than the {limit} allowed.")
 
 
 _METADATA = ".metadata"
@@ -587,7 +587,7 @@ def open_dcp(location: Location) -> ShardedStore:
 def _folders(location: Location) -> tuple[Folder, Folder]:
     """The folder of the config and that of the weights: the same, or one in the other."""
     folder = location.folder
-    if not isinstance(folder, LocalFolder):
+    if type(folder) is not LocalFolder:  # not one that is seen through its ranks
         return folder, folder
     if location.file is None and not folder.has(_METADATA) and folder.has(_INNER):
         return folder, folder.beside(_INNER)

@@ -7,7 +7,7 @@ blocks that share scales.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moegeom.checkpoint.dtypes import as_array, numpy_dtype
-from moegeom.checkpoint.reading import Folder, Location, RangeFile
-from moegeom.checkpoint.shards import ShardedStore, lazy
+from moegeom.checkpoint.dtypes import as_array
+from moegeom.checkpoint.reading import AGAIN, Folder, Location, RangeFile, truncated
+from moegeom.checkpoint.shards import HeadedShard, ShardedStore, lazy
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
@@ -97,8 +97,6 @@ _FIRST_PIECE = 2**16
 _LARGEST_PIECE = 2**22
 
 _LENGTH = Struct("<Q")
-
-AGAIN = "Download or copy this file again."
 
 
 class Cursor:
@@ -184,13 +182,6 @@ class Cursor:
             raise truncated(self.file.label, end, self.file_size)
 
 
-def truncated(file: str, expected: int, size: int) -> CheckpointError:
-    """The error for a file that is shorter than its header says."""
-    return CheckpointError(
-        f"{file}: truncated, has {size} bytes and its header promises {expected}.", AGAIN
-    )
-
-
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 
@@ -237,10 +228,6 @@ class GgufHeader:
     entries: Mapping[str, GgufEntry]
     end: int
     alignment: int
-
-    @property
-    def names(self) -> Collection[str]:
-        return self.entries.keys()
 
     @property
     def data_start(self) -> int:
@@ -461,44 +448,21 @@ _SUFFIX = ".gguf"
 _PROJECTOR = "mmproj*.gguf"
 
 
-@dataclass(frozen=True)
-class GgufFile:
-    """One file; the header is read on first use."""
-
-    file: RangeFile
-
-    @property
-    def label(self) -> str:
-        return self.file.label
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file.size_bytes()
+class GgufFile(HeadedShard):
+    """One file."""
 
     @lazy
     def header(self) -> GgufHeader:
         return read_header(self.file)
 
-    def names(self) -> Collection[str]:
-        return self.header.names
-
-    def info(self, name: str) -> TensorInfo:
-        return self.header.info(name)
-
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         """The tensor; float32 if it is stored in blocks."""
         info = self.info(name)
-        where = f"{info.file}: tensor {name!r}"
+        if info.dtype not in BLOCK_DTYPES:
+            return super().read(name)
         raw = self.file.read(info.offset, info.size_bytes)
-        if info.dtype in BLOCK_DTYPES:
-            stored = GGML_TYPES[self.header.entries[name].type_code]
-            return decode(raw, stored, info.shape, where)
-        return as_array(raw, numpy_dtype(info.dtype, where), info.shape, where)
-
-    def read_bytes(self, name: str, start: int, size: int) -> bytes:
-        info = self.info(name)
-        length = max(min(size, info.size_bytes - start), 0)
-        return self.file.read(info.offset + start, length)
+        stored = GGML_TYPES[self.header.entries[name].type_code]
+        return decode(raw, stored, info.shape, f"{info.file}: tensor {name!r}")
 
 
 class GgufStore(ShardedStore):

@@ -1,6 +1,6 @@
 """PyTorch: a file of ``torch.save``, a folder with an index, or a folder of files.
 
-A file is an archive: a pickle that describes tensors, and an entry for each storage. What the pickle
+A file is an archive: a pickle that describes tensors, and an entry for each storage. What a pickle
 may name is torch's list of safe globals (``torch.load(weights_only=True)``, torch 2.13) as far as
 weights need it; what only accompanies them (settings, random states) is accepted and dropped.
 """
@@ -18,8 +18,8 @@ import numpy as np
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.pickled import Global, Record, unpickle
 from moegeom.checkpoint.ranks import open_files
-from moegeom.checkpoint.reading import Location, RangeFile
-from moegeom.checkpoint.shards import Naming, ShardedStore, choose, lazy, open_index
+from moegeom.checkpoint.reading import AGAIN, Location, RangeFile
+from moegeom.checkpoint.shards import FileShard, Naming, ShardedStore, choose, lazy, open_index
 from moegeom.checkpoint.store import Format, TensorInfo
 from moegeom.checkpoint.zipped import Archive, ZipEntry, read_archive
 from moegeom.core import limits
@@ -295,7 +295,7 @@ class TorchArchive:
         if first + span > length:
             raise CheckpointError(
                 f"{where} needs element {last} of a storage that has {length}.",
-                "Download or copy this file again.",
+                AGAIN,
             )
         if math.prod(shape) * dtype.size > entry.size:
             raise CheckpointError(
@@ -424,19 +424,8 @@ _NO_WEIGHTS = (
 _OTHER_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", ".metadata", "*.distcp", "*.gguf")
 
 
-@dataclass(frozen=True)
-class PytorchFile:
+class PytorchFile(FileShard):
     """One file; its directory and its pickle are read on first use."""
-
-    file: RangeFile
-
-    @property
-    def label(self) -> str:
-        return self.file.label
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file.size_bytes()
 
     @lazy
     def content(self) -> TorchArchive:

@@ -5,19 +5,20 @@ A file is 8 bytes of length, then a header in JSON, then the tensors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import gt
 from typing import Any, Protocol
 
 import numpy as np
 
-from moegeom.checkpoint.dtypes import DTYPES, as_array, numpy_dtype
+from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.json_text import num_quotes, parse_object, unique_keys
 from moegeom.checkpoint.ranks import open_files
-from moegeom.checkpoint.reading import Folder, Location, RangeFile
+from moegeom.checkpoint.reading import AGAIN, Folder, Location, RangeFile, truncated
 from moegeom.checkpoint.shards import (
     CheckpointShard,
+    HeadedShard,
     Naming,
     ShardedStore,
     choose,
@@ -40,8 +41,6 @@ _DTYPE_LENGTH = 64
 
 _NO_WRITER = "No writer of safetensors makes such a file: do not use it."
 
-_AGAIN = "Download or copy this file again."
-
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
@@ -55,10 +54,6 @@ class SafetensorsHeader:
     data_start: int
     entries: dict[str, Any]
     slices: Any = ""
-
-    @property
-    def names(self) -> Collection[str]:
-        return self.entries.keys()
 
     def info(self, name: str) -> TensorInfo:
         """Where the tensor lies; dtype, shape and offsets agree with each other."""
@@ -100,13 +95,13 @@ def read_header(file: RangeFile) -> SafetensorsHeader:
         largest_end = _check_every_entry(header)
     end = header.data_start + largest_end
     if end > file_size:
-        raise _truncated(file.label, end, file_size)
+        raise truncated(file.label, end, file_size)
     if end < file_size:
         _check_every_entry(header)  # a range that is turned round says more
         raise CheckpointError(
             f"{file.label}: has {file_size} bytes, and its last tensor ends at {end}: the header "
             "may be that of another file.",
-            _AGAIN,
+            AGAIN,
         )
     _check_apart(header)
     return header
@@ -145,7 +140,7 @@ def _begin_and_end(entry: Any) -> tuple[int, int]:
 def _read_text(file: RangeFile, file_size: int) -> bytes:
     """The JSON of the header, whose length is believed only within the limits."""
     if file_size < 8:
-        raise CheckpointError(f"{file.label}: truncated, has {file_size} bytes.", _AGAIN)
+        raise CheckpointError(f"{file.label}: truncated, has {file_size} bytes.", AGAIN)
     length = int.from_bytes(file.read(0, 8), "little")
     if length > limits.HEADER_BYTES:
         raise CheckpointError(
@@ -154,7 +149,7 @@ def _read_text(file: RangeFile, file_size: int) -> bytes:
             "Is this a safetensors file?",
         )
     if 8 + length > file_size:
-        raise _truncated(file.label, 8 + length, file_size)
+        raise truncated(file.label, 8 + length, file_size)
     return file.read(8, length)
 
 
@@ -196,7 +191,7 @@ def _count_strings(entries: dict[str, Any]) -> tuple[int, int]:
 
 
 def _check_every_entry(header: SafetensorsHeader) -> int:
-    infos = [header.info(name) for name in header.names]
+    infos = [header.info(name) for name in header.entries]
     return max((i.offset + i.size_bytes - header.data_start for i in infos), default=0)
 
 
@@ -223,12 +218,6 @@ def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
 def _short(item: Any) -> str:
     text = repr(item)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _truncated(file: str, expected: int, size: int) -> CheckpointError:
-    return CheckpointError(
-        f"{file}: truncated, has {size} bytes and its header promises {expected}.", _AGAIN
-    )
 
 
 # Safetensors files of a distributed save: the same names in several files, a slice in each.
@@ -358,19 +347,10 @@ _NAMING = Naming(_INDEX_SUFFIX, "model.safetensors.index.json", "model.safetenso
 
 
 @dataclass(frozen=True)
-class SafetensorsFile:
+class SafetensorsFile(HeadedShard):
     """One file; the header is read on first use. Behind an index, its tensors must be whole."""
 
-    file: RangeFile
     is_indexed: bool = False
-
-    @property
-    def label(self) -> str:
-        return self.file.label
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file.size_bytes()
 
     @lazy
     def header(self) -> SafetensorsHeader:
@@ -382,23 +362,6 @@ class SafetensorsFile:
     @property
     def slices(self) -> Any:
         return self.header.slices
-
-    def names(self) -> Collection[str]:
-        return self.header.names
-
-    def info(self, name: str) -> TensorInfo:
-        return self.header.info(name)
-
-    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
-        info = self.info(name)
-        where = f"{info.file}: tensor {name!r}"
-        dtype = numpy_dtype(info.dtype, where)
-        return as_array(self.file.read(info.offset, info.size_bytes), dtype, info.shape, where)
-
-    def read_bytes(self, name: str, start: int, size: int) -> bytes:
-        info = self.info(name)
-        length = max(min(size, info.size_bytes - start), 0)
-        return self.file.read(info.offset + start, length)
 
 
 def recognises(location: Location) -> bool:

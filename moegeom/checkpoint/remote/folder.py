@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import BoundedSemaphore, Lock
 from typing import Any, Protocol, TypeVar
 
-from moegeom.checkpoint.reading import ByteRange, ReadLog
+from moegeom.checkpoint.reading import ByteRange, ReadLog, read_whole
 from moegeom.checkpoint.remote.url import RemoteOptions
 from moegeom.core.errors import CheckpointError, OutputError
 from moegeom.core.files import read_regular, write_whole
@@ -143,10 +143,7 @@ class RemoteFile:
 
     def read_all(self, limit: int) -> bytes:
         """The whole file, which may not be longer than ``limit``."""
-        size = self.size_bytes()
-        if size > limit:
-            raise CheckpointError(f"{self.label}: has {size} bytes, more than the {limit} allowed.")
-        return self.read(0, size)
+        return read_whole(self, limit)
 
 
 class RemoteFolder:
