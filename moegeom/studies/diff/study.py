@@ -19,8 +19,7 @@ from moegeom.engine.plan import on_all_cores
 from moegeom.engine.request import too_late
 from moegeom.engine.sources import refuse_no_tokens
 from moegeom.pipeline import ScanRequest, Watch, scan
-from moegeom.results.memory import MemoryResults
-from moegeom.results.reader import ResultsView, is_results, open_results
+from moegeom.results.reader import MemoryResults, ResultsView, is_results, open_results
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.studies.changes.figures import figure_changes
 from moegeom.studies.changes.others import RoutersOfA
