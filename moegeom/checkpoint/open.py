@@ -61,7 +61,7 @@ def open_place(
     where = shown(url) if url else path
     with about("checkpoint", where):
         try:
-            location = _remote(url, remote) if url else _local(Path(path))
+            location = _remote(url, remote or RemoteOptions()) if url else _local(Path(path))
             return location, _open(location)
         except OSError as error:
             raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None
@@ -100,11 +100,11 @@ def _local(path: Path) -> Location:
     return local(path)
 
 
-def _remote(url: str, options: RemoteOptions | None) -> Location:
+def _remote(url: str, options: RemoteOptions) -> Location:
     # Most checkpoints lie on a disk: what only a URL needs is imported for URLs.
     from moegeom.checkpoint.remote.open import open_remote
 
-    return open_remote(url, RemoteOptions() if options is None else options)
+    return open_remote(url, options)
 
 
 def _not_recognised(location: Location) -> tuple[str, str]:

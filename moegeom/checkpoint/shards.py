@@ -241,7 +241,10 @@ class ShardedStore:
     @cached_property
     def _config(self) -> Mapping[str, Any]:
         config = read_config(self.folder, self._config_file)
-        return _laid_over(config, self._inner) if self._inner else config
+        # what the inner table says counts; the model keeps its type, and null says nothing
+        laid_over = table_at(config, self._inner) or {}
+        says = {k: v for k, v in laid_over.items() if v is not None and k != "model_type"}
+        return {**config, **says} if says else config
 
     def names(self) -> Collection[str]:
         return self.shard_of.keys()
@@ -339,14 +342,6 @@ def table_at(config: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
     for key in path.split("."):
         table = table.get(key) if isinstance(table, Mapping) else None
     return table if isinstance(table, Mapping) else None
-
-
-def _laid_over(config: Mapping[str, Any], inner: str) -> Mapping[str, Any]:
-    """The config with what its table at ``inner`` says in the place of its own. The model keeps its
-    type; null says nothing.
-    """
-    table = table_at(config, inner) or {}
-    return {**config, **{k: v for k, v in table.items() if v is not None and k != "model_type"}}
 
 
 def _files_beside(

@@ -27,6 +27,11 @@ class TensorInfo:
     size_bytes: int
 
 
+def is_count(number: object) -> bool:
+    """Whether a value of a file is a whole number that elements, bytes or offsets can have."""
+    return type(number) is int and 0 <= number <= limits.LARGEST_COUNT
+
+
 def check_apart(
     spans: Iterable[tuple[int, int, str]], file: str, what: str = "tensors", hint: str = ""
 ) -> None:

@@ -105,7 +105,10 @@ def identity_of(path: Path) -> Identity:
 def identities_of(files: Sequence[Path]) -> list[Identity]:
     """Those of files that are looked at together."""
     is_small = _of_stats(files)[0] <= HASHED_BYTES
-    return [_hashed(file) if is_small else _at_places(file) for file in files]
+    return [
+        (*_of_stats([file]), digest_of_file(file), "") if is_small else _at_places(file)
+        for file in files
+    ]
 
 
 def is_unchanged(path: Path, identity: Identity) -> bool:
@@ -114,11 +117,6 @@ def is_unchanged(path: Path, identity: Identity) -> bool:
         return _of_stats(_inside(path) if path.is_dir() else [path]) == identity[:2]
     except OSError:
         return False
-
-
-def _hashed(file: Path) -> Identity:
-    digest = digest_of_file(file)
-    return (*_of_stats([file]), digest, "")
 
 
 def _at_places(path: Path) -> Identity:

@@ -34,6 +34,9 @@ DEFAULT_TOKENS = 16_384
 #: Tokens that a model reads at once, unless it can read fewer.
 DEFAULT_LENGTH = 2048
 
+#: What transformers raises where files are missing or make no sense to it.
+_OF_TRANSFORMERS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 
 
@@ -133,7 +136,8 @@ def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
     length = _length(request, store.config)
     size = _float_bytes(request, store.config)
     row = 0 if request.fold else sum(keep.bytes_per_token(r, size) for r in routers.routers)
-    free = shutil.disk_usage(_existing(request.out)).free
+    above = next(folder for folder in request.out.resolve().parents if folder.exists())
+    free = shutil.disk_usage(above).free
     plan = CapturePlan(routers, keep, request.num_tokens, length, row, free)
     if plan.num_bytes > free:
         raise UsageError(
@@ -302,15 +306,7 @@ def _load(request: CaptureRequest) -> torch.nn.Module:
         named = (config.architectures or ["AutoModelForCausalLM"])[0]
         kind = getattr(transformers, named, transformers.AutoModelForCausalLM)
         model: Any = kind.from_pretrained(request.model, **options)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        ImportError,
-        RuntimeError,
-    ) as e:
+    except (*_OF_TRANSFORMERS, RuntimeError) as e:
         reason = " ".join(str(e).split())[:300]
         raise CheckpointError(
             f"{request.model}: transformers cannot load the model ({reason}).",
@@ -346,11 +342,6 @@ def _float_bytes(request: CaptureRequest, config: Any) -> int:
     """Bytes of one number of a router input."""
     name = request.dtype or config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return torch.empty(0, dtype=_DTYPES.get(str(name), torch.bfloat16)).element_size()
-
-
-def _existing(path: Path) -> Path:
-    """The nearest folder above that is there already."""
-    return next(folder for folder in path.resolve().parents if folder.exists())
 
 
 # -------------------------------------------------------------------------------------------- texts
@@ -519,7 +510,7 @@ def tokenizer_of(model: Path, name: str | None) -> Tokenize:
         raise _no_tokenizer(folder, f"none of {', '.join(_TOKENIZER_FILES)}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except _OF_TRANSFORMERS as error:
         reason = str(error).strip().partition("\n")[0][:200]
         raise _no_tokenizer(folder, reason) from None
 

@@ -203,8 +203,11 @@ class _RouterFold:
                     task = fold.planned.task
                     if task.prepared not in batches:
                         batches[task.prepared] = LazyBatch(task, start, stop)
-                    self._refuse_non_finite(fold, batches[task.prepared])
-                    fold.take(batches[task.prepared])
+                    batch = batches[task.prepared]
+                    if not fold.planned.skip_non_finite:
+                        name, source = self._run.router.name, self._run.source.facts.name
+                        refuse_non_finite(name, source, batch.non_finite, stop)
+                    fold.take(batch)
         self._seconds += time.perf_counter() - began
 
     def _plan(self, first: tuple[int, int]) -> None:
@@ -218,11 +221,6 @@ class _RouterFold:
 
     def _most(self, name: str) -> int | None:
         return _MOST_TILES.get(name) if self._is_open else None
-
-    def _refuse_non_finite(self, fold: _Fold, batch: LazyBatch) -> None:
-        if not fold.planned.skip_non_finite:
-            facts = self._run.source.facts
-            refuse_non_finite(self._run.router.name, facts.name, batch.non_finite, batch.stop)
 
     def parts(self) -> dict[str, dict[int, _Part]]:
         """Parts of every pass, by its name; none while no token has come."""
@@ -271,19 +269,12 @@ class FoldSink:
     """
 
     def __init__(
-        self,
-        out: Path,
-        identity: Identity,
-        places: Sequence[Place],
-        num_tokens: int | None,
-        domains: Sequence[str],
-        engine: str,
-        has_chosen: bool,
-        ranks: Ranks,
+        self, facts: SinkFacts, identity: Identity, places: Sequence[Place], has_chosen: bool
     ) -> None:
+        ranks, num_tokens = facts.ranks, facts.num_tokens
         if ranks.rank == 0:
-            refuse_existing(out, hint="Choose another name.")
-        self._out, self._identity, self._ranks = out, identity, ranks
+            refuse_existing(facts.out, hint="Choose another name.")
+        self._out, self._identity, self._ranks = facts.out, identity, ranks
         by_name = {router.name: router for router in identity.routers.routers}
         self._routers = [by_name[place.router.name] for place in places]
         self._num_tokens = num_tokens
@@ -293,10 +284,10 @@ class FoldSink:
                 stage="router_input",
                 num_tokens=_ENDLESS if num_tokens is None else num_tokens,
                 routers=tuple(router.name for router in self._routers),
-                domains=tuple(domains),
+                domains=facts.domains,
                 has_documents=True,
                 has_chosen=has_chosen,
-                engine=engine,
+                engine=facts.engine,
                 fingerprint=identity.fingerprint,
             ),
             ranks,
@@ -451,7 +442,8 @@ class LiveSource:
         stop = self._start + len(self._rows)
         tiles = []
         for first in range(self._start, stop, TILE):
-            start = self._in_stream(first)
+            tile, place = divmod(first, TILE)
+            start = (tile * self._ranks.num_ranks + self._ranks.rank) * TILE + place
             tiles.append((start, start + min(TILE, stop - first)))
         return tiles
 
@@ -487,10 +479,6 @@ class LiveSource:
 
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
         raise InternalError("a running model gives router inputs")
-
-    def _in_stream(self, token: int) -> int:
-        tile, place = divmod(token, TILE)
-        return (tile * self._ranks.num_ranks + self._ranks.rank) * TILE + place
 
     def _places(self, start: int, stop: int) -> slice:
         """Where the tokens lie in the window, neighbours in this process too."""
@@ -552,16 +540,7 @@ def open_sink(
     """The sink that was asked for; what it makes is in place when it is left without error."""
     if not facts.fold:
         return _recording(facts, identity, places, keep)
-    return FoldSink(
-        facts.out,
-        identity,
-        places,
-        facts.num_tokens,
-        facts.domains,
-        facts.engine,
-        has_chosen,
-        facts.ranks,
-    )
+    return FoldSink(facts, identity, places, has_chosen)
 
 
 class _RecordingSink:

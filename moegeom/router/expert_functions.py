@@ -383,7 +383,8 @@ def _opened(
     if spec.shared_limit is not None:
         how = replace(how, limit=settings.bound(spec.shared_limit))
     start, _ = layer_of(router)
-    gates = [name for name in store.names() if _is_gate(name, start)]
+    stems = {n: n.removesuffix(".weight") for n in store.names() if n.startswith(start)}
+    gates = [stem for stem in stems.values() if _GATE.fullmatch(stem.removeprefix(start))]
     names = set(store.names())
     stems = [modules[leaf] for leaf in (*first, last)]
     if biased := [stem for stem in stems if f"{stem}.bias" in names]:
@@ -395,7 +396,7 @@ def _opened(
         store=store,
         first=tuple(stems[:-1]),
         last=stems[-1],
-        gate=gates[0].removesuffix(".weight") if gates else "",
+        gate=gates[0] if gates else "",
         neurons=how,
         factor=settings.number(spec.factor_beside_shared),
     )
@@ -417,8 +418,3 @@ def _modules(store: TensorStore, router: Router) -> dict[str, str]:
 
 #: Anything else of shared experts; the number they are gated by is none.
 _UNKNOWN = re.compile(r"shared?_(?:experts?\.|mlp\.|w\d).*")
-
-
-def _is_gate(name: str, start: str) -> bool:
-    stem = name.removeprefix(start).removesuffix(".weight")
-    return name.startswith(start) and bool(_GATE.fullmatch(stem))

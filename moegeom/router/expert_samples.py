@@ -17,7 +17,7 @@ from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float
 from moegeom.geometry.number_formats import NUMBER_FORMATS
-from moegeom.router.expert_tensors import ExpertTensors
+from moegeom.router.expert_tensors import CONFIG_ROOTS, ExpertTensors
 from moegeom.router.family import SOME, Setting
 from moegeom.router.plain_names import plain_name, with_plain_names
 from moegeom.router.settings import Settings
@@ -140,16 +140,6 @@ _KEYS = (
     "feed_forward_length",
 )
 
-#: Tables of a config in which they stand.
-_ROOTS = (
-    "",
-    "text_config",
-    "language_config",
-    "llm_config",
-    "thinker_config.text_config",
-    "ffn_config",
-)
-
 #: Numbers beside packed weights, and what is packed: their shapes are not those of the matrix.
 _NO_MATRIX = re.compile(
     r"scale|zero|bias|blocks|packed|absmax|g_idx|lora|quant_map|qweight|router|norm"
@@ -237,7 +227,7 @@ def _first(matrices: Mapping[str, int]) -> str:
 
 
 def _in_config(config: Mapping[str, Any], router: Router) -> tuple[str, int | None]:
-    settings = Settings(config, _ROOTS).at(router.layer)
+    settings = Settings(config, CONFIG_ROOTS).at(router.layer)
     for key in _KEYS:
         if settings.has(setting := Setting((key,), range=SOME)):
             return f"config.json: '{key}'", settings.integer(setting)

@@ -57,12 +57,13 @@ _SHARED = re.compile(r"shared?_(?:experts?|mlp|w\d)|_shexp")
 
 _BIAS = re.compile(r"[._]bias")
 
-#: Keys of a config that hold the name of the activation, and tables in which they stand.
+#: Keys of a config that hold the name of the activation.
 _ACTIVATION = Setting(
     ("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function",
           "dense_act_fn", "ffn_act_fn.name")
 )  # fmt: skip
-_ROOTS = ("", "text_config", "language_config", "llm_config", "thinker_config.text_config",
+#: Tables of a config in which settings of experts stand.
+CONFIG_ROOTS = ("", "text_config", "language_config", "llm_config", "thinker_config.text_config",
           "ffn_config")  # fmt: skip
 
 
@@ -209,7 +210,7 @@ def experts_spec(router: Router) -> ExpertsSpec:
 
 def experts_settings(store: TensorStore, router: Router) -> Settings:
     """The config as the layer of a router sees it."""
-    return Settings(store.config, _ROOTS).at(router.layer)
+    return Settings(store.config, CONFIG_ROOTS).at(router.layer)
 
 
 def open_experts(

@@ -20,9 +20,8 @@ from moegeom.core.router import EXACT_IN_BFLOAT16, Router, TableName, TokenTable
 from moegeom.core.shapes import Bool, Float, Float64, Shaped
 from moegeom.core.text import quoted
 from moegeom.router.family import SIZE, Family, Range, Setting, StackSpec, TensorName
-from moegeom.router.match import Match
 from moegeom.router.plain_names import with_plain_names
-from moegeom.router.plan import VECTORS, RouterPlan, Values
+from moegeom.router.plan import VECTORS, Match, RouterPlan, Values
 from moegeom.router.rule import dense_elsewhere
 from moegeom.router.settings import Settings
 from moegeom.router.storage import Quantisation, quantisation_tables

@@ -31,21 +31,22 @@ from moegeom.core.shapes import Float, Shaped
 from moegeom.geometry.rows import composed_rows
 from moegeom.router.facts import claims_of
 from moegeom.router.family import Family
-from moegeom.router.match import (
-    Listed,
-    Match,
-    Matches,
-    match_routers,
-    with_mtp_modules,
-    without_absent_biases,
-)
 from moegeom.router.plain_names import (
     plain_name,
     with_plain_names,
     without_model,
     wrapped_names,
 )
-from moegeom.router.plan import RouterPlan, plan_router
+from moegeom.router.plan import (
+    Listed,
+    Match,
+    Matches,
+    RouterPlan,
+    match_routers,
+    plan_router,
+    with_mtp_modules,
+    without_absent_biases,
+)
 from moegeom.router.recognise import (
     check_choice_biases,
     expert_counts,

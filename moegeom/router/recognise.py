@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -14,8 +14,8 @@ from moegeom.core.errors import STORAGE_UNKNOWN, CheckpointError, RouterError
 from moegeom.core.limits import FAMILY_NAME_LENGTH
 from moegeom.core.router import Skipped
 from moegeom.core.text import number_of, quoted
-from moegeom.router.family import Family, StackSpec, TensorName, families, family_of, load_family
-from moegeom.router.match import Match
+from moegeom.router.family import Family, families, family_of, load_family
+from moegeom.router.plan import Match
 from moegeom.router.settings import Settings
 
 #: Tables of a config that describe the language model inside a larger one.
@@ -307,7 +307,8 @@ def suggest(store: TensorStore) -> Suggestion | None:
     score = _score(settings)
     biases = list(_biases(store, first))
     options = [f"--router-pattern '{first.regex}'", f"--top-k {k}", f"--score {score or 'NAME'}"]
-    options += ["--renormalise"] if _is_renormalised(settings) else []
+    flags = [value for key, value in settings.items() if _RENORMALISED.search(key)]
+    options += ["--renormalise"] if flags and all(value is True for value in flags) else []
     options += [f"{option} '{regex}'" for option, regex in biases]
     unsaid = [
         *(["K: " + _K_UNKNOWN.format(_listed(settings, _TOP_K) or "nothing")] if k == "K" else []),
@@ -373,11 +374,6 @@ def _score(settings: Mapping[str, Any]) -> str:
     """The score that the config names; empty where it names none, or two."""
     named = {_SCORES.get(str(value), "") for key, value in settings.items() if _SCORE.search(key)}
     return named.pop() if len(named) == 1 else ""
-
-
-def _is_renormalised(settings: Mapping[str, Any]) -> bool:
-    flags = [value for key, value in settings.items() if _RENORMALISED.search(key)]
-    return bool(flags) and all(value is True for value in flags)
 
 
 def _listed(settings: Mapping[str, Any], keys: re.Pattern[str]) -> str:
@@ -495,13 +491,9 @@ def _evidence(
         yield f"hidden size {many} in the config"
     if len(names) > 1:
         yield f"the same in {number_of(len(names), 'layer')}"
-    if any(_is_beside(names[0], owner) for owner in owners):
+    # in the module of the tensor, or in one around it
+    if any(owner.count(".") >= 2 and names[0].startswith(owner) for owner in owners):
         yield "experts beside it"
-
-
-def _is_beside(name: str, owner: str) -> bool:
-    """True when the experts lie in the module of the tensor, or in one around it."""
-    return len(owner) > 0 and owner.count(".") >= 2 and name.startswith(owner)
 
 
 def _numbers(config: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, int]]:
@@ -560,13 +552,15 @@ def check_choice_biases(
     layers: dict[str, set[int]] = {}
     family_names: set[str] = set()
     for match, num_experts in zip(matches, experts, strict=True):
-        layers.setdefault(_layer_stem(match), set()).add(num_experts)
+        head = match.weight.name.partition("{layer}")[0]
+        layers.setdefault(f"{_prefix(match)}{head}{match.layer}.", set()).add(num_experts)
         family_names |= {*match.names(), *_spelled(match)}
     for name in store.names():
         # a substring test first: of 90 000 names a few hundred reach the regular expression
         if not ("bias" in name or "exp_probs_b" in name) or name in family_names:
             continue
-        stem = next((stem for stem in _stems(name) if stem in layers), None)
+        stems = (name[: dot.end()] for dot in re.finditer(r"\.", name))
+        stem = next((stem for stem in stems if stem in layers), None)
         if stem is None or not sounds_like_choice_bias(name.removeprefix(stem)):
             continue
         info = store.info(name)
@@ -584,12 +578,6 @@ def _not_known(info: TensorInfo) -> RouterError:
     )
 
 
-def _layer_stem(match: Match) -> str:
-    """What names of the router's layer begin with, the dot included."""
-    head, _, _ = match.weight.name.partition("{layer}")
-    return f"{_prefix(match)}{head}{match.layer}."
-
-
 def _prefix(match: Match) -> str:
     own = match.weight.name.format(layer=match.layer)
     return (match.stem + match.leaf).removesuffix(own)
@@ -597,14 +585,7 @@ def _prefix(match: Match) -> str:
 
 def _spelled(match: Match) -> Iterator[str]:
     """Names that the family knows in the router's layer, those that the config turns off too."""
-    for pattern in _patterns(match.spec):
-        yield _prefix(match) + pattern.name.format(layer=match.layer)
-
-
-def _patterns(spec: StackSpec) -> Iterable[TensorName]:
-    return (*spec.selection_bias, *spec.logit_bias, *spec.beside, *spec.weights.expert_scale)
-
-
-def _stems(name: str) -> Collection[str]:
-    """Every part of a name that ends with a dot."""
-    return [name[: dot.end()] for dot in re.finditer(r"\.", name)]
+    spec = match.spec
+    for patterns in (spec.selection_bias, spec.logit_bias, spec.beside, spec.weights.expert_scale):
+        for pattern in patterns:
+            yield _prefix(match) + pattern.name.format(layer=match.layer)

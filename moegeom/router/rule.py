@@ -30,7 +30,6 @@ from moegeom.router.family import (
     GroupSpec,
     LayersSpec,
     NormSpec,
-    ProjectionSpec,
     Setting,
     StackSpec,
     WeightsSpec,
@@ -70,7 +69,8 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
             jitter=settings.number(spec.jitter),
         ),
         has_selection_bias=has_selection_bias(stack, settings),
-        has_logit_bias=has_logit_bias(stack, settings) or _is_biased(stack.projection),
+        has_logit_bias=has_logit_bias(stack, settings)
+        or (stack.projection is not None and bool(stack.projection.bias)),
         groups=stack.groups and _build_groups(stack.groups, settings, num_experts, top_k, router),
         logit_map=_build_logit_map(stack, settings),
         capacity=settings.integer(stack.capacity) if settings.has(stack.capacity) else None,
@@ -98,10 +98,6 @@ def _relu_rule(stack: StackSpec, settings: Settings, top_k: int, router: str) ->
 def has_logit_bias(stack: StackSpec, settings: Settings) -> bool:
     """True when the routers of this checkpoint have a logit bias of their own."""
     return bool(stack.logit_bias) and settings.flag(stack.has_logit_bias)
-
-
-def _is_biased(projection: ProjectionSpec | None) -> bool:
-    return projection is not None and bool(projection.bias)
 
 
 def has_selection_bias(stack: StackSpec, settings: Settings) -> bool:
@@ -301,10 +297,6 @@ def _until(layer: int, last: Any) -> bool:
     return last == -1 or layer <= last
 
 
-def _at_step(layer: int, step: Any) -> bool:
-    return bool(step[layer]) if isinstance(step, list) else layer % step == 0
-
-
 def _behind_step(layer: int, step: Any) -> bool:
     return (layer + 1) % step == 0
 
@@ -314,7 +306,9 @@ def _behind_step(layer: int, step: Any) -> bool:
 #: from transformers 5.23 (``modeling_*``), vLLM and SGLang (``deepseek_v2``, ``dots1``,
 #: ``kimi_linear``, ``ernie45_moe``, ``hunyuan_v1``, ``qwen3_moe``, ``step3p5``).
 _BUILDS_ROUTER: Mapping[str, Callable[[int, Any], bool]] = {
-    "moe_layer_freq": _at_step,
+    "moe_layer_freq": lambda layer, step: (
+        bool(step[layer]) if isinstance(step, list) else layer % step == 0
+    ),
     "first_k_dense_replace": _from,
     "num_dense_layers": _from,
     "moe_layer_num_skipped": _from,

@@ -29,7 +29,7 @@ from moegeom.core.limits import (
     ROUTER_BYTES,
     ROUTER_PACKED_VALUES,
 )
-from moegeom.core.registry import Rooms
+from moegeom.core.registry import Rooms, record_of_function
 from moegeom.core.shapes import Float, Float32, Int32, Shaped, UInt8
 from moegeom.core.text import quoted
 from moegeom.router.family import Setting
@@ -362,11 +362,16 @@ class Stored:
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to store a weight: how to see that a router is stored so, and how to decode it."""
+    """One way to store a weight: how to decode it, and how to see that a router is stored so."""
 
     name: str
-    recognises: Callable[[RouterTensors], bool]
+    text: str
     open: Callable[[RouterTensors], Stored]
+    recognises: Callable[[RouterTensors], bool]
+
+
+#: Above the function that opens a router that is stored so; with how to see that it is.
+scheme = record_of_function(Scheme)
 
 
 SCHEMES = Rooms("storage scheme", "moegeom.router.storages", Scheme)

@@ -194,7 +194,7 @@ def _dcp(folder: Path) -> None:
 
 
 def _megatron(folder: Path) -> None:
-    from tests.unit.checkpoint.test_megatron import write_megatron
+    from tests.unit.checkpoint.test_dcp import write_megatron
 
     write_megatron(folder, is_stacked=True)
 

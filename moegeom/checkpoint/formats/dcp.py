@@ -30,6 +30,7 @@ from moegeom.checkpoint.formats.pytorch import (
     read_torch_archive,
 )
 from moegeom.checkpoint.pickled import Record, unpickle
+from moegeom.checkpoint.ranks import Piece, SlicedShard, SlicedTensor, join_pieces
 from moegeom.checkpoint.reading import (
     Folder,
     LocalFolder,
@@ -39,8 +40,14 @@ from moegeom.checkpoint.reading import (
     read_whole,
 )
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, missing_shards
-from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
-from moegeom.checkpoint.store import Format, TensorInfo, check_apart, check_names, is_inside
+from moegeom.checkpoint.store import (
+    Format,
+    TensorInfo,
+    check_apart,
+    check_names,
+    is_count,
+    is_inside,
+)
 from moegeom.checkpoint.zipped import read_archive
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
@@ -240,7 +247,7 @@ def _place(storage: _Storage, what: str) -> DcpPlace:
     file = _field(storage, "relative_path", str, what)
     offset = _field(storage, "offset", int, what)
     length = _field(storage, "length", int, what)
-    if not 0 <= offset <= limits.LARGEST_COUNT or not 0 <= length <= limits.LARGEST_COUNT:
+    if not (is_count(offset) and is_count(length)):
         raise CheckpointError(f"{what} lies at byte {offset} and has {length}, which cannot be.")
     return DcpPlace(file, offset, length, bool(storage.state.get("transform_descriptors")))
 
@@ -263,15 +270,11 @@ def _field(record: Record, key: str, kind: type, what: str) -> Any:
 
 def _counts(record: Record, key: str, what: str) -> Offsets:
     counts = _field(record, key, tuple, what)
-    if len(counts) > limits.DIMENSIONS or not all(map(_is_count, counts)):
+    if len(counts) > limits.DIMENSIONS or not all(map(is_count, counts)):
         raise CheckpointError(
             f"{what} has '{key}' that are not at most {limits.DIMENSIONS} non-negative integers."
         )
     return counts
-
-
-def _is_count(number: Any) -> bool:
-    return type(number) is int and 0 <= number <= limits.LARGEST_COUNT
 
 
 def _kind(item: Any) -> str:

@@ -20,7 +20,7 @@ from moegeom.checkpoint.pickled import Global, Record, unpickle
 from moegeom.checkpoint.ranks import open_files
 from moegeom.checkpoint.reading import AGAIN, Location, RangeFile
 from moegeom.checkpoint.shards import FileShard, Naming, ShardedStore, choose, lazy, open_index
-from moegeom.checkpoint.store import Format, TensorInfo
+from moegeom.checkpoint.store import Format, TensorInfo, is_count
 from moegeom.checkpoint.zipped import Archive, ZipEntry, read_archive
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
@@ -390,7 +390,7 @@ def read_torch_archive(file: RangeFile) -> TorchArchive:
 
 
 def _count(number: Any, what: str) -> int:
-    if type(number) is not int or not 0 <= number <= limits.LARGEST_COUNT:
+    if not is_count(number):
         raise CheckpointError(f"{what} {_short(number)}, expected a non-negative 64-bit integer.")
     return number
 

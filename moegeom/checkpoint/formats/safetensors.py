@@ -14,7 +14,7 @@ import numpy as np
 
 from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.checkpoint.json_text import num_quotes, parse_object, unique_keys
-from moegeom.checkpoint.ranks import open_files
+from moegeom.checkpoint.ranks import Piece, SlicedShard, SlicedTensor, join_pieces, open_files
 from moegeom.checkpoint.reading import AGAIN, Folder, Location, RangeFile, truncated
 from moegeom.checkpoint.shards import (
     CheckpointShard,
@@ -25,8 +25,7 @@ from moegeom.checkpoint.shards import (
     lazy,
     open_index,
 )
-from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
-from moegeom.checkpoint.store import Format, TensorInfo, check_apart, check_names
+from moegeom.checkpoint.store import Format, TensorInfo, check_apart, check_names, is_count
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from moegeom.core.shapes import Shaped
@@ -198,7 +197,7 @@ def _check_every_entry(header: SafetensorsHeader) -> int:
 def _counts(numbers: Any, what: str, most: int) -> tuple[int, ...]:
     """A list of at most ``most`` non-negative integers, as a tuple."""
     is_list = isinstance(numbers, list) and len(numbers) <= most
-    if not is_list or not all(type(n) is int and 0 <= n <= limits.LARGEST_COUNT for n in numbers):
+    if not is_list or not all(map(is_count, numbers)):
         raise CheckpointError(
             f"{what} {_short(numbers)}, expected at most {most} non-negative 64-bit integers."
         )
@@ -321,17 +320,13 @@ def _offsets(name: str, offsets: Mapping[str, Any], file: str) -> tuple[int, ...
     if (
         not isinstance(start, list)
         or len(start) > limits.DIMENSIONS
-        or not all(map(_is_count, start))
+        or not all(map(is_count, start))
     ):
         raise CheckpointError(
             f"{file}: holds row slices, and its DCP_SHARDING_INFO has no 'saved_offsets' of "
             f"integers for tensor {name!r}."
         )
     return tuple(start)
-
-
-def _is_count(number: Any) -> bool:
-    return type(number) is int and 0 <= number <= limits.LARGEST_COUNT
 
 
 def _parse_slices(text: Any, file: str) -> Mapping[str, Any]:

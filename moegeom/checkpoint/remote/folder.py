@@ -69,6 +69,10 @@ class Transport(Protocol):
         """What names a file among all files anywhere."""
         ...
 
+    def where(self, name: str) -> str:
+        """A file and its URL, in a sentence."""
+        return f"{name}: {self.shown(name)}"
+
     def probe(self, name: str, size: int) -> tuple[Stamp, bytes]:
         """Size and version of a file, and its first ``size`` bytes where they came along.
 
@@ -285,7 +289,7 @@ class RemoteFolder:
                 return self._transport.probe(name, _PROBE_BYTES)
 
         try:
-            stamp, raw = with_retries(attempt, self._where(name), self._options)
+            stamp, raw = with_retries(attempt, self._transport.where(name), self._options)
         except Absent as error:
             return error
         if raw:
@@ -302,12 +306,12 @@ class RemoteFolder:
             with self._slots:
                 return self._transport.read(name, offset, size)
 
-        raw, seen = with_retries(attempt, self._where(name), self._options)
+        raw, seen = with_retries(attempt, self._transport.where(name), self._options)
         with self._lock:
             self.log.ranges.append(ByteRange(name, offset, len(raw)))
         if stamp.differs(seen) or len(raw) != size:
             raise CheckpointError(
-                f"{self._where(name)} changed while it was read.",
+                f"{self._transport.where(name)} changed while it was read.",
                 "Wait until the upload is complete, and try again.",
             )
         return raw
@@ -319,9 +323,6 @@ class RemoteFolder:
             if start <= offset and offset + size <= start + len(raw):
                 return raw[offset - start : offset - start + size]
         return None
-
-    def _where(self, name: str) -> str:
-        return f"{name}: {self._transport.shown(name)}"
 
 
 def _is_spelled(name: str) -> bool:

@@ -17,7 +17,14 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 from moegeom.checkpoint.reading import Location, local
-from moegeom.checkpoint.remote.folder import Absent, RemoteFolder, Stamp, TryAgain, with_retries
+from moegeom.checkpoint.remote.folder import (
+    Absent,
+    RemoteFolder,
+    Stamp,
+    Transport,
+    TryAgain,
+    with_retries,
+)
 from moegeom.checkpoint.remote.url import RemoteOptions, child, cut, scheme_of, shown, split_last
 from moegeom.core.errors import CheckpointError
 from moegeom.core.extras import install_command
@@ -43,7 +50,7 @@ class Refusals:
     missing: str = "Check the address, and that the upload is complete."
 
 
-class HttpTransport:
+class HttpTransport(Transport):
     """Files at ``address(name)``, read by ranges over connections that are kept open."""
 
     def __init__(
@@ -95,7 +102,7 @@ class HttpTransport:
         # ValueError: a name of a host that no name server could be asked for
         except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, ValueError) as error:
             raise CheckpointError(
-                f"{self._where(name)} cannot be followed ({type(error).__name__}).",
+                f"{self.where(name)} cannot be followed ({type(error).__name__}).",
                 "Check the address.",
             ) from None
         except httpx2.ConnectError:
@@ -117,12 +124,9 @@ class HttpTransport:
             finally:
                 response.close()
         raise CheckpointError(
-            f"{self._where(name)} redirects more than {REMOTE_REDIRECTS} times.",
+            f"{self.where(name)} redirects more than {REMOTE_REDIRECTS} times.",
             "Check the address.",
         )
-
-    def _where(self, name: str) -> str:
-        return f"{name}: {self.shown(name)}"
 
     def _check(
         self, response: httpx2.Response, name: str, offset: int, size: int, is_probe: bool
@@ -133,12 +137,12 @@ class HttpTransport:
         modified = response.headers.get("Last-Modified", "")
         extent = response.headers.get("Content-Range", "")
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise CheckpointError(f"{self._where(name)} is sent compressed, which was not asked.")
+            raise CheckpointError(f"{self.where(name)} is sent compressed, which was not asked.")
         if status == HTTPStatus.PARTIAL_CONTENT:
             first, last, total = _numbers(_CONTENT_RANGE, extent, 3) or (-1, -1, -1)
             if first != offset or last != min(offset + size, total) - 1:
                 raise CheckpointError(
-                    f"{self._where(name)} answers with the range {extent[:80]!r}, expected bytes "
+                    f"{self.where(name)} answers with the range {extent[:80]!r}, expected bytes "
                     f"{offset} to {offset + size - 1}."
                 )
             return Stamp(total, etag, modified), last + 1 - first
@@ -164,7 +168,7 @@ class HttpTransport:
 
     def _whole_file(self, name: str) -> CheckpointError:
         return CheckpointError(
-            f"{self._where(name)} answers with the whole file where a part was asked for.",
+            f"{self.where(name)} answers with the whole file where a part was asked for.",
             "Download the checkpoint: this server cannot send parts of files.",
         )
 
@@ -172,7 +176,7 @@ class HttpTransport:
         answer = f"answers {response.status_code}{_phrase(response.status_code)}"
         if response.status_code in PASSING:
             return TryAgain(answer, retry_after(response.headers.get("Retry-After", "")))
-        message = f"{self._where(name)} {answer}."
+        message = f"{self.where(name)} {answer}."
         if response.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
             return Absent(message, self._refusals.missing)
         if response.status_code == HTTPStatus.FORBIDDEN:
@@ -371,7 +375,7 @@ _PACKAGES = {
 }  # fmt: skip
 
 
-class FsspecTransport:
+class FsspecTransport(Transport):
     """Files of one folder of an fsspec file system, which must not cache listings."""
 
     def __init__(self, system: Any, folder: str, url: str) -> None:
@@ -392,7 +396,7 @@ class FsspecTransport:
         """Reads do not tell the version, so that it is asked for afterwards."""
         path = self._path(name)
         raw = _attempt(
-            self._where(name), lambda: self._system.cat_file(path, start=offset, end=offset + size)
+            self.where(name), lambda: self._system.cat_file(path, start=offset, end=offset + size)
         )
         stamp = self._stamp(name)
         if len(raw) < size and offset + size <= stamp.size:
@@ -401,11 +405,8 @@ class FsspecTransport:
 
     def _stamp(self, name: str) -> Stamp:
         path = self._path(name)
-        info = _attempt(self._where(name), lambda: self._system.info(path))
-        return stamp_of(info, self._where(name))
-
-    def _where(self, name: str) -> str:
-        return f"{name}: {self.shown(name)}"
+        info = _attempt(self.where(name), lambda: self._system.info(path))
+        return stamp_of(info, self.where(name))
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"

@@ -19,7 +19,6 @@ from moegeom.router.storage import (
     FLOATS,
     Block,
     RouterTensors,
-    Scheme,
     Stored,
     Values,
     expect_shape,
@@ -30,6 +29,7 @@ from moegeom.router.storage import (
     recipe_block,
     refuse,
     scale_floats,
+    scheme,
     spread,
     stored,
     weight_recipes,
@@ -37,26 +37,26 @@ from moegeom.router.storage import (
 
 
 # -------------------------------------------------------------------------------------- not scaled
-def _as_it_is(name: str, what: str, dtypes: Collection[str], may_have_more: bool) -> Scheme:
+def _as_it_is(tensors: RouterTensors, name: str, what: str, dtypes: Collection[str]) -> Stored:
     """The tensor, as the store reads it, is the weight."""
-
-    def recognises(tensors: RouterTensors) -> bool:
-        is_alone = may_have_more or len(tensors.infos) == 1
-        return is_alone and tensors.dtype("weight") in dtypes
-
-    def open_(tensors: RouterTensors) -> Stored:
-        info = tensors.take(what, {"weight": dtypes})["weight"]
-        key = tensors.key("weight")
-        return Stored(name, info.dtype, info.shape, (info,), lambda values: upcast(values[key]))
-
-    return Scheme(name, recognises, open_)
+    info = tensors.take(what, {"weight": dtypes})["weight"]
+    key = tensors.key("weight")
+    return Stored(name, info.dtype, info.shape, (info,), lambda values: upcast(values[key]))
 
 
-PLAIN = _as_it_is("plain", "plain floats", PLAIN_FLOATS, may_have_more=False)
+@scheme(lambda tensors: len(tensors.infos) == 1 and tensors.dtype("weight") in PLAIN_FLOATS)
+def plain(tensors: RouterTensors) -> Stored:
+    """Plain floats: the tensor is the weight."""
+    return _as_it_is(tensors, "plain", "plain floats", PLAIN_FLOATS)
 
-#: Blocks are decoded while they are read: the store gives the float32 values of
-#: ``gguf.quants.dequantize``, llama.cpp's own definition; the dtype says how they are stored.
-GGUF_BLOCKS = _as_it_is("gguf_blocks", "blocks of GGUF", BLOCK_DTYPES, may_have_more=True)
+
+@scheme(lambda tensors: tensors.dtype("weight") in BLOCK_DTYPES)
+def gguf_blocks(tensors: RouterTensors) -> Stored:
+    """Blocks, decoded while they are read: the store gives the float32 values of
+    ``gguf.quants.dequantize``, llama.cpp's own definition; the dtype says how they are stored.
+    """
+    return _as_it_is(tensors, "gguf_blocks", "blocks of GGUF", BLOCK_DTYPES)
+
 
 # ------------------------------------------------------------------------------------------- scaled
 #: Names of the scale, and whether it may be per row:
@@ -78,11 +78,9 @@ _BLOCK = (128, 128)
 _MX_GROUP = (1, 32)
 
 
-def _is_fp8(tensors: RouterTensors) -> bool:
-    return tensors.dtype("weight") in SCALED_FLOATS
-
-
-def _open_fp8(tensors: RouterTensors) -> Stored:
+@scheme(lambda tensors: tensors.dtype("weight") in SCALED_FLOATS)
+def fp8(tensors: RouterTensors) -> Stored:
+    """Eight-bit floats with a scale per tensor, row, group or block."""
     weight = tensors.infos[tensors.key("weight")]
     scale = next((part for part in _SCALES if tensors.dtype(part)), None)
     if scale is None:
@@ -101,11 +99,8 @@ def _open_fp8(tensors: RouterTensors) -> Stored:
     return _scaled(tensors, "fp8", weight.dtype, parts, blocks, _SCALES[scale])
 
 
-def _is_int8(tensors: RouterTensors) -> bool:
-    return tensors.dtype("weight") == "I8" and tensors.dtype("weight_scale") != ""
-
-
-def _open_int8(tensors: RouterTensors) -> Stored:
+@scheme(lambda tensors: tensors.dtype("weight") == "I8" and tensors.dtype("weight_scale") != "")
+def int8(tensors: RouterTensors) -> Stored:
     """Integers of compressed-tensors 0.20.0 ``int_quantized``
     (``quantization/lifecycle/forward_helpers.py`` ``_dequantize``), which rounds to the dtype of
     the scale.
@@ -118,7 +113,7 @@ def _open_int8(tensors: RouterTensors) -> Stored:
 
 def _scaled(
     tensors: RouterTensors,
-    scheme: str,
+    name: str,
     dtype: str,
     parts: Mapping[str, TensorInfo],
     blocks: Sequence[Block],
@@ -146,14 +141,11 @@ def _scaled(
             floats = floats - spread(zero, shape, block)
         return floats * spread(scale_floats(values[scale_name]), shape, block)
 
-    return stored(tensors, scheme, dtype, shape, parts, decode)
+    return stored(tensors, name, dtype, shape, parts, decode)
 
 
-def _is_bitsandbytes(tensors: RouterTensors) -> bool:
-    return tensors.dtype("weight") == "I8" and tensors.dtype("SCB") != ""
-
-
-def _open_bitsandbytes(tensors: RouterTensors) -> Stored:
+@scheme(lambda tensors: tensors.dtype("weight") == "I8" and tensors.dtype("SCB") != "")
+def bitsandbytes_int8(tensors: RouterTensors) -> Stored:
     """LLM.int8(), integers with the largest magnitude of each row: stored * SCB / 127, as
     bitsandbytes 0.50.2 ``_ops.py`` (``int8_vectorwise_dequant``) computes it in float32: the
     product first, then times the rounded 1/127.
@@ -176,8 +168,3 @@ def _open_bitsandbytes(tensors: RouterTensors) -> Stored:
         return values["weight"].astype(np.float32) * largest * np.float32(1 / 127)
 
     return stored(tensors, "bitsandbytes_int8", "int8 bitsandbytes", shape, parts, decode)
-
-
-FP8 = Scheme("fp8", _is_fp8, _open_fp8)
-INT8 = Scheme("int8", _is_int8, _open_int8)
-BITSANDBYTES_INT8 = Scheme("bitsandbytes_int8", _is_bitsandbytes, _open_bitsandbytes)

@@ -16,13 +16,13 @@ from moegeom.router.storage import (
     EXPONENTS,
     FLOATS,
     RouterTensors,
-    Scheme,
     Stored,
     Values,
     expect_shape,
     matrix_shape,
     refuse,
     scale_floats,
+    scheme,
     spread,
     stored,
     unpack_e2m1,
@@ -49,7 +49,8 @@ def _spelling(tensors: RouterTensors) -> tuple[str, str] | None:
     return None
 
 
-def _open_mxfp4(tensors: RouterTensors) -> Stored:
+@scheme(lambda tensors: _spelling(tensors) is not None)
+def mxfp4(tensors: RouterTensors) -> Stored:
     """MXFP4: floats (E2M1) with an exponent (E8M0) per 32 columns.
 
     weight = value * 2^(exponent - 127), exact in float32; exponent 255 is NaN (OCP Microscaling
@@ -82,9 +83,6 @@ def _open_mxfp4(tensors: RouterTensors) -> Stored:
     return stored(tensors, "mxfp4", "mxfp4", shape, parts, decode)
 
 
-MXFP4 = Scheme("mxfp4", lambda tensors: _spelling(tensors) is not None, _open_mxfp4)
-
-
 # -------------------------------------------------------------------------------------------- NVFP4
 _NV_GROUP = 16
 
@@ -95,12 +93,13 @@ _NV_SPELLINGS = (
 )
 
 
-def _is_nvfp4(tensors: RouterTensors) -> bool:
-    is_packed = any(tensors.dtype(values) == "U8" for values, _, _ in _NV_SPELLINGS)
-    return is_packed and tensors.dtype("weight_scale") == "F8_E4M3"
-
-
-def _open_nvfp4(tensors: RouterTensors) -> Stored:
+@scheme(
+    lambda tensors: (
+        any(tensors.dtype(values) == "U8" for values, _, _ in _NV_SPELLINGS)
+        and tensors.dtype("weight_scale") == "F8_E4M3"
+    )
+)
+def nvfp4(tensors: RouterTensors) -> Stored:
     """NVFP4: floats (E2M1) with an E4M3 scale per 16 columns and one scale for all.
 
     The two writers store the scale for all as each other's reciprocal:
@@ -128,9 +127,6 @@ def _open_nvfp4(tensors: RouterTensors) -> Stored:
         return unpack_e2m1(values[packed_name]) * spread(scale, shape, (1, _NV_GROUP))
 
     return stored(tensors, "nvfp4", "nvfp4", shape, parts, decode)
-
-
-NVFP4 = Scheme("nvfp4", _is_nvfp4, _open_nvfp4)
 
 
 # ------------------------------------------------------------------------------------- bitsandbytes
@@ -166,7 +162,8 @@ def _state_part(tensors: RouterTensors) -> str | None:
     return next((part for part in parts if tensors.dtype(part)), None)
 
 
-def _open_bitsandbytes(tensors: RouterTensors) -> Stored:
+@scheme(lambda tensors: _state_part(tensors) is not None)
+def bitsandbytes_4bit(tensors: RouterTensors) -> Stored:
     """NF4 and FP4 of bitsandbytes: an index into 16 values times the largest magnitude of a block.
 
     weight = quant_map[index] * absmax[block], the weight taken row by row, the first of two indices
@@ -270,8 +267,3 @@ def _offset(info: TensorInfo, state: Mapping[str, Any]) -> np.float32:
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30:
         return np.float32(value)
     raise refuse(info, f"has 'nested_offset' {str(value)[:60]}, expected a number.")
-
-
-BITSANDBYTES_4BIT = Scheme(
-    "bitsandbytes_4bit", lambda tensors: _state_part(tensors) is not None, _open_bitsandbytes
-)

@@ -17,7 +17,6 @@ from moegeom.router.settings import Settings
 from moegeom.router.storage import (
     FLOATS,
     RouterTensors,
-    Scheme,
     Stored,
     Values,
     expect_shape,
@@ -30,6 +29,7 @@ from moegeom.router.storage import (
     recipe_block,
     refuse,
     scale_floats,
+    scheme,
     stored,
     unpack_rows,
     weight_recipes,
@@ -43,11 +43,12 @@ _GPTQ_BITS = (2, 3, 4, 8)
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
-def _is_gptq(tensors: RouterTensors) -> bool:
-    return tensors.dtype("qweight") != "" and word(tensors.settings, "quant_method") == "gptq"
-
-
-def _open_gptq(tensors: RouterTensors) -> Stored:
+@scheme(
+    lambda tensors: (
+        tensors.dtype("qweight") != "" and word(tensors.settings, "quant_method") == "gptq"
+    )
+)
+def gptq(tensors: RouterTensors) -> Stored:
     """GPTQ: integers of 2, 3, 4 or 8 bits, packed along the input dimension; g = g_idx[in].
 
     ``qzeros`` holds the zero point minus one in ``gptq`` (v1) and the zero point in ``gptq_v2``.
@@ -153,9 +154,6 @@ def _groups_in_order(tensors: RouterTensors, hidden: int, groups: int) -> Int[np
     return np.arange(hidden) // size
 
 
-GPTQ = Scheme("gptq", _is_gptq, _open_gptq)
-
-
 # ---------------------------------------------------------------------------------------------- AWQ
 _AWQ_BITS = 4
 
@@ -163,11 +161,12 @@ _AWQ_BITS = 4
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def _is_awq(tensors: RouterTensors) -> bool:
-    return tensors.dtype("qweight") != "" and word(tensors.settings, "quant_method") == "awq"
-
-
-def _open_awq(tensors: RouterTensors) -> Stored:
+@scheme(
+    lambda tensors: (
+        tensors.dtype("qweight") != "" and word(tensors.settings, "quant_method") == "awq"
+    )
+)
+def awq(tensors: RouterTensors) -> Stored:
     """AWQ: four-bit integers, packed along the output dimension in an order of their own; g =
     in // group size.
 
@@ -213,9 +212,6 @@ def _unpack(words: Int32[np.ndarray, "rows words"]) -> UInt8[np.ndarray, "rows e
     return halves.reshape(words.shape[0], -1)
 
 
-AWQ = Scheme("awq", _is_awq, _open_awq)
-
-
 # ------------------------------------------------------------------------------- compressed-tensors
 _PACK_BITS = (2, 4, 8)
 
@@ -229,11 +225,8 @@ class _Reading:
     is_symmetric: bool
 
 
-def _is_pack_quantized(tensors: RouterTensors) -> bool:
-    return tensors.dtype("weight_packed") == "I32"
-
-
-def _open_pack_quantized(tensors: RouterTensors) -> Stored:
+@scheme(lambda tensors: tensors.dtype("weight_packed") == "I32")
+def pack_quantized(tensors: RouterTensors) -> Stored:
     """The ``pack-quantized`` format of compressed-tensors: 2, 4 or 8 bits by row or group.
 
     weight = (stored - 2^(bits - 1) - zero point) * scale, in float32; the library rounds to the
@@ -336,6 +329,3 @@ def _named_groups(
             f"holds {named.min()} to {named.max()}, expected groups from 0 to {groups - 1}.",
         )
     return named
-
-
-PACK_QUANTIZED = Scheme("pack_quantized", _is_pack_quantized, _open_pack_quantized)

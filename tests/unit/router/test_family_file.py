@@ -14,7 +14,7 @@ from moegeom.router.family import (
     load_family,
     parse_family,
 )
-from moegeom.router.match import Matches, match_routers, without_absent_biases
+from moegeom.router.plan import Matches, match_routers, without_absent_biases
 from moegeom.router.settings import Settings
 from tests.ends import work_ends
 

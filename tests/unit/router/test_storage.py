@@ -207,7 +207,7 @@ _OPTIONAL = {"g_idx", "weight_zero_point"}
 
 
 def test_every_scheme_has_an_example():
-    # blocks of GGUF are decoded by their store: tests/unit/checkpoint/test_formats_agree.py
+    # blocks of GGUF are decoded by their store: tests/unit/checkpoint/test_gguf.py
     schemes = {scheme for scheme, _, _ in _EXAMPLES.values()} | {"gguf_blocks"}
     assert sorted(schemes) == SCHEMES.names()
 
