@@ -124,8 +124,6 @@ class Machine:
             self.pay(slots - self.paid_slots)
             self.paid_slots = slots
 
-    def ignore(self, _: Any) -> None: ...
-
     def push(self, value: Any) -> None:
         self.stack.append(value)
 
@@ -146,15 +144,6 @@ class Machine:
         self.pay(sys.getsizeof(value) + _ROUNDED)
         self.stack.append(value)
 
-    def pop(self, _: Any) -> None:
-        self.stack.pop()
-
-    def duplicate(self, _: Any) -> None:
-        self.stack.append(self.stack[-1])
-
-    def mark(self, _: Any) -> None:
-        self.marks.append(len(self.stack))
-
     def since_mark(self) -> list[Any]:
         start = self.marks.pop()
         if start > len(self.stack):
@@ -164,9 +153,6 @@ class Machine:
         if len(items) > _SHORT:
             self.pay(8 * len(items))
         return items
-
-    def drop_marked(self, _: Any) -> None:
-        self.since_mark()
 
     def push_tuple(self, length: int) -> None:
         stack = self.stack
@@ -192,13 +178,7 @@ class Machine:
     def recall(self, index: int) -> None:
         self.stack.append(self.memo[index])
 
-    def append(self, _: Any) -> None:
-        self._extend([self.stack.pop()])
-
-    def append_marked(self, _: Any) -> None:
-        self._extend(self.since_mark())
-
-    def _extend(self, items: list[Any]) -> None:
+    def extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
             raise self.refusal(f"appends to {_kind(target)}")
@@ -511,8 +491,8 @@ _DICT = 64
 _STORAGE = 128
 
 _TABLE: Mapping[str, _Opcode] = {
-    "PROTO": _reads(_byte, Machine.ignore, 0),
-    "FRAME": _reads(_number("<Q"), Machine.ignore, 0),
+    "PROTO": _reads(_byte, lambda machine, _: None, 0),
+    "FRAME": _reads(_number("<Q"), lambda machine, _: None, 0),
     "NONE": _has(None, Machine.push, 0),
     "NEWTRUE": _has(True, Machine.push, 0),
     "NEWFALSE": _has(False, Machine.push, 0),
@@ -537,15 +517,15 @@ _TABLE: Mapping[str, _Opcode] = {
     "EMPTY_LIST": _has(list, Machine.push_new, _LIST),
     "EMPTY_SET": _has(list, Machine.push_new, _LIST),
     "EMPTY_DICT": _has(dict, Machine.push_new, _DICT),
-    "APPEND": _has(None, Machine.append, 0),
-    "APPENDS": _has(None, Machine.append_marked, 0),
-    "ADDITEMS": _has(None, Machine.append_marked, 0),
+    "APPEND": _has(None, lambda machine, _: machine.extend([machine.stack.pop()]), 0),
+    "APPENDS": _has(None, lambda machine, _: machine.extend(machine.since_mark()), 0),
+    "ADDITEMS": _has(None, lambda machine, _: machine.extend(machine.since_mark()), 0),
     "SETITEM": _has(None, Machine.set_item, 0, 3),
     "SETITEMS": _has(None, Machine.set_marked, 0),
-    "MARK": _has(None, Machine.mark, 0),
-    "POP": _has(None, Machine.pop, 0),
-    "POP_MARK": _has(None, Machine.drop_marked, 0),
-    "DUP": _has(None, Machine.duplicate, 0),
+    "MARK": _has(None, lambda machine, _: machine.marks.append(len(machine.stack)), 0),
+    "POP": _has(None, lambda machine, _: machine.stack.pop(), 0),
+    "POP_MARK": _has(None, lambda machine, _: machine.since_mark(), 0),
+    "DUP": _has(None, lambda machine, _: machine.push(machine.stack[-1]), 0),
     "MEMOIZE": _has(None, Machine.memoize, 0),
     "BINPUT": _reads(_byte, Machine.memoize, 0),
     "LONG_BINPUT": _reads(_number("<I"), Machine.memoize, 0),

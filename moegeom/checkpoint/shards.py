@@ -52,11 +52,6 @@ class Span:
         return max(info.offset + info.size_bytes for info in self.infos) - self.offset
 
 
-def in_file_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
-    """The order in which tensors are read, so that a disk reads forward."""
-    return sorted(infos, key=lambda info: (info.file, info.offset, info.name))
-
-
 def join_neighbours(infos: Sequence[TensorInfo]) -> list[Span]:
     """Tensors in file order, joined where at most 16 KiB lie between them in one file."""
     spans: list[list[TensorInfo]] = []
@@ -272,7 +267,9 @@ class ShardedStore:
         No two may share bytes: each is kept in memory by who asks for it, and one block of rows
         is not the router of every layer.
         """
-        infos = in_file_order(self.info(name) for name in dict.fromkeys(names))
+        each = (self.info(name) for name in dict.fromkeys(names))
+        # a disk reads forward
+        infos = sorted(each, key=lambda info: (info.file, info.offset, info.name))
         self._check_apart(infos)
         for span in in_parallel(self._read_span, join_neighbours(infos), self.folder.num_parallel):
             yield from span

@@ -498,13 +498,11 @@ def family_of(model_type: str) -> Family | None:
     return None
 
 
-def family_of_text(name: str, text: str) -> Family:
-    """As :func:`parse_family`; ``model_types`` may be left out."""
-    return parse_family(name, text, model_types=[name], source="a file of one's own")
-
-
 def parse_family(name: str, text: str, **defaults: Any) -> Family:
-    """The family that a TOML file describes; an unknown key or value is an error."""
+    """The family that a TOML file describes; an unknown key or value is an error.
+
+    ``defaults`` are what keys say that the file may leave out.
+    """
     family = record_of_file(Family, name, text, FAMILY_CHARACTERS, **defaults)
     where = f"{name}.toml"
     for stack in family.stacks:

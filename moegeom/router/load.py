@@ -396,12 +396,8 @@ def count_expected(
 _MUCH = 3
 
 
-def asked_notes(store: TensorStore, routers: Sequence[Router]) -> list[str]:
+def asked_notes(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
     """Sentences on routers that a pattern loaded: numbers of experts, and what it leaves out."""
-    return [*_counts(store, routers), *_left_out(store, routers)]
-
-
-def _counts(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
     counts = expert_counts(store)
     odd = [router for router in routers if counts and router.num_experts not in counts]
     if odd:
@@ -413,11 +409,8 @@ def _counts(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
             f"{first.name}: {first.num_experts} rows count as experts, where config.json says "
             f"{listed}{on_side}"
         )
-
-
-def _left_out(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
     loaded = {name for router in routers for name in router.provenance.tensors}
-    counts = expert_counts(store) | {router.num_experts for router in routers}
+    counts |= {router.num_experts for router in routers}
     for candidate in propose_routers(store):
         left = [name for name in candidate.names if name not in loaded]
         is_likely = candidate.has_router_name and len(candidate.evidence) >= _MUCH

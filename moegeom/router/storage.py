@@ -112,10 +112,6 @@ class RouterTensors:
                 raise refuse(info, f"of {storage} is stored as {info.dtype}, expected {expected}.")
         return parts
 
-    def by_part(self, values: Values, parts: Collection[str]) -> Values:
-        """Values by the names that the schemes use."""
-        return {part: values[self.key(part)] for part in parts}
-
 
 def refuse(info: TensorInfo, why: str, hint: str = "") -> RouterError:
     """The error for storage that is not understood; ``why`` continues its sentence."""
@@ -438,7 +434,7 @@ def stored(
     def by_name(values: Mapping[str, Shaped[np.ndarray, "..."]]) -> Float[np.ndarray, "..."]:
         # Scales may be NaN or infinite; what comes of it is looked at with all other weights.
         with np.errstate(all="ignore"):
-            return decode(tensors.by_part(values, parts))
+            return decode({part: values[tensors.key(part)] for part in parts})
 
     return Stored(scheme, dtype, shape, tuple(parts.values()), by_name)
 

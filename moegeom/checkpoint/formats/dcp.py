@@ -188,13 +188,9 @@ class Metadata:
         return DcpLayout(dtype, self.shape(name), tuple(dict.fromkeys(chunks)))
 
 
+@no_collection()
 def parse_metadata(raw: bytes, where: str) -> Metadata:
     """The contents of a ``.metadata`` file; its places lie inside of the folder."""
-    with no_collection():
-        return _parse_metadata(raw, where)
-
-
-def _parse_metadata(raw: bytes, where: str) -> Metadata:
     root = unpickle(raw, where, _ALLOWED)
     if not isinstance(root, _Metadata):
         raise CheckpointError(f"{where}: holds {_kind(root)}, expected a Metadata of torch.")
