@@ -143,7 +143,7 @@ def _value(kind: str, value: Any) -> bytes:
         inner, items = value
         head = len(items) << 4 | {"i32": 5, "text": 8, "struct": 12}[inner]
         return bytes([head]) + b"".join(_value(inner, item) for item in items)
-    return _varint(2 * value)
+    return _varint(2 * value if value >= 0 else -2 * value - 1)
 
 
 def _varint(number: int) -> bytes:
@@ -200,6 +200,12 @@ def test_what_a_page_asks_for_is_bounded_whatever_its_footer_says(tmp_path):
         assert facts.inflated(["a"]) == 64
         with pytest.raises(DocumentError, match=r"would take [0-9,]{13,} bytes of memory, more"):
             read_columns(facts, ["a"])
+
+
+def test_pages_of_less_than_no_numbers_are_refused(tmp_path):
+    write_contradiction(tmp_path / "a.parquet", 32, -1)
+    with pytest.raises(DocumentError, match="pages of less than no bytes"):
+        read_columns(parquet_facts(tmp_path / "a.parquet"), ["a"])
 
 
 def test_texts_that_are_stored_as_differences_are_refused(tmp_path):
