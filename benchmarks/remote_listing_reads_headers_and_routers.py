@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.url import RemoteOptions
 from moegeom.router.load import load_routers
 from tests.unit.checkpoint.remote_server import Log, serve
 

@@ -30,7 +30,7 @@ _PUBLIC: dict[str, str] = {
     "RoutedTokens": "moegeom.engine.route:RoutedTokens",
     "Router": "moegeom.core.router:Router",
     "Finding": "moegeom.core.finding:Finding",
-    "RemoteOptions": "moegeom.checkpoint.remote.options:RemoteOptions",
+    "RemoteOptions": "moegeom.checkpoint.remote.url:RemoteOptions",
     "MoeGeomError": "moegeom.core.errors:MoeGeomError",
 }
 

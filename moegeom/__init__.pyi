@@ -31,7 +31,7 @@ from moegeom.document.report import GateReport as GateReport
 from moegeom.core.errors import MoeGeomError as MoeGeomError
 from moegeom.recorder.recorder import RouterRecorder as Recorder
 from moegeom.studies.opened import Recording as Recording
-from moegeom.checkpoint.remote.options import RemoteOptions as RemoteOptions
+from moegeom.checkpoint.remote.url import RemoteOptions as RemoteOptions
 from moegeom.document.report import Report as Report
 from moegeom.engine.route import RoutedTokens as RoutedTokens
 from moegeom.core.router import Router as Router

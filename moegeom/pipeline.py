@@ -78,11 +78,10 @@ from moegeom.measure.passes import (
     with_what_ifs,
 )
 from moegeom.metrics import METRICS, metrics_of_scan
-from moegeom.results.memory import MemoryResults
-from moegeom.results.reader import Results, open_results
+from moegeom.results.reader import MemoryResults, Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
-from moegeom.router.token_tables import token_table_facts
+from moegeom.router.facts import token_table_facts
 from moegeom.tokens.traces.alignment import RunB
 from moegeom.tokens.traces.source import CountedSource
 from moegeom.variants.what_if import parse_what_ifs

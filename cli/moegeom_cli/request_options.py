@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.url import RemoteOptions
 from moegeom.engine.parameters import hints_of, kinds_of, option_of, request_of, typed_parameters
 from moegeom.tokens.files import TokenFiles
 from moegeom_cli.streams import parse_map, parse_numbers

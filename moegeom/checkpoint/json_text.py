@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from moegeom.checkpoint.collection import no_collection
+from moegeom.checkpoint.reading import no_collection
 from moegeom.core import limits
 from moegeom.core.documents import DocumentError, json_value
 from moegeom.core.errors import CheckpointError

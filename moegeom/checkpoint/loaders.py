@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from moegeom.checkpoint.folder import Folder
-from moegeom.checkpoint.names import is_inside
+from moegeom.checkpoint.reading import Folder
 from moegeom.checkpoint.shards import CONFIGS, parse_index, read_config, table_at
+from moegeom.checkpoint.store import is_inside
 from moegeom.core.errors import CheckpointError
 from moegeom.core.text import natural
 

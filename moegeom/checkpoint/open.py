@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from moegeom.checkpoint.folder import Folder, Location, local
 from moegeom.checkpoint.formats.pytorch import PytorchFile
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of
 from moegeom.checkpoint.ranks import of_rank_folders
-from moegeom.checkpoint.remote.options import RemoteOptions
-from moegeom.checkpoint.remote.url import scheme_of, shown
+from moegeom.checkpoint.reading import Folder, Location, local
+from moegeom.checkpoint.remote.url import RemoteOptions, scheme_of, shown
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorStore
 from moegeom.core.errors import CheckpointError, UsageError, about
@@ -62,7 +61,7 @@ def open_place(
     where = shown(url) if url else path
     with about("checkpoint", where):
         try:
-            location = _remote(url, remote) if url else _local(Path(path))
+            location = _remote(url, remote or RemoteOptions()) if url else _local(Path(path))
             return location, _open(location)
         except OSError as error:
             raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None
@@ -101,11 +100,11 @@ def _local(path: Path) -> Location:
     return local(path)
 
 
-def _remote(url: str, options: RemoteOptions | None) -> Location:
+def _remote(url: str, options: RemoteOptions) -> Location:
     # Most checkpoints lie on a disk: what only a URL needs is imported for URLs.
     from moegeom.checkpoint.remote.open import open_remote
 
-    return open_remote(url, RemoteOptions() if options is None else options)
+    return open_remote(url, options)
 
 
 def _not_recognised(location: Location) -> tuple[str, str]:

@@ -9,15 +9,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from moegeom.checkpoint.folder import Folder
+from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.json_text import parse_object
-from moegeom.checkpoint.names import check_names, is_inside
-from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.store import TensorInfo, check_apart
+from moegeom.checkpoint.reading import Folder, Location, RangeFile
+from moegeom.checkpoint.store import TensorInfo, check_apart, check_names, is_inside
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from moegeom.core.shapes import Shaped
@@ -51,11 +50,6 @@ class Span:
     @property
     def size(self) -> int:
         return max(info.offset + info.size_bytes for info in self.infos) - self.offset
-
-
-def in_file_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
-    """The order in which tensors are read, so that a disk reads forward."""
-    return sorted(infos, key=lambda info: (info.file, info.offset, info.name))
 
 
 def join_neighbours(infos: Sequence[TensorInfo]) -> list[Span]:
@@ -155,6 +149,44 @@ class CheckpointShard(Protocol):
     def read_bytes(self, name: str, start: int, size: int) -> bytes: ...
 
 
+@dataclass(frozen=True)
+class FileShard:
+    """A shard that is one file."""
+
+    file: RangeFile
+
+    @property
+    def label(self) -> str:
+        return self.file.label
+
+    @property
+    def size_bytes(self) -> int:
+        return self.file.size_bytes()
+
+
+class HeadedShard(FileShard):
+    """A file whose ``header``, which is read on first use, says where its tensors lie."""
+
+    header: ClassVar[Any]
+
+    def names(self) -> Collection[str]:
+        return self.header.entries.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        return self.header.info(name)
+
+    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
+        info = self.info(name)
+        where = f"{info.file}: tensor {name!r}"
+        dtype = numpy_dtype(info.dtype, where)
+        return as_array(self.file.read(info.offset, info.size_bytes), dtype, info.shape, where)
+
+    def read_bytes(self, name: str, start: int, size: int) -> bytes:
+        info = self.info(name)
+        length = max(min(size, info.size_bytes - start), 0)
+        return self.file.read(info.offset + start, length)
+
+
 class ShardedStore:
     """A ``TensorStore`` over shards; a shard's header is read when a tensor of it is needed."""
 
@@ -204,7 +236,10 @@ class ShardedStore:
     @cached_property
     def _config(self) -> Mapping[str, Any]:
         config = read_config(self.folder, self._config_file)
-        return _laid_over(config, self._inner) if self._inner else config
+        # what the inner table says counts; the model keeps its type, and null says nothing
+        laid_over = table_at(config, self._inner) or {}
+        says = {k: v for k, v in laid_over.items() if v is not None and k != "model_type"}
+        return {**config, **says} if says else config
 
     def names(self) -> Collection[str]:
         return self.shard_of.keys()
@@ -232,7 +267,9 @@ class ShardedStore:
         No two may share bytes: each is kept in memory by who asks for it, and one block of rows
         is not the router of every layer.
         """
-        infos = in_file_order(self.info(name) for name in dict.fromkeys(names))
+        each = (self.info(name) for name in dict.fromkeys(names))
+        # a disk reads forward
+        infos = sorted(each, key=lambda info: (info.file, info.offset, info.name))
         self._check_apart(infos)
         for span in in_parallel(self._read_span, join_neighbours(infos), self.folder.num_parallel):
             yield from span
@@ -302,14 +339,6 @@ def table_at(config: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
     for key in path.split("."):
         table = table.get(key) if isinstance(table, Mapping) else None
     return table if isinstance(table, Mapping) else None
-
-
-def _laid_over(config: Mapping[str, Any], inner: str) -> Mapping[str, Any]:
-    """The config with what its table at ``inner`` says in the place of its own. The model keeps its
-    type; null says nothing.
-    """
-    table = table_at(config, inner) or {}
-    return {**config, **{k: v for k, v in table.items() if v is not None and k != "model_type"}}
 
 
 def _files_beside(
@@ -435,3 +464,94 @@ def join_shards(
                 f"{limits.TENSORS} allowed."
             )
     return shard_of
+
+
+# ---------------------------------------------------------------------------- files behind an index
+@dataclass(frozen=True)
+class Naming:
+    """What the files of a format are called: its index, and what its writers prefer."""
+
+    index_suffix: str
+    index: str
+    single: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The index to read, or the files without one; ``rival`` stands beside an index."""
+
+    index: str = ""
+    files: Sequence[str] = ()
+    rival: str = ""
+
+
+def choose(location: Location, files: Sequence[str], naming: Naming) -> Chosen:
+    """What to read of a location; ``files`` are those in it that hold weights.
+
+    Raises
+    ------
+    CheckpointError
+        If a folder holds several indexes, none of which has the usual name.
+    """
+    if location.file is not None:
+        is_index = location.file.endswith(naming.index_suffix)
+        return Chosen(index=location.file) if is_index else Chosen(files=[location.file])
+    indexes = [name for name in location.files if name.endswith(naming.index_suffix)]
+    named = [name for name in indexes if name == naming.index] or indexes
+    single = [name for name in files if name == naming.single]
+    if len(named) > 1:
+        raise CheckpointError(
+            f"{location.folder.label}: holds {len(named)} indexes ({', '.join(named)}).",
+            "Pass the index to read.",
+        )
+    if named:
+        return Chosen(index=named[0], rival=naming.single if single else "")
+    return Chosen(files=single or files)
+
+
+def open_index(
+    folder: Folder, chosen: Chosen, open_file: Callable[[str], CheckpointShard]
+) -> ShardedStore:
+    """The checkpoint behind an index.
+
+    Raises
+    ------
+    CheckpointError
+        If none of the files that it names is there, or it does not name the single file beside
+        it. A file that is missing is an error for who needs it.
+    """
+    index = folder.file(chosen.index)
+    shard_of = parse_index(folder, chosen.index)
+    used = sorted(set(shard_of.values()))
+    if chosen.rival and chosen.rival not in used:
+        # transformers would load the single file, others the shards: do not guess.
+        raise CheckpointError(
+            f"{folder.label}: holds both {chosen.rival} and {chosen.index}, "
+            "which does not name it.",
+            "Pass the file or the index to read.",
+        )
+    missing = missing_shards(folder, chosen.index, used)
+    if len(missing) == len(used):
+        raise missing[used[0]].error()
+    shards = {name: missing.get(name) or open_file(name) for name in used}
+    return ShardedStore(folder, shards, shard_of, index.size_bytes())
+
+
+# ------------------------------------------------------------------------------------------- lazily
+class lazy(Generic[T]):  # noqa: N801 - a decorator, as functools.cached_property
+    """``functools.cached_property`` without its lock.
+
+    Before Python 3.12 all objects of a class share that lock, so that headers of many shards would
+    be fetched one after the other. Two threads that ask the same object at the same time may both
+    compute the value.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> T:
+        # Python finds the value itself from now on: this class has no __set__.
+        attribute = instance.__dict__[self.name] = self.compute(instance)
+        return attribute

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 import numpy as np
 
-from moegeom.checkpoint.folder import Location
+from moegeom.checkpoint.reading import Location
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from moegeom.core.shapes import Shaped
 
@@ -23,6 +25,11 @@ class TensorInfo:
     file: str
     offset: int
     size_bytes: int
+
+
+def is_count(number: object) -> bool:
+    """Whether a value of a file is a whole number that elements, bytes or offsets can have."""
+    return type(number) is int and 0 <= number <= limits.LARGEST_COUNT
 
 
 def check_apart(
@@ -108,3 +115,25 @@ class Format:
     name: str
     recognises: Callable[[Location], bool]
     open: Callable[[Location], TensorStore]
+
+
+# -------------------------------------------------------------------------------------------- names
+def check_names(names: Collection[str], where: str) -> None:
+    """Raise if there are more tensors than any checkpoint has, or one has a longer name."""
+    if len(names) > limits.TENSORS:
+        raise CheckpointError(
+            f"{where} describes {len(names)} tensors, more than the {limits.TENSORS} allowed."
+        )
+    longest = max(map(len, names), default=0)
+    if longest > limits.NAME_LENGTH:
+        raise CheckpointError(
+            f"{where} has a name of {longest} characters, more than the {limits.NAME_LENGTH} "
+            "allowed."
+        )
+
+
+def is_inside(file: str) -> bool:
+    """True for a path that stays in its folder, on every system."""
+    path = PurePosixPath(file)
+    leads_out = not path.parts or path.is_absolute() or ".." in path.parts
+    return not leads_out and not any(c in file for c in "\\:\0")

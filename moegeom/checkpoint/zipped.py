@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from moegeom.checkpoint.collection import no_collection
-from moegeom.checkpoint.reading import RangeFile
+from moegeom.checkpoint.reading import AGAIN, RangeFile, no_collection
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import ZIP_DIRECTORY_BYTES, ZIP_ENTRIES
 
@@ -33,8 +32,6 @@ _EXTRA_64 = 1
 
 #: Names that are empty, absolute, lead upwards, or mean something else on another system.
 _OUTSIDE = re.compile(r"^$|^/|(^|/)\.\.(/|$)|[\\:\0]")
-
-_AGAIN = "Download or copy this file again."
 
 
 class ZipEntry(NamedTuple):
@@ -158,7 +155,7 @@ def _no_directory(file: RangeFile, file_size: int, writer: str) -> CheckpointErr
     if head.startswith(b"PK\3\4"):
         return CheckpointError(
             f"{file.label}: truncated, has {file_size} bytes and no zip directory at their end.",
-            _AGAIN,
+            AGAIN,
         )
     if head == _NPY:
         return CheckpointError(
@@ -221,4 +218,4 @@ def _widen(sizes: list[int], extra: bytes) -> list[int] | None:
 
 
 def _contradiction(file: RangeFile, flaw: str) -> CheckpointError:
-    return CheckpointError(f"{file.label}: the zip directory is malformed: {flaw}.", _AGAIN)
+    return CheckpointError(f"{file.label}: the zip directory is malformed: {flaw}.", AGAIN)

@@ -76,6 +76,14 @@ class RouterError(MoeGeomError):
         self.code, self.checkpoint = code, ""
 
 
+#: Codes of the integrity checks that reading itself can break (moegeom/checks/catalogue): config
+#: and tensors contradict each other; storage that nobody knows, such as a scale tensor without a
+#: rule; a part of a router is not there; the gating function is said nowhere; a value of the config
+#: or of a tensor is one that no rule takes.
+CONFIG_CONTRADICTED, STORAGE_UNKNOWN, PART_MISSING = "MGI105", "MGI106", "MGI107"
+GATING_UNSAID, OUT_OF_RANGE = "MGI113", "MGI116"
+
+
 class RouterRuleError(RouterError):
     """The selection rule does not have the property that an algorithm needs."""
 

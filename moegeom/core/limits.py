@@ -151,6 +151,8 @@ PARQUET_WIDTH = 1 << 20
 #: Each costs 35 microseconds before anything is decoded, and a page 16.
 PARQUET_GROUPS = PARQUET_CHUNKS = 30_000
 PARQUET_PAGES = 50_000
+#: Of a footer: a column of a row group has some 40.
+PARQUET_VALUES = 2_000_000
 #: Of a page: one with statistics has some hundred.
 PARQUET_HEADER_BYTES = 1 << 14
 PARQUET_FREE_BYTES = 1 << 29

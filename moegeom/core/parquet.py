@@ -1,26 +1,253 @@
-"""Parquet files of others: what they hold and what they inflate to, before any of it is decoded."""
+"""Parquet files of others: what they hold and what they inflate to, before any of it is decoded.
+
+Arrow's own objects for a column of a row group end the process where a footer contradicts itself:
+nothing in Python can catch that. And it makes room for whatever the header of a page asks, without
+a look at the footer. So the few facts that are needed are read of their Thrift (compact protocol)
+here.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import first_line
 from moegeom.core.files import open_regular
-from moegeom.core.limits import PARQUET_FREE_BYTES, PARQUET_GROUPS, PARQUET_TEXT_BYTES
-from moegeom.core.parquet_footer import Chunk, RowGroup, most_inflated, read_row_groups
+from moegeom.core.limits import (
+    PARQUET_CHUNKS,
+    PARQUET_FREE_BYTES,
+    PARQUET_GROUPS,
+    PARQUET_HEADER_BYTES,
+    PARQUET_PAGES,
+    PARQUET_TEXT_BYTES,
+    PARQUET_VALUES,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
 
+# ------------------------------------------------------------------------------ footers and headers
+#: Structs in structs; a footer has six.
+_DEEPEST = 30
+
+#: Bytes behind a column that writers of old did not count, and that Arrow reads.
+_PADDING = 100
+
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
+
+#: Texts as what they have in common with the one before: a page of a megabyte can mean any size.
+_DELTA_BYTE_ARRAY = 7
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A column of a row group: its path with dots, its numbers, and the bytes they inflate to.
+
+    Its pages lie in the ``num_bytes`` of the file from ``start`` on.
+    """
+
+    path: str
+    num_values: int
+    inflated_bytes: int
+    num_bytes: int
+    start: int
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that are stored together."""
+
+    num_rows: int
+    chunks: tuple[Chunk, ...]
+
+
+def read_row_groups(path: Path) -> tuple[RowGroup, ...]:
+    """The row groups that the end of a file describes.
+
+    Raises
+    ------
+    DocumentError
+        When it is no footer, lacks what is needed, or describes more than is read.
+    OSError
+        When the file cannot be read.
+    """
+    with open_regular(path, follows=True) as file:
+        end = file.seek(0, 2)
+        file.seek(max(end - 8, 0))
+        size = int.from_bytes(file.read(4), "little")
+        if file.read() != b"PAR1" or size + 8 > end:
+            raise DocumentError("has no footer of Parquet at its end")
+        file.seek(end - 8 - size)
+        raw = file.read(size)
+    try:
+        groups = _Thrift(raw).struct(_OF_FOOTER).get(4, [])
+        if sum(len(group[1]) for group in groups) > PARQUET_CHUNKS:
+            raise _too_many_columns()
+        return tuple(
+            RowGroup(group[3], tuple(_chunk(column[3]) for column in group[1])) for group in groups
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        if isinstance(error, DocumentError):
+            raise
+        raise DocumentError("has a damaged footer") from None
+
+
+def _too_many_columns() -> DocumentError:
+    return DocumentError(f"has more than {PARQUET_CHUNKS:,} columns in all row groups")
+
+
+def _chunk(facts: Mapping[int, Any]) -> Chunk:
+    path, dictionary = b".".join(facts[3]).decode(), facts.get(11, 0)
+    if min(facts[5], facts[6], facts[7], facts[9]) < 0:
+        raise DocumentError("has columns of less than no bytes")
+    start = dictionary if 0 < dictionary < facts[9] else facts[9]
+    return Chunk(path, facts[5], facts[6], facts[7], start)
+
+
+def most_inflated(file: IO[bytes], chunks: Iterable[Chunk]) -> int:
+    """Bytes that the pages of some columns of row groups take decoded, by what each page says.
+
+    The footer may say less.
+
+    Raises
+    ------
+    DocumentError
+        When a page has no header, or numbers whose size no header tells.
+    """
+    total, left = 0, PARQUET_PAGES
+    for chunk in chunks:
+        seen, at, end = 0, chunk.start, chunk.start + chunk.num_bytes + _PADDING
+        while seen < chunk.num_values and at < end:  # as Arrow reads them
+            left -= 1
+            if left < 0:
+                raise DocumentError(f"has more than {PARQUET_PAGES:,} pages to be read at once")
+            kind, inflated, numbers, size = _page(file, at)
+            total += inflated + 8 * numbers
+            seen += numbers if kind != _DICTIONARY_PAGE else 0
+            at += size
+    return total
+
+
+def _page(file: IO[bytes], at: int) -> tuple[int, int, int, int]:
+    """Kind of a page, bytes that it inflates to, its numbers, and its bytes with the header."""
+    file.seek(at)
+    header = _Thrift(file.read(PARQUET_HEADER_BYTES))
+    try:
+        page = header.struct(_OF_PAGE)
+        kind, inflated, stored = page[1], page[2], page[3]
+        # numbers, null ones among them, and their encoding; 0 of an index
+        place, encoded = _NUMBERS_OF.get(kind, (None, 0))
+        numbers, encoding = (page[place][1], page[place][encoded]) if place else (0, 0)
+        smallest = min(inflated, stored, numbers)
+    except (LookupError, TypeError):
+        raise DocumentError("has a damaged header of a page") from None
+    if smallest < 0:
+        raise DocumentError("has pages of less than no bytes")
+    if encoding == _DELTA_BYTE_ARRAY:
+        raise DocumentError("has texts that are stored as differences; they are not read")
+    return kind, inflated, numbers, header.at + stored
+
+
+#: What is kept of a value: fields of structs by number, or of each struct of a list; None for a
+#: value without fields.
+_Fields = Mapping[int, "_Fields | None"]
+
+_OF_COLUMN: _Fields = {3: None, 5: None, 6: None, 7: None, 9: None, 11: None}
+_OF_FOOTER: _Fields = {4: {1: {3: _OF_COLUMN}, 3: None}}
+_OF_PAGE: _Fields = {
+    1: None, 2: None, 3: None, 5: {1: None, 2: None}, 7: {1: None, 2: None}, 8: {1: None, 4: None}
+}  # fmt: skip
+
+#: By kind of page: where in its header the number of its numbers and their encoding stand.
+_NUMBERS_OF = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), _DATA_PAGE_2: (8, 4)}
+
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
+
+#: Integers of 16, 32 and 64 bits, all written in the same way.
+_SHORT, _LONG = 4, 6
+
+
+class _Thrift:
+    """A cursor in the bytes of a footer or a header. What is damaged is a LookupError."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.at = 0
+        self.left, self.left_kept = PARQUET_VALUES, 2 * PARQUET_CHUNKS
+
+    def struct(self, fields: _Fields, depth: int = 0) -> dict[int, Any]:
+        """The values of these fields of a struct, by number; others are passed over."""
+        values: dict[int, Any] = {}
+        number = 0
+        while head := self.byte():
+            number = number + (head >> 4) if head >> 4 else self.integer()
+            if number in fields:
+                values[number] = self.value(head & 15, fields[number] or {}, depth)
+            else:
+                self.value(head & 15, {}, depth)
+        return values
+
+    def value(self, kind: int, fields: _Fields, depth: int, is_field: bool = True) -> Any:
+        """A number, a text, a list or a struct; None for what no column or page has."""
+        self.left -= 1
+        if depth > _DEEPEST or self.left < 0:
+            raise DocumentError("has a footer that is nested too deeply, or of too many values")
+        if _SHORT <= kind <= _LONG:
+            return self.integer()
+        if kind == _STRUCT:
+            return self.struct(fields, depth + 1)
+        if kind in (_LIST, _SET):
+            head = self.byte()
+            count = self.varint() if head >> 4 == 15 else head >> 4
+            self.refuse_beyond(count)  # each takes a byte at least
+            self.left_kept -= count if fields else 0
+            if self.left_kept < 0:
+                raise _too_many_columns()
+            return [self.value(head & 15, fields, depth + 1, is_field=False) for _ in range(count)]
+        if kind not in (_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY):
+            raise LookupError
+        is_in_head = is_field and kind in (_TRUE, _FALSE)  # a field has its truth there
+        size = self.varint() if kind == _BINARY else 8 if kind == _DOUBLE else int(not is_in_head)
+        self.refuse_beyond(size)
+        self.at += size
+        return self.raw[self.at - size : self.at] if kind == _BINARY else None
+
+    def byte(self) -> int:
+        self.at += 1
+        return self.raw[self.at - 1]
+
+    def varint(self) -> int:
+        part = number = self.raw[self.at]
+        self.at += 1
+        shift = 0
+        while part > 127:
+            number &= ~(128 << shift)
+            shift += 7
+            if shift > 63:
+                raise LookupError
+            part = self.byte()
+            number |= part << shift
+        return number
+
+    def integer(self) -> int:
+        zigzag = self.varint()
+        return (zigzag >> 1) ^ -(zigzag & 1)
+
+    def refuse_beyond(self, size: int) -> None:
+        """Raises IndexError where so many bytes cannot follow."""
+        if size > len(self.raw) - self.at:
+            raise IndexError
+
+
+# -------------------------------------------------------------------------------------------- files
 @dataclass(frozen=True)
 class ParquetFacts:
     """What the end of a file says: columns with their types, and rows by group.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.errors import RecordingError, RouterRuleError
+from moegeom.core.errors import OUT_OF_RANGE, RecordingError, RouterRuleError
 from moegeom.core.metric import RULE_HAS_NO
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float64
@@ -18,7 +18,6 @@ from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import Cones, RowDistances, cones_of, row_distances
 from moegeom.geometry.boundary.orders import row_coordinates
 from moegeom.geometry.rounding import RowSpreads, row_spreads
-from moegeom.router.integrity import OUT_OF_RANGE
 
 #: Quantities of router inputs, of boundaries, and of the logits of all experts.
 _OF_INPUTS = (

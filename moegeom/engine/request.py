@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.url import RemoteOptions
 from moegeom.core.errors import UsageError
 from moegeom.core.option import argument, option
 from moegeom.core.tokens import TILE, InputNoise, Stage, TokenSource

@@ -15,11 +15,10 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from moegeom import __version__ as moegeom_version
-from moegeom.core.digest import digest_of
+from moegeom.core.digest import digest_of, identities_of
 from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.extras import is_installed
 from moegeom.core.files import reading
-from moegeom.core.identity import identities_of
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, under_random
@@ -28,9 +27,9 @@ from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
 from moegeom.engine.request import ScanRequest, Tokens, typed_tokens
 from moegeom.engine.trust import Trust
-from moegeom.results.bitmaps import any_flipped
-from moegeom.router.describe import rule_in_words, rule_origin
-from moegeom.router.drawn_rows import drawn_row_facts
+from moegeom.results.plans import any_flipped
+from moegeom.router.facts import drawn_row_facts
+from moegeom.router.rule import rule_in_words, rule_origin
 from moegeom.tokens.files import TokenFiles, paths_of
 from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.traces.alignment import RunB

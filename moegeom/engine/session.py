@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.folder import Location
 from moegeom.checkpoint.open import open_place
+from moegeom.checkpoint.reading import Location
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import (
     RecordingError,

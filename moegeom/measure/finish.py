@@ -19,7 +19,7 @@ from moegeom.geometry.statistics import jackknife_error
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, State, reduction_of, selector
 from moegeom.kernels.reductions.choices import TOKENS
-from moegeom.results.plain import plain_column, plain_value
+from moegeom.results.reader import plain_column, plain_value
 
 #: Rows of the results: table -> list of rows, each a mapping column -> value.
 Rows = dict[str, list[dict[str, Any]]]

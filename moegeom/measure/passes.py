@@ -62,7 +62,7 @@ from moegeom.kernels.reduction import (
 from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import MeasuredRouter, Rows, finish_router
-from moegeom.results.bitmaps import write_bitmap
+from moegeom.results.plans import write_bitmap
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.tokens.traces.alignment import RunB
 from moegeom.variants.arithmetic import arithmetic

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from moegeom.core.metric import Column, Metric
 from moegeom.core.registry import Rooms
-from moegeom.results.derived import DERIVED
+from moegeom.results.reader import DERIVED
 
 METRICS = Rooms("metric", "moegeom.metrics", Metric)
 

@@ -20,9 +20,8 @@ from moegeom.core.text import number_of
 from moegeom.engine.task import block_of
 from moegeom.geometry.attention_heads import CLOSED, FIRST_QUERY, SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.recorder.model_store import ModelStore, as_array
-from moegeom.recorder.steps import Step, make_step
-from moegeom.recorder.taps import holds_rows
+from moegeom.recorder.keep import Step, make_step
+from moegeom.recorder.taps import ModelStore, as_array, holds_rows
 from moegeom.router.attention.tensors import AttentionTensors, attention_layers, recognise_attention
 from moegeom.tokens.attention_record import (
     BINS_PER_UNIT,

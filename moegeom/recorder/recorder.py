@@ -14,7 +14,7 @@ import torch
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.text import number_of
-from moegeom.recorder.keep import Keep, RouterRows, RowReader, parse_keep
+from moegeom.recorder.keep import Keep, RouterRows, RowReader, Step, make_step, parse_keep
 from moegeom.recorder.ranks import ranks_of
 from moegeom.recorder.sinks import (
     Sink,
@@ -25,7 +25,6 @@ from moegeom.recorder.sinks import (
     open_sink,
     refuse_unfoldable,
 )
-from moegeom.recorder.steps import Step, make_step
 from moegeom.recorder.taps import Deliver, Identity, OutputTap, Place, Tap, identify
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 

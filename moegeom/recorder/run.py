@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,21 +14,17 @@ import torch
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
-from moegeom.core.errors import CheckpointError, UsageError
-from moegeom.core.files import refuse_existing
+from moegeom.core.digest import digest_of, digest_of_file
+from moegeom.core.documents import DocumentError, parse_json
+from moegeom.core.errors import CheckpointError, RecordingError, UsageError
+from moegeom.core.files import open_regular, read_regular, refuse_existing
+from moegeom.core.limits import TEXT_BYTES
 from moegeom.core.router import RouterSet
+from moegeom.core.text import quoted
 from moegeom.pipeline import Watch
 from moegeom.recorder.attention import AttentionRecorder, listened_layers
 from moegeom.recorder.keep import ATTENTION, Keep, parse_keep
 from moegeom.recorder.recorder import RouterRecorder
-from moegeom.recorder.text import (
-    TextFile,
-    TextPiece,
-    cut,
-    files_digest,
-    read_documents,
-    tokenizer_of,
-)
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 
@@ -36,6 +33,9 @@ DEFAULT_TOKENS = 16_384
 
 #: Tokens that a model reads at once, unless it can read fewer.
 DEFAULT_LENGTH = 2048
+
+#: What transformers raises where files are missing or make no sense to it.
+_OF_TRANSFORMERS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 
@@ -136,7 +136,8 @@ def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
     length = _length(request, store.config)
     size = _float_bytes(request, store.config)
     row = 0 if request.fold else sum(keep.bytes_per_token(r, size) for r in routers.routers)
-    free = shutil.disk_usage(_existing(request.out)).free
+    above = next(folder for folder in request.out.resolve().parents if folder.exists())
+    free = shutil.disk_usage(above).free
     plan = CapturePlan(routers, keep, request.num_tokens, length, row, free)
     if plan.num_bytes > free:
         raise UsageError(
@@ -305,15 +306,7 @@ def _load(request: CaptureRequest) -> torch.nn.Module:
         named = (config.architectures or ["AutoModelForCausalLM"])[0]
         kind = getattr(transformers, named, transformers.AutoModelForCausalLM)
         model: Any = kind.from_pretrained(request.model, **options)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        ImportError,
-        RuntimeError,
-    ) as e:
+    except (*_OF_TRANSFORMERS, RuntimeError) as e:
         reason = " ".join(str(e).split())[:300]
         raise CheckpointError(
             f"{request.model}: transformers cannot load the model ({reason}).",
@@ -351,6 +344,178 @@ def _float_bytes(request: CaptureRequest, config: Any) -> int:
     return torch.empty(0, dtype=_DTYPES.get(str(name), torch.bfloat16)).element_size()
 
 
-def _existing(path: Path) -> Path:
-    """The nearest folder above that is there already."""
-    return next(folder for folder in path.resolve().parents if folder.exists())
+# -------------------------------------------------------------------------------------------- texts
+Tokenize = Callable[[str], Sequence[int]]
+
+_HINT = 'Each line is one document: {"text": "...", "domain": "..."}; or "token_ids" for "text".'
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file of documents; ``domain`` is that of documents that do not name their own."""
+
+    path: Path
+    domain: str | None = None
+
+    @property
+    def holds_many(self) -> bool:
+        """Whether each line is a document; else the whole file is one."""
+        return self.path.suffix.lower() in (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class TextDocument:
+    """One text as token ids."""
+
+    token_ids: tuple[int, ...]
+    domain: str | None
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """Tokens of one document that the model reads at once; ``position`` is that of the first."""
+
+    token_ids: tuple[int, ...]
+    document: int
+    position: int
+    domain: str | None
+
+
+def parse_text_file(text: str) -> TextFile:
+    """``FILE`` or ``DOMAIN=FILE``; a file that exists by the whole name is one without domain."""
+    domain, sign, path = text.partition("=")
+    if not sign or Path(text).exists():
+        return TextFile(Path(text))
+    return TextFile(Path(path), domain)
+
+
+def files_digest(files: Sequence[TextFile]) -> str:
+    """Names domains and contents of all files; RecordingError when one cannot be read."""
+    digests = []
+    for file in files:
+        try:
+            digests.append((file.domain, digest_of_file(file.path)))
+        except OSError as error:
+            raise RecordingError(f"{file.path}: cannot be read ({error.strerror}).") from None
+    return digest_of(digests)
+
+
+def read_documents(files: Sequence[TextFile], tokenize: Tokenize) -> Iterator[TextDocument]:
+    """Documents in order: lines of ``.jsonl`` files, each other file as one document.
+
+    Raises
+    ------
+    RecordingError
+        When a file cannot be read, is no UTF-8, or a line is no document.
+    """
+    for file in files:
+        yield from (_lines if file.holds_many else _whole)(file, tokenize)
+
+
+def cut(documents: Iterator[TextDocument], length: int, num_tokens: int) -> Iterator[TextPiece]:
+    """Pieces of at most ``length`` tokens, ``num_tokens`` tokens in all; empty documents count."""
+    left = num_tokens
+    for number, document in enumerate(documents):
+        for position in range(0, len(document.token_ids), length):
+            if left <= 0:
+                return
+            ids = document.token_ids[position : position + min(length, left)]
+            left -= len(ids)
+            yield TextPiece(ids, number, position, document.domain)
+
+
+def _whole(file: TextFile, tokenize: Tokenize) -> Iterator[TextDocument]:
+    try:
+        text = read_regular(file.path, TEXT_BYTES, follows=True).decode("utf-8")
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise RecordingError(
+                f"{file.path.name} is larger than {TEXT_BYTES >> 20} MiB, and one document.",
+                f"Cut it into documents, one per line of a .jsonl file. {_HINT}",
+            ) from None
+        raise RecordingError(f"{file.path}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise RecordingError(
+            f"{file.path.name} is no UTF-8 text (byte {error.start}).", "Convert it, or name text."
+        ) from None
+    yield TextDocument(tuple(tokenize(text)), file.domain)
+
+
+def _lines(file: TextFile, tokenize: Tokenize) -> Iterator[TextDocument]:
+    try:
+        with open_regular(file.path, follows=True) as stream:
+            number = 0
+            while line := stream.readline(TEXT_BYTES):
+                number += 1
+                if line.strip():
+                    yield _document(line, f"{file.path.name}, line {number}", file, tokenize)
+    except OSError as error:
+        raise RecordingError(f"{file.path}: cannot be read ({error.strerror}).") from None
+
+
+def _document(line: bytes, where: str, file: TextFile, tokenize: Tokenize) -> TextDocument:
+    try:
+        record = parse_json(line, TEXT_BYTES)
+    except DocumentError as error:
+        raise RecordingError(f"{where}: {error}.", _HINT) from None
+    if not isinstance(record, dict):
+        raise RecordingError(f"{where}: {type(record).__name__}; expected an object.", _HINT)
+    domain = record.get("domain", file.domain)
+    if not isinstance(domain, str | None):
+        raise RecordingError(f"{where}: domain {quoted(domain)}; expected a text.", _HINT)
+    text, ids = record.get("text"), record.get("token_ids")
+    if isinstance(text, str):
+        return TextDocument(tuple(tokenize(text)), domain)
+    if isinstance(ids, list) and all(type(i) is int and 0 <= i < 2**31 for i in ids):
+        return TextDocument(tuple(ids), domain)
+    names = ", ".join(list(record)[:8]) or "no keys"
+    raise RecordingError(f"{where}: found {names}; expected text or token_ids.", _HINT)
+
+
+#: Any of these makes a folder one with a tokenizer.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "tiktoken.model",
+    "tekken.json",
+)
+
+
+def _no_tokenizer(folder: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"{folder}: no tokenizer that transformers can load ({reason}).",
+        "--tokenizer FOLDER names another; --tokenizer bytes makes a token of each byte.",
+    )
+
+
+def tokenizer_of(model: Path, name: str | None) -> Tokenize:
+    """How the model's text becomes token ids, special tokens of the tokenizer included.
+
+    ``name`` is a folder with another tokenizer, or ``bytes``: a token is a byte.
+
+    Raises
+    ------
+    UsageError
+        When there is no tokenizer.
+    """
+    if name == "bytes":
+        return lambda text: list(text.encode("utf-8"))
+    from transformers import AutoTokenizer
+
+    folder = Path(name) if name else model
+    # without its files transformers makes up an empty tokenizer, to which every text is nothing
+    if not any((folder / file).exists() for file in _TOKENIZER_FILES):
+        raise _no_tokenizer(folder, f"none of {', '.join(_TOKENIZER_FILES)}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except _OF_TRANSFORMERS as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise _no_tokenizer(folder, reason) from None
+
+    def tokenize(text: str) -> Sequence[int]:
+        # the tokenizer warns about texts longer than the model reads at once: they are cut later
+        return tokenizer(text, verbose=False)["input_ids"]
+
+    return tokenize

@@ -1,34 +1,497 @@
-"""Where captured tokens go: into a recording or into the reductions of a scan, shard by shard.
+"""Where captured tokens go: into a recording, or into the reductions of a scan in the process that
+runs the model, shard by shard.
 
-Passes are collected into shards on the device, and a thread takes them away.
+Passes are collected into shards on the device, and a thread takes them away. What is folded is
+folded as it comes; no token of it is stored.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import InternalError, RecordingError, UsageError
+from moegeom.core.files import refuse_existing
+from moegeom.core.router import Router
+from moegeom.core.shapes import Float32, Int32
 from moegeom.core.text import number_of
-from moegeom.core.tokens import TopLogits
-from moegeom.recorder.fold import FoldSink
-from moegeom.recorder.keep import Keep, RouterRows
-from moegeom.recorder.model_store import as_array
+from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
+from moegeom.engine.batch import LazyBatch, refuse_non_finite
+from moegeom.engine.loop import Progress, extent_of
+from moegeom.engine.parts import merged
+from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS, num_workers, rounds_won
+from moegeom.engine.prepared import PreparedRouter, prepare
+from moegeom.engine.trust import Trust, examine
+from moegeom.kernels.reduction import REDUCTIONS, Extent
+from moegeom.kernels.table import load_kernels
+from moegeom.measure.finish import MeasuredRouter
+from moegeom.measure.passes import (
+    MAIN,
+    Pass,
+    RouterRun,
+    finish_passes,
+    plan_passes,
+)
+from moegeom.metrics import metrics_of_scan
+from moegeom.pipeline import ScanRequest, write_folded
+from moegeom.recorder.keep import NO_ROWS, InputRows, Keep, RouterRows, Shard, Step
 from moegeom.recorder.ranks import Ranks, merge_when_complete, part_path
-from moegeom.recorder.steps import Shard, Step
-from moegeom.recorder.taps import Identity, Place
+from moegeom.recorder.taps import Identity, Place, as_array
 from moegeom.tokens.recording.journal import recorded_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 
+# ------------------------------------------------------------------------------------------ folding
+_BACKEND = "cpu"
 
+#: Longer than any stream: its counters would not hold more.
+_ENDLESS = 1 << 48
+
+#: Tiles of a sample at most, by the name of the pass, where the length of the stream is not known.
+_MOST_TILES = {
+    "sampled": SMALL_SAMPLE_TOKENS // TILE,
+    "random": -(-SAMPLE_TOKENS // TILE),
+    "random sampled": SMALL_SAMPLE_TOKENS // TILE,
+}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a pass has of some tiles."""
+
+    num_tiles: int
+    progress: Progress
+
+
+#: Parts of a pass by how many rounds their tiles have won (``rounds_won``); all are 0 where the
+#: tiles were drawn beforehand.
+_Parts = Mapping[int, _Part]
+
+
+class _Accumulators:
+    """Those of one part of a pass; equal to what ``scan_router`` gives for the same tokens."""
+
+    def __init__(self, reductions: Sequence[str], extent: Extent) -> None:
+        self._accumulators = {name: REDUCTIONS[name].start(extent) for name in reductions}
+        self._progress = Progress()
+        self.num_tiles = 0
+
+    def take(self, batch: LazyBatch) -> None:
+        """Folds one tile in."""
+        self.num_tiles += 1
+        self._progress = self._progress.after(
+            batch.start // TILE + 1, batch.stop - batch.start, batch.non_finite
+        )
+        for accumulator in self._accumulators.values():
+            accumulator.fold(batch, batch.task.kernels)
+
+    def part(self) -> _Part:
+        states = {name: accumulator.state() for name, accumulator in self._accumulators.items()}
+        return _Part(self.num_tiles, dataclasses.replace(self._progress, states=states))
+
+
+class _Fold:
+    """One pass of one router.
+
+    A pass sees the tiles that were drawn for it; while the length of the stream is not known, tiles
+    are halved whenever there are more than ``most``.
+    """
+
+    def __init__(self, planned: Pass, most: int | None, extent: Extent) -> None:
+        self.planned = planned
+        tiles = planned.tiles
+        self._tiles = tiles if isinstance(tiles, range) else frozenset(tiles)
+        self._most, self._extent = most, extent
+        self._least_rounds = 0
+        self._of_rounds: dict[int, _Accumulators] = {}
+        if most is None:
+            self._of_rounds[0] = _Accumulators(planned.task.reductions, extent)
+
+    def wants(self, tile: int) -> bool:
+        """Whether the pass sees this tile."""
+        if self.planned.name == MAIN:
+            return True
+        if self._most is None:
+            return tile in self._tiles
+        return self._rounds(tile) >= self._least_rounds
+
+    def take(self, batch: LazyBatch) -> None:
+        """Folds one tile in.
+
+        Raises
+        ------
+        NonFiniteError
+            At a token that is not finite, unless the pass skips them.
+        """
+        rounds = self._rounds(batch.start // TILE)
+        if rounds not in self._of_rounds:
+            self._of_rounds[rounds] = _Accumulators(self.planned.task.reductions, self._extent)
+        self._of_rounds[rounds].take(batch)
+        sizes = {rounds: accumulators.num_tiles for rounds, accumulators in self._of_rounds.items()}
+        for dropped in _dropped(sizes, self._most):
+            del self._of_rounds[dropped]
+            self._least_rounds = dropped + 1
+
+    def parts(self) -> dict[int, _Part]:
+        """What has been folded in so far."""
+        return {rounds: accumulators.part() for rounds, accumulators in self._of_rounds.items()}
+
+    def _rounds(self, tile: int) -> int:
+        return 0 if self._most is None else rounds_won(tile, self.planned.task.seed)
+
+
+def _dropped(sizes: Mapping[int, int], most: int | None) -> list[int]:
+    """Rounds whose tiles go, so that ``most`` tiles stay: those of the fewest rounds.
+
+    The order in which tiles come, and in which parts are joined, does not matter: what goes from
+    some of the tiles goes from all of them.
+    """
+    left, gone = sum(sizes.values()), []
+    for rounds in sorted(sizes)[:-1]:
+        if most is None or left <= most:
+            break
+        left -= sizes[rounds]
+        gone.append(rounds)
+    return gone
+
+
+def _joined_parts(first: _Parts, second: _Parts, most: int | None) -> dict[int, _Part]:
+    """Parts of one pass in two processes."""
+    both = dict(first)
+    for rounds, part in second.items():
+        mine = both.get(rounds)
+        both[rounds] = (
+            part
+            if mine is None
+            else _Part(mine.num_tiles + part.num_tiles, merged([mine.progress, part.progress]))
+        )
+    for rounds in _dropped({rounds: part.num_tiles for rounds, part in both.items()}, most):
+        del both[rounds]
+    return both
+
+
+class _RouterFold:
+    """All passes of one router; they are planned when the first tile has come."""
+
+    def __init__(self, router: Router, source: LiveSource, is_open: bool) -> None:
+        self._run = RouterRun(router, source, metrics_of_scan())
+        self._is_open = is_open
+        self._folds: tuple[_Fold, ...] = ()
+        self._seconds = 0.0
+
+    def take(self, tiles: Sequence[tuple[int, int]]) -> None:
+        """Folds the tokens of these ranges, a tile or the beginning of one each."""
+        began = time.perf_counter()
+        if not self._folds:
+            self._plan(tiles[0])
+        for start, stop in tiles:
+            # one batch for all passes of a router: what one of them computes is there for the next
+            batches: dict[PreparedRouter, LazyBatch] = {}
+            for fold in self._folds:
+                if fold.wants(start // TILE):
+                    task = fold.planned.task
+                    if task.prepared not in batches:
+                        batches[task.prepared] = LazyBatch(task, start, stop)
+                    batch = batches[task.prepared]
+                    if not fold.planned.skip_non_finite:
+                        name, source = self._run.router.name, self._run.source.facts.name
+                        refuse_non_finite(name, source, batch.non_finite, stop)
+                    fold.take(batch)
+        self._seconds += time.perf_counter() - began
+
+    def _plan(self, first: tuple[int, int]) -> None:
+        folds = []
+        for planned in plan_passes(self._run, first):
+            extent = extent_of(planned.task)
+            if self._is_open:
+                extent = dataclasses.replace(extent, num_tokens=None)
+            folds.append(_Fold(planned, self._most(planned.name), extent))
+        self._folds = tuple(folds)
+
+    def _most(self, name: str) -> int | None:
+        return _MOST_TILES.get(name) if self._is_open else None
+
+    def parts(self) -> dict[str, dict[int, _Part]]:
+        """Parts of every pass, by its name; none while no token has come."""
+        return {fold.planned.name: fold.parts() for fold in self._folds}
+
+    def joined(
+        self, first: Mapping[str, _Parts], second: Mapping[str, _Parts]
+    ) -> Mapping[str, _Parts]:
+        """Those of two processes as of one."""
+        if not first or not second:
+            return first or second
+        return {name: _joined_parts(first[name], second[name], self._most(name)) for name in first}
+
+    def finish(self, parts: Mapping[str, _Parts], num_tokens: int) -> MeasuredRouter:
+        """Rows from what all processes folded of the stream of ``num_tokens`` tokens."""
+        if not self._folds:
+            self._plan((0, 0))
+        passes = [fold.planned for fold in self._folds]
+        progress = {
+            planned.name: merged([part.progress for part in parts[planned.name].values()])
+            for planned in passes
+        }
+        if self._is_open:
+            progress = {
+                planned.name: _ended(planned, progress[planned.name], num_tokens)
+                for planned in passes
+            }
+        return finish_passes(self._run, passes, progress, self._seconds)
+
+
+def _ended(planned: Pass, progress: Progress, num_tokens: int) -> Progress:
+    """What is left of samples now that the length of the stream is known."""
+    extent = dataclasses.replace(extent_of(planned.task), num_tokens=num_tokens)
+    states = {
+        name: REDUCTIONS[name].ended(state, extent) for name, state in progress.states.items()
+    }
+    return dataclasses.replace(progress, states=states)
+
+
+class FoldSink:
+    """Results in the making; a results directory when the block ends well, nothing otherwise.
+
+    ``num_tokens`` is how many tokens all ranks will have at most, None where nobody knows. On
+    several ranks tile ``t`` of rank ``r`` of ``n`` is tile ``t n + r`` of the stream, and rank 0
+    writes the results of all.
+    """
+
+    def __init__(
+        self, facts: SinkFacts, identity: Identity, places: Sequence[Place], has_chosen: bool
+    ) -> None:
+        ranks, num_tokens = facts.ranks, facts.num_tokens
+        if ranks.rank == 0:
+            refuse_existing(facts.out, hint="Choose another name.")
+        self._out, self._identity, self._ranks = facts.out, identity, ranks
+        by_name = {router.name: router for router in identity.routers.routers}
+        self._routers = [by_name[place.router.name] for place in places]
+        self._num_tokens = num_tokens
+        self._source = LiveSource(
+            SourceFacts(
+                name="the running model",
+                stage="router_input",
+                num_tokens=_ENDLESS if num_tokens is None else num_tokens,
+                routers=tuple(router.name for router in self._routers),
+                domains=facts.domains,
+                has_documents=True,
+                has_chosen=has_chosen,
+                engine=facts.engine,
+                fingerprint=identity.fingerprint,
+            ),
+            ranks,
+        )
+        self._folds = {
+            r.name: _RouterFold(r, self._source, num_tokens is None) for r in self._routers
+        }
+        self._trust: Trust | None = None
+        self._documents: set[int] = set()
+        self._left: InputRows | None = None
+        self._num_folded = 0
+
+    def __enter__(self) -> FoldSink:
+        self._started = time.perf_counter()
+        self._pool = ThreadPoolExecutor(num_workers(), thread_name_prefix="moegeom-fold")
+        return self
+
+    def append(self, shard: Shard) -> None:
+        """Folds the tiles that are complete now; what is left waits for more tokens."""
+        rows = InputRows.of(shard)
+        self._documents.update(np.unique(rows.columns.document).tolist())
+        left, self._left = self._left, None
+        self._refuse_more(self._num_folded + (0 if left is None else len(left)) + len(rows))
+        if left is not None:
+            # no more than the tile that is filled up is copied, but for the first tokens, which
+            # are examined together
+            filled = TILE - len(left) if self._trust is not None else len(rows)
+            self._take(left.then(rows.at(slice(0, filled))))
+            rows = rows.at(slice(filled, None))
+        if len(rows):
+            self._take(rows)
+
+    def _take(self, rows: InputRows) -> None:
+        """Folds whole tiles of rows of which none are left from before."""
+        whole = len(rows) // TILE * TILE
+        self._left = rows.at(slice(whole, None)) if whole < len(rows) else None
+        self._fold(rows.at(slice(0, whole)))
+
+    def _refuse_more(self, num_tokens: int) -> None:
+        if self._num_tokens is not None and num_tokens > self._num_tokens:
+            raise RecordingError(
+                f"{number_of(num_tokens, 'token has', 'tokens have')} come; num_tokens said "
+                f"{self._num_tokens}.",
+                "Say how many tokens the passes hold, padding left out, or leave num_tokens out.",
+            )
+
+    def _fold(self, rows: InputRows) -> None:
+        if not len(rows):
+            return
+        start, self._num_folded = self._num_folded, self._num_folded + len(rows)
+        self._source.show(start, rows)
+        tiles = self._source.tiles()
+        with threadpool_limits(1, user_api="blas"):
+            if self._trust is None:
+                self._trust = self._examine()
+            taken = [self._pool.submit(fold.take, tiles) for fold in self._folds.values()]
+            for one in taken:
+                one.result()
+
+    def _examine(self) -> Trust:
+        return examine(
+            (prepare(router) for router in self._routers),
+            self._source.seen(),
+            self._identity.fingerprint,
+            load_kernels(_BACKEND),
+            {"stale_inputs": False, "unverified": False},
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _finish(self) -> None:
+        if self._left is not None:
+            if self._num_tokens is not None and self._ranks.num_ranks == 1:
+                self._source.ends_at(self._num_folded + len(self._left))
+            self._fold(self._left)
+        facts, num_tokens = self._all_facts()
+        with threadpool_limits(1, user_api="blas"):
+            # around all threads, each of which sets a limit of its own and lifts it
+            finished = {}
+            for name, fold in self._folds.items():
+                parts = self._ranks.reduced(fold.parts(), fold.joined)
+                if parts is not None:
+                    finished[name] = self._pool.submit(fold.finish, parts, num_tokens)
+            measured = {name: one.result() for name, one in finished.items()}
+        if self._ranks.rank == 0:
+            request = ScanRequest(checkpoint=self._identity.checkpoint, out=self._out)
+            trust, routers = self._trust, self._identity.routers
+            write_folded(request, routers, facts, trust, measured, self._started)
+
+    def _all_facts(self) -> tuple[SourceFacts, int]:
+        """Facts about the tokens of all ranks, and their number.
+
+        Raises
+        ------
+        RecordingError
+            When ranks do not run the same routers, or there are no tokens or too many.
+        """
+        own = dataclasses.replace(self._source.facts, num_tokens=0)
+        mine = (own, self._num_tokens, self._num_folded, self._documents)
+        reports = self._ranks.everywhere(mine)
+        for rank, report in enumerate(reports):
+            if isinstance(report, str):
+                raise RecordingError(f"rank {rank} has no tokens to fold: {report}")
+        for rank, (theirs, limit, _, _) in enumerate(reports):
+            if (theirs, limit) != reports[0][:2]:
+                raise RecordingError(
+                    f"ranks 0 and {rank} fold other routers, domains or numbers of tokens.",
+                    "Every rank folds the same model and says the same.",
+                )
+        num_tokens = sum(folded for _, _, folded, _ in reports)
+        self._refuse_more(num_tokens)
+        if not num_tokens:
+            raise RecordingError(
+                "every token was padding: nothing was folded.",
+                "The attention mask is 0 where a token is padding.",
+            )
+        num_documents = len(set().union(*(documents for *_, documents in reports)))
+        facts = dataclasses.replace(own, num_tokens=num_tokens, num_documents=num_documents)
+        return facts, num_tokens
+
+
+class LiveSource:
+    """The tokens of a stream that are there now; those before are gone, the others have not come.
+
+    Of several ranks each has every n-th tile of the stream.
+    """
+
+    def __init__(self, facts: SourceFacts, ranks: Ranks) -> None:
+        self._facts, self._ranks = facts, ranks
+        self._start, self._rows = 0, NO_ROWS
+
+    @property
+    def facts(self) -> SourceFacts:
+        return self._facts
+
+    def show(self, start: int, rows: InputRows) -> None:
+        """Moves the window to tokens of which the first is number ``start`` of this process."""
+        self._start, self._rows = start, rows
+
+    def tiles(self) -> list[tuple[int, int]]:
+        """Where in the stream the tiles lie that can be read now; the last one may be short."""
+        stop = self._start + len(self._rows)
+        tiles = []
+        for first in range(self._start, stop, TILE):
+            tile, place = divmod(first, TILE)
+            start = (tile * self._ranks.num_ranks + self._ranks.rank) * TILE + place
+            tiles.append((start, start + min(TILE, stop - first)))
+        return tiles
+
+    def ends_at(self, num_tokens: int) -> None:
+        """Says that no more tokens will come."""
+        self._facts = dataclasses.replace(self._facts, num_tokens=num_tokens)
+
+    def seen(self) -> LiveSource:
+        """What can be read now, as a stream of its own."""
+        part = LiveSource(dataclasses.replace(self._facts, num_tokens=len(self._rows)), Ranks())
+        part.show(0, self._rows)
+        return part
+
+    def read_columns(self, start: int, stop: int) -> TokenColumns:
+        return self._rows.columns.at(self._places(start, stop))
+
+    def read_values(
+        self, router: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens width"]:
+        return self._rows.values[router][self._places(start, stop)].astype(np.float32, copy=False)
+
+    def read_chosen(
+        self, router: str, start: int, stop: int
+    ) -> Int32[np.ndarray, "tokens top_k"] | None:
+        if not self._facts.has_chosen:
+            return None
+        return self._rows.chosen[router][self._places(start, stop)].astype(np.int32, copy=False)
+
+    def read_output(
+        self, router: str, kind: str, start: int, stop: int
+    ) -> Float32[np.ndarray, "tokens *width"] | None:
+        return None
+
+    def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
+        raise InternalError("a running model gives router inputs")
+
+    def _places(self, start: int, stop: int) -> slice:
+        """Where the tokens lie in the window, neighbours in this process too."""
+        tile, place = divmod(start, TILE)
+        first = tile // self._ranks.num_ranks * TILE + place - self._start
+        if start == stop:
+            return slice(0, 0)
+        if not 0 <= first <= first + stop - start <= len(self._rows):
+            raise InternalError(f"tokens {start} to {stop} are not there")
+        return slice(first, first + stop - start)
+
+
+# -------------------------------------------------------------------------------------------- sinks
 class Sink(Protocol):
     """Takes shards."""
 
@@ -77,16 +540,7 @@ def open_sink(
     """The sink that was asked for; what it makes is in place when it is left without error."""
     if not facts.fold:
         return _recording(facts, identity, places, keep)
-    return FoldSink(
-        facts.out,
-        identity,
-        places,
-        facts.num_tokens,
-        facts.domains,
-        facts.engine,
-        has_chosen,
-        facts.ranks,
-    )
+    return FoldSink(facts, identity, places, has_chosen)
 
 
 class _RecordingSink:

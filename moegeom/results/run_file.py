@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 from msgspec import Meta
 
 from moegeom.core.documents import DocumentError, record_of
-from moegeom.core.router import RouterName
+from moegeom.core.router import RouterName, TokenTable
 from moegeom.core.text import quoted
 
 #: Share of the first recorded choices that must follow from a rule to verify it.
@@ -111,22 +111,6 @@ class _Part(TypedDict, total=False):
     num_non_finite: int
 
 
-class _TokenTable(TypedDict, total=False):
-    router: Required[str]
-    tensor: Required[str]
-    dtype: Required[str]
-    num_tokens: int
-    top_k: int
-    num_experts: int
-    largest: float
-    num_outside: int
-    num_repeated: int
-    num_used: int
-    num_large: int
-    num_large_odd: int
-    reason: str
-
-
 class _Checkpoint(TypedDict):
     name: str
     family: str
@@ -211,7 +195,7 @@ class _Run(TypedDict, total=False):
     checkpoint_b: _CheckpointB | None
     device: _Device | None
     refused: _Refusal
-    token_tables: list[_TokenTable]
+    token_tables: list[TokenTable]
     initialised: _Initialised
     gating: _Gating
     ranges: _Ranges

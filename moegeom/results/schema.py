@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from moegeom.core.metric import Column, Metric
 from moegeom.core.text import spelled
-from moegeom.results.plain import plain_value
-from moegeom.results.reader import SCHEMA_VERSION
+from moegeom.results.reader import SCHEMA_VERSION, plain_value
 
 #: Columns that every metric table begins with.
 KEYS = (

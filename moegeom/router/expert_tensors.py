@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
-from moegeom.checkpoint.formats._gguf_types import BLOCK_DTYPES, GGML_TYPES
-from moegeom.checkpoint.formats.gguf import decode
+from moegeom.checkpoint.formats.gguf import BLOCK_DTYPES, GGML_TYPES, decode
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float32, Shaped
 from moegeom.core.text import number_of
 from moegeom.geometry.experts import Neurons
-from moegeom.router.family import ExpertsSpec, Setting, TensorName
-from moegeom.router.family_file import families, load_family
+from moegeom.router.family import ExpertsSpec, Setting, TensorName, families, load_family
 from moegeom.router.plain_names import plain_name, with_plain_names
 from moegeom.router.settings import Settings
 from moegeom.router.storage import Stored, find_storage
@@ -59,12 +57,13 @@ _SHARED = re.compile(r"shared?_(?:experts?|mlp|w\d)|_shexp")
 
 _BIAS = re.compile(r"[._]bias")
 
-#: Keys of a config that hold the name of the activation, and tables in which they stand.
+#: Keys of a config that hold the name of the activation.
 _ACTIVATION = Setting(
     ("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function",
           "dense_act_fn", "ffn_act_fn.name")
 )  # fmt: skip
-_ROOTS = ("", "text_config", "language_config", "llm_config", "thinker_config.text_config",
+#: Tables of a config in which settings of experts stand.
+CONFIG_ROOTS = ("", "text_config", "language_config", "llm_config", "thinker_config.text_config",
           "ffn_config")  # fmt: skip
 
 
@@ -211,7 +210,7 @@ def experts_spec(router: Router) -> ExpertsSpec:
 
 def experts_settings(store: TensorStore, router: Router) -> Settings:
     """The config as the layer of a router sees it."""
-    return Settings(store.config, _ROOTS).at(router.layer)
+    return Settings(store.config, CONFIG_ROOTS).at(router.layer)
 
 
 def open_experts(

@@ -29,28 +29,35 @@ from moegeom.core.router import (
 )
 from moegeom.core.shapes import Float, Shaped
 from moegeom.geometry.rows import composed_rows
-from moegeom.router.choice_bias import check_choice_biases
-from moegeom.router.claims import claims_of
+from moegeom.router.facts import claims_of
 from moegeom.router.family import Family
-from moegeom.router.match import Listed, Match, Matches, match_routers, without_absent_biases
-from moegeom.router.multi_token import with_mtp_modules
-from moegeom.router.notes import assumption_notes, layer_notes, non_finite_notes
 from moegeom.router.plain_names import (
     plain_name,
     with_plain_names,
     without_model,
     wrapped_names,
 )
-from moegeom.router.plan import RouterPlan, plan_router
-from moegeom.router.proposal import expert_counts, propose_routers
+from moegeom.router.plan import (
+    Listed,
+    Match,
+    Matches,
+    RouterPlan,
+    match_routers,
+    plan_router,
+    with_mtp_modules,
+    without_absent_biases,
+)
 from moegeom.router.recognise import (
+    check_choice_biases,
+    expert_counts,
     no_routers,
     placed_family,
+    propose_routers,
     recognise_family,
     recognition_notes,
 )
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
-from moegeom.router.rule import check_required, expected_layers, rule_text
+from moegeom.router.rule import assumed_values, check_required, expected_layers, rule_text
 from moegeom.router.settings import Settings
 
 #: e to the power of more is no float64.
@@ -389,12 +396,8 @@ def count_expected(
 _MUCH = 3
 
 
-def asked_notes(store: TensorStore, routers: Sequence[Router]) -> list[str]:
+def asked_notes(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
     """Sentences on routers that a pattern loaded: numbers of experts, and what it leaves out."""
-    return [*_counts(store, routers), *_left_out(store, routers)]
-
-
-def _counts(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
     counts = expert_counts(store)
     odd = [router for router in routers if counts and router.num_experts not in counts]
     if odd:
@@ -406,14 +409,65 @@ def _counts(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
             f"{first.name}: {first.num_experts} rows count as experts, where config.json says "
             f"{listed}{on_side}"
         )
-
-
-def _left_out(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
     loaded = {name for router in routers for name in router.provenance.tensors}
-    counts = expert_counts(store) | {router.num_experts for router in routers}
+    counts |= {router.num_experts for router in routers}
     for candidate in propose_routers(store):
         left = [name for name in candidate.names if name not in loaded]
         is_likely = candidate.has_router_name and len(candidate.evidence) >= _MUCH
         if left and is_likely and min(candidate.shape) in counts:
             noun = "tensor" if len(left) == 1 else "tensors"
             yield f"not loaded: {len(left)} {noun} like '{left[0]}', which may be routers too"
+
+
+# -------------------------------------------------------------------------------------------- notes
+def non_finite_notes(router: Router) -> Iterator[str]:
+    """One sentence for each part of a router that holds NaN or infinity."""
+    # One product tells whether a closer look is needed: nan and infinity survive it.
+    flat = router.weight.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_clean = np.isfinite(np.dot(flat, flat))
+    rows = np.empty(0) if is_clean else np.flatnonzero(~np.isfinite(router.weight).all(axis=1))
+    if rows.size:
+        verb = "row holds" if rows.size == 1 else "rows hold"
+        yield f"{router.name}: {rows.size} {verb} non-finite values, first row {rows[0]}"
+    vectors = {
+        "the logit bias": router.logit_bias,
+        "the selection bias": router.selection_bias,
+        "the gain of the norm in front": router.gain,
+    }
+    for what, values in vectors.items():
+        if values is None:
+            continue
+        places = np.flatnonzero(~np.isfinite(values))
+        if places.size:
+            noun = "value" if places.size == 1 else "values"
+            yield (
+                f"{router.name}: {what} holds {places.size} non-finite {noun}, "
+                f"first at index {places[0]}"
+            )
+
+
+def layer_notes(stack: str, with_router: Set[int], expected: Set[int]) -> Iterator[str]:
+    """Sentences about layers where names and config disagree on whether there is a router."""
+    if missing := set(expected - with_router):
+        yield f"{stack}: no router in {_layers_text(missing)}, where config.json implies one"
+    if surplus := set(with_router - expected):
+        yield f"{stack}: routers in {_layers_text(surplus)}, where config.json implies none"
+
+
+def _layers_text(layers: Set[int]) -> str:
+    return f"layer{'s' if len(layers) > 1 else ''} {format_layers(set(layers))}"
+
+
+def assumption_notes(matches: Sequence[Match], family: Family, settings: Settings) -> Iterator[str]:
+    """What is said of a setting, and the values of each stack that the config does not give."""
+    yield from (text for condition, text in family.notes_when.items() if settings.says(condition))
+    specs = {(match.spec.name, match.spec.slot): match.spec for match in matches}
+    for (stack, _), spec in specs.items():
+        defaults = ", ".join(assumed_values(spec, settings.under(spec.config_roots)))
+        if defaults:
+            engine = " ".join(family.source.split()[:2])
+            yield (
+                f"{stack}: config.json does not say all of the rule; assumed are the defaults of "
+                f"{engine}: {defaults}. Another engine may take others"
+            )

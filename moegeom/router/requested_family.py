@@ -21,8 +21,10 @@ from moegeom.router.family import (
     StackSpec,
     TensorName,
     WeightsSpec,
+    families,
+    load_family,
+    parse_family,
 )
-from moegeom.router.family_file import families, family_of_text, load_family
 
 #: Heading of these options in the help.
 _PANEL = "Unknown architectures"
@@ -158,7 +160,7 @@ def read_family_file(path: Path) -> Family:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path.name}: is not UTF-8 at byte {error.start}.") from None
     try:
-        return family_of_text(path.stem, text)
+        return parse_family(path.stem, text, model_types=[path.stem], source="a file of one's own")
     except InternalError as error:
         # the reader of families knows them by name
         what = error.message.removeprefix(f"{path.stem}.toml")

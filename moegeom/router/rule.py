@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
 
-from moegeom.core.errors import RouterError, UsageError
+from moegeom.core.errors import CONFIG_CONTRADICTED, RouterError, UsageError
 from moegeom.core.limits import LAYER_LIST
-from moegeom.core.router import GroupMask, LogitMap, Norm, Rule, Weights
+from moegeom.core.router import (
+    GroupMask,
+    LogitMap,
+    Norm,
+    Projection,
+    Router,
+    RouterSet,
+    Rule,
+    Weights,
+)
 from moegeom.core.text import number_of, quoted
 from moegeom.router.family import (
+    DESCRIBED,
     RELU,
     Family,
     GroupSpec,
     LayersSpec,
     NormSpec,
-    ProjectionSpec,
     Setting,
     StackSpec,
     WeightsSpec,
+    families,
+    load_family,
 )
-from moegeom.router.integrity import CONFIG_CONTRADICTED
 from moegeom.router.settings import Settings
 
 
@@ -57,7 +69,8 @@ def build_rule(stack: StackSpec, settings: Settings, num_experts: int, router: s
             jitter=settings.number(spec.jitter),
         ),
         has_selection_bias=has_selection_bias(stack, settings),
-        has_logit_bias=has_logit_bias(stack, settings) or _is_biased(stack.projection),
+        has_logit_bias=has_logit_bias(stack, settings)
+        or (stack.projection is not None and bool(stack.projection.bias)),
         groups=stack.groups and _build_groups(stack.groups, settings, num_experts, top_k, router),
         logit_map=_build_logit_map(stack, settings),
         capacity=settings.integer(stack.capacity) if settings.has(stack.capacity) else None,
@@ -85,10 +98,6 @@ def _relu_rule(stack: StackSpec, settings: Settings, top_k: int, router: str) ->
 def has_logit_bias(stack: StackSpec, settings: Settings) -> bool:
     """True when the routers of this checkpoint have a logit bias of their own."""
     return bool(stack.logit_bias) and settings.flag(stack.has_logit_bias)
-
-
-def _is_biased(projection: ProjectionSpec | None) -> bool:
-    return projection is not None and bool(projection.bias)
 
 
 def has_selection_bias(stack: StackSpec, settings: Settings) -> bool:
@@ -288,10 +297,6 @@ def _until(layer: int, last: Any) -> bool:
     return last == -1 or layer <= last
 
 
-def _at_step(layer: int, step: Any) -> bool:
-    return bool(step[layer]) if isinstance(step, list) else layer % step == 0
-
-
 def _behind_step(layer: int, step: Any) -> bool:
     return (layer + 1) % step == 0
 
@@ -301,7 +306,9 @@ def _behind_step(layer: int, step: Any) -> bool:
 #: from transformers 5.23 (``modeling_*``), vLLM and SGLang (``deepseek_v2``, ``dots1``,
 #: ``kimi_linear``, ``ernie45_moe``, ``hunyuan_v1``, ``qwen3_moe``, ``step3p5``).
 _BUILDS_ROUTER: Mapping[str, Callable[[int, Any], bool]] = {
-    "moe_layer_freq": _at_step,
+    "moe_layer_freq": lambda layer, step: (
+        bool(step[layer]) if isinstance(step, list) else layer % step == 0
+    ),
     "first_k_dense_replace": _from,
     "num_dense_layers": _from,
     "moe_layer_num_skipped": _from,
@@ -368,3 +375,137 @@ def rule_text(family: Family, rule: Rule, num_experts: int, stack: StackSpec) ->
     return family.text.format(
         num_experts=num_experts, top_k=rule.top_k, groups=groups, score=score, bias=bias
     )
+
+
+# ----------------------------------------------------------------------- in words and as plain data
+def describe_router(router: Router) -> dict[str, Any]:
+    """Shape, rule and storage of one router."""
+    return {
+        "router": router.name,
+        "experts": router.num_experts,
+        "top_k": router.rule.top_k,
+        "hidden": router.hidden_size,
+        "stored": router.provenance.stored_dtype.lower(),
+        "selection": router.rule.selection_score_unit,
+        "boundaries": "none"
+        if router.listed
+        else "linear"
+        if router.rule.is_linear
+        else "non-linear",
+        "rule": rule_in_words(router),
+        "finite": bool(np.isfinite(router.weight).all()),
+        "tensor": router.provenance.tensors[0],
+        "file": router.provenance.file,
+    }
+
+
+def rule_in_words(router: Router) -> str:
+    """How the router chooses and weighs, step by step: ``sigmoid + bias, 4 of 8 groups, ...``."""
+    rule, weights = router.rule, router.rule.weights
+    if router.listed:
+        return f"top {rule.top_k}, only counted: {router.listed}"
+    steps = ["logits" if rule.score == "identity" else rule.score.replace("_", "-")]
+    if rule.has_logit_bias:
+        steps[0] += " of biased logits" if rule.score != "identity" else " + bias"
+    if rule.has_selection_bias:
+        steps[0] += " + selection bias"
+    if router.projection is not None:
+        steps.insert(0, _projection_in_words(router.projection))
+    if rule.logit_map is not None:
+        steps.insert(0, map_in_words(rule.logit_map))
+    if rule.groups is not None:
+        steps.append(groups_in_words(rule.groups))
+    is_whole = rule.top_k == router.num_experts
+    if rule.pick == "threshold":
+        return f"ReLU of {steps[0]}, every expert above 0 (training aims at {rule.top_k})"
+    steps.append(f"{'all' if is_whole else 'top'} {rule.top_k}")
+    weighing = _WEIGHTS[weights.source]
+    steps += [weighing] if weighing else []
+    # a softmax over the chosen sums to 1 in any case
+    is_news = weights.renormalise and weights.source != "softmax_of_selected_logits"
+    steps += ["weights sum to 1"] if is_news else []
+    steps += [f"x {weights.scale:g}"] if weights.scale != 1.0 else []
+    return ", ".join(steps)
+
+
+_WEIGHTS = {
+    "scores": "",
+    "softmax_of_selected_logits": "softmax over the chosen",
+    "sigmoid_of_selected_logits": "sigmoid of each chosen",
+    "sparsemixer": "sparsemixer",
+}
+
+
+def _projection_in_words(projection: Projection) -> str:
+    size = len(projection.weight)
+    if projection.scale is None:
+        return f"unit rows on {size} projected dimensions"
+    return f"cosines in {size} projected dimensions x {projection.scale:g}"
+
+
+def groups_in_words(groups: GroupMask) -> str:
+    """How many groups are kept: ``4 of 8 groups (fill -inf)``."""
+    return f"{groups.num_kept} of {groups.num_groups} groups (fill {groups.fill:g})"
+
+
+def map_in_words(logit_map: LogitMap) -> str:
+    """What happens to every logit: ``logits x 0.5, soft cap 30``."""
+    steps = [] if logit_map.multiplier == 1.0 else [f"logits x {logit_map.multiplier:g}"]
+    steps += [] if np.isinf(logit_map.soft_cap) else [f"soft cap {logit_map.soft_cap:g}"]
+    return ", ".join(steps)
+
+
+def name_patterns(router_set: RouterSet) -> dict[str, int]:
+    """Names of the router weights with ``{i}`` for the layer, and how many there are of each."""
+    patterns: dict[str, int] = {}
+    for router in router_set.routers:
+        name = router.provenance.tensors[0]
+        pattern = re.sub(rf"(?<![^._]){router.layer}(?=\.)", "{i}", name, count=1)
+        patterns[pattern] = patterns.get(pattern, 0) + 1
+    return patterns
+
+
+def rule_origin(family: str) -> str:
+    """What says how routers choose: ``options``, ``the family file``, or else ``config``.
+
+    ``config`` is that of the checkpoint, read by a family that is known.
+    """
+    if family == DESCRIBED:
+        return "options"
+    return "config" if family in families() else "the family file"
+
+
+def describe_routers(router_set: RouterSet) -> dict[str, Any]:
+    """All routers of a checkpoint with totals, as plain data.
+
+    ``rule_status`` is ``assumed``: only recorded choices verify a rule. ``rule_origin`` says from
+    what.
+    """
+    facts = {
+        field.name: getattr(router_set, field.name)
+        for field in dataclasses.fields(router_set)
+        if field.name not in ("routers", "skipped")
+    }
+    return facts | {
+        "rule_status": "assumed",
+        "rule_origin": rule_origin(router_set.family),
+        "routers": [describe_router(router) for router in router_set.routers],
+        "skipped": [dataclasses.asdict(skipped) for skipped in router_set.skipped],
+    }
+
+
+def describe_families() -> list[dict[str, Any]]:
+    """Name, model types, rule and source of every family."""
+    return [
+        {
+            "family": family.name,
+            "model types": ", ".join(family.model_types),
+            "rule": family.text.replace("{num_experts}", "E")
+            .replace("{top_k}", "k")
+            .replace("{groups}", "best g of G groups, ")
+            .replace("{score}", "score by the config")
+            .replace("{bias}", " + selection bias, if any"),
+            "checked against": family.source,
+        }
+        for family in map(load_family, families())
+    ]

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moegeom.core.errors import InternalError, RouterError
+from moegeom.core.errors import GATING_UNSAID, OUT_OF_RANGE, InternalError, RouterError
 from moegeom.router.family import COUNT, LAYERS, Choice, Range, Setting, Value
-from moegeom.router.integrity import GATING_UNSAID, OUT_OF_RANGE
 
 
 @dataclass(frozen=True)

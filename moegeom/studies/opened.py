@@ -19,7 +19,7 @@ from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import assumed
 from moegeom.engine.parameters import request_of, speaking_python
 from moegeom.engine.request import Terms, Tokens, tokens_path
-from moegeom.router.describe import describe_router, rule_origin
+from moegeom.router.rule import describe_router, rule_origin
 from moegeom.tokens.files import TokenFiles, are_paths
 from moegeom.tokens.memory import HeldArrays, hold
 

@@ -69,7 +69,7 @@ MAY_OPEN = {
     "moegeom/core/files.py": "open_raw itself, and outputs",
     "moegeom/core/parquet.py": "Parquet, behind open_raw",
     "moegeom/tokens/foreign/npy_arrays.py": "an archive, behind the reader of archives of checkpoints",
-    "moegeom/results/bitmaps.py": "an array out of a file that is open",
+    "moegeom/results/plans.py": "an array out of a file that is open",
     "moegeom/kernels/cuda/program.py": "part of the program",
     "moegeom/engine/diagnosis.py": "/proc/cpuinfo",
     "moegeom/results/writer.py": "waits until folders that it wrote are on the disk",

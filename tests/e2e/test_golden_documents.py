@@ -28,8 +28,7 @@ from moegeom.engine.parts import MissingParts, StoredPart, read_part
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.pipeline import scan
 from moegeom.recorder.document import captured_document, plan_document
-from moegeom.recorder.run import Captured, CaptureRequest, plan_capture
-from moegeom.recorder.text import TextFile
+from moegeom.recorder.run import Captured, CaptureRequest, TextFile, plan_capture
 from moegeom.studies.check.document import page_document
 from moegeom.studies.parts.document import missing_document, part_document
 from moegeom.studies.routers.document import document as routers_document

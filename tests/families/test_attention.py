@@ -18,8 +18,12 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.geometry.attention_heads import FIRST_QUERY, product_spectra
 from moegeom.recorder.attention import AttentionRecorder
 from moegeom.research.attention.study import layer_on_tokens
-from moegeom.router.attention.family import attention_families
-from moegeom.router.attention.tensors import AttentionTensors, attention_layers, recognise_attention
+from moegeom.router.attention.tensors import (
+    AttentionTensors,
+    attention_families,
+    attention_layers,
+    recognise_attention,
+)
 from moegeom.tokens.attention_record import AttentionRecord, LayerSums, read_attention_record
 from tests.by_day import by_day
 from tests.families.attention_models import ATTENTION, attention_model

@@ -24,13 +24,19 @@ from transformers import CONFIG_MAPPING
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks import measured_results, run_checks
-from moegeom.core.errors import RouterError
+from moegeom.core.errors import OUT_OF_RANGE, RouterError
 from moegeom.core.router import RouterSet
 from moegeom.pipeline import lint
-from moegeom.router.claims import settings_of
-from moegeom.router.family import Choice, Setting, StackSpec, TensorName
-from moegeom.router.family_file import families, family_of, load_family
-from moegeom.router.integrity import OUT_OF_RANGE
+from moegeom.router.facts import settings_of
+from moegeom.router.family import (
+    Choice,
+    Setting,
+    StackSpec,
+    TensorName,
+    families,
+    family_of,
+    load_family,
+)
 from moegeom.router.load import load_routers
 from moegeom.router.rule import build_norm, build_rule, expected_layers
 from moegeom.router.settings import Settings

@@ -16,9 +16,8 @@ import torch
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
-from moegeom.router.expert_functions import open_expert_functions
-from moegeom.router.family_file import families
-from moegeom.router.shared_experts import open_shared_experts
+from moegeom.router.expert_functions import open_expert_functions, open_shared_experts
+from moegeom.router.family import families
 from tests.by_day import by_day
 from tests.families.test_families_against_transformers import families_of, routed
 from tests.families.tiny_models import (

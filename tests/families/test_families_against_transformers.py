@@ -24,7 +24,7 @@ from moegeom.core.errors import RouterError
 from moegeom.core.router import Router, RouterSet
 from moegeom.geometry.rows import normed
 from moegeom.geometry.selection import SCORES, Routing, mapped_logits, route
-from moegeom.router.family_file import families, family_of, load_family
+from moegeom.router.family import families, family_of, load_family
 from moegeom.router.load import load_routers
 from tests.by_day import by_day
 from tests.families.observed import observe

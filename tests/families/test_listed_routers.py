@@ -12,8 +12,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.tokens import Stage, TokenColumns
 from moegeom.pipeline import ScanRequest, scan
-from moegeom.recorder.run import CaptureRequest, plan_capture
-from moegeom.recorder.text import TextFile
+from moegeom.recorder.run import CaptureRequest, TextFile, plan_capture
 from moegeom.results.reader import Results, open_results
 from moegeom.router.load import load_routers
 from moegeom.tokens.recording.writer import RecordingWriter

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Router, RouterSet
-from moegeom.router.family_file import families, load_family
+from moegeom.router.family import families, load_family
 from moegeom.router.load import load_routers
 from tests.by_day import by_day
 from tests.families.tiny_models import read, saved

@@ -16,7 +16,7 @@ from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import MoeGeomError, RouterError
 from moegeom.core.router import RouterSet
 from moegeom.router.load import load_routers
-from moegeom.router.proposal import Suggestion, describe_candidates, propose_routers, suggest
+from moegeom.router.recognise import Suggestion, describe_candidates, propose_routers, suggest
 from moegeom.router.requested_family import RequestedFamily
 from tests.by_day import by_day
 from tests.families.tiny_models import BY_DAY, LOADED, read, saved

@@ -14,7 +14,7 @@ from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RouterError
-from moegeom.router.family_file import families, family_of, load_family
+from moegeom.router.family import families, family_of, load_family
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import RequestedFamily
 from tests.by_day import IS_NIGHT, by_day

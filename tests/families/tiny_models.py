@@ -19,8 +19,7 @@ import transformers
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import RouterSet
-from moegeom.router.family import Choice, Setting
-from moegeom.router.family_file import family_of
+from moegeom.router.family import Choice, Setting, family_of
 from moegeom.router.load import load_routers
 from tests.by_day import one_of_each
 from tests.families.tiny_configs import tiny_config

@@ -28,7 +28,7 @@ from safetensors.numpy import load_file, save_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote.folder import RangeCache
-from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.url import RemoteOptions
 from moegeom.checks import run_checks
 from moegeom.checks.baseline import read_baseline
 from moegeom.checks.measured import measured_results
@@ -194,7 +194,7 @@ def _dcp(folder: Path) -> None:
 
 
 def _megatron(folder: Path) -> None:
-    from tests.unit.checkpoint.test_megatron import write_megatron
+    from tests.unit.checkpoint.test_dcp import write_megatron
 
     write_megatron(folder, is_stacked=True)
 

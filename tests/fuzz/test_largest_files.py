@@ -525,8 +525,7 @@ _BOUND = re.compile(r"_?(MOST|MAX|LONGEST)(_|$)|_WORK")
 _NO_LIMITS = {
     "core/text.py MOST_QUOTED": "characters of what a sentence quotes",
     "core/finding.py MOST_FAIR_SHARES": "a limit of checks, which profiles change",
-    "router/family_file.py _MOST_NAMES": "of families here",
-    "router/attention/family.py _MOST_TEXT": "of families here",
+    "router/attention/tensors.py _MOST_TEXT": "of families here",
 }
 
 

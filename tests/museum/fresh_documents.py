@@ -16,7 +16,7 @@ from moegeom.engine.run_facts import column_versions
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
-from moegeom.results.memory import MemoryResults
+from moegeom.results.reader import MemoryResults
 from moegeom.router.load import load_routers
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens

@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import (
 
 import moegeom as mg
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.router.family_file import family_of, family_of_class
+from moegeom.router.family import family_of, family_of_class
 from moegeom.router.load import load_routers
 from tests.unit.checkpoint.gguf_file import moe_keys, write_gguf
 

@@ -26,7 +26,7 @@ from moegeom.engine.run_facts import router_facts
 from moegeom.kernels.reductions.samples import sample_size, token_hash
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
-from moegeom.results.derived import with_derived
+from moegeom.results.reader import with_derived
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 

@@ -14,7 +14,7 @@ from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.rows import composed_rows
 from moegeom.geometry.selection import SCORES, route
 from moegeom.metrics import METRICS
-from moegeom.router.family_file import families, load_family
+from moegeom.router.family import families, load_family
 
 SEEDS = st.integers(0, 2**32 - 1)
 EXPERTS = 8

@@ -73,8 +73,7 @@ def run(
 
     try:
         from moegeom.recorder.document import captured_document, plan_document
-        from moegeom.recorder.run import CaptureRequest, capture, plan_capture
-        from moegeom.recorder.text import parse_text_file
+        from moegeom.recorder.run import CaptureRequest, capture, parse_text_file, plan_capture
     except ModuleNotFoundError as missing:
         if missing.name not in ("torch", "transformers"):
             raise

@@ -14,7 +14,7 @@ COMMAND = Command(Group.reference, 1, "moegeom families qwen", needs_arguments=F
 
 def run(words: Words = None, format: PrintFormat = Format.table) -> None:
     """Known families and their rules; of those with a word, model types and source too."""
-    from moegeom.router.describe import describe_families
+    from moegeom.router.rule import describe_families
 
     # names of GGUF architectures last: nobody looks for those first
     rows = matching(

@@ -1,27 +1,415 @@
-"""PyTorch: a file of ``torch.save``, a folder with an index, or a folder of files."""
+"""PyTorch: a file of ``torch.save``, a folder with an index, or a folder of files.
+
+A file is an archive: a pickle that describes tensors, and an entry for each storage. What a pickle
+may name is torch's list of safe globals (``torch.load(weights_only=True)``, torch 2.13) as far as
+weights need it; what only accompanies them (settings, random states) is accepted and dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.folder import Location
-from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
-from moegeom.checkpoint.formats._pytorch_archive import TensorView, TorchArchive, read_torch_archive
-from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, UnreadableTensor
+from moegeom.checkpoint.dtypes import as_array, numpy_dtype
+from moegeom.checkpoint.pickled import Global, Record, unpickle
 from moegeom.checkpoint.ranks import open_files
-from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.remote.lazy import lazy
-from moegeom.checkpoint.shards import ShardedStore
-from moegeom.checkpoint.store import Format, TensorInfo
+from moegeom.checkpoint.reading import AGAIN, Location, RangeFile
+from moegeom.checkpoint.shards import FileShard, Naming, ShardedStore, choose, lazy, open_index
+from moegeom.checkpoint.store import Format, TensorInfo, is_count
+from moegeom.checkpoint.zipped import Archive, ZipEntry, read_archive
+from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
-from moegeom.core.limits import TORCH_STEPS
+from moegeom.core.limits import PICKLE_ARGUMENTS, TORCH_PICKLE_BYTES, TORCH_SPAN_BYTES, TORCH_STEPS
 from moegeom.core.shapes import Shaped
 
+
+# ------------------------------------------------------------------------------- globals of pickles
+@dataclass(frozen=True)
+class TorchDtype:
+    """A dtype, spelled as in safetensors where that has it, and the bytes of an element."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class StorageType:
+    """A class of storages; an untyped one counts bytes."""
+
+    dtype: TorchDtype
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """A persistent id: the entry of the archive, and how many elements it says that this has."""
+
+    __slots__ = ("key", "length", "type")
+
+    type: Any
+    key: Any
+    length: Any
+
+
+@dataclass(frozen=True, eq=False)
+class PickledTensor:
+    """A tensor as the pickle describes it; nothing is checked before it is asked for."""
+
+    __slots__ = ("dtype", "flags", "offset", "shape", "storage", "stride")
+
+    storage: Any
+    offset: Any
+    shape: Any
+    stride: Any
+    dtype: Any
+    flags: Any
+
+
+@dataclass(frozen=True, eq=False)
+class UnreadableTensor:
+    """A tensor that is no array of numbers in a storage."""
+
+    __slots__ = ("kind",)
+
+    kind: str
+
+
+class Dropped(Record):
+    """An object that no tensor needs."""
+
+    __slots__ = ()
+
+
+def storage_of(persistent_id: Any) -> Storage:
+    """The storage of a persistent id ``("storage", type, key, location, length)``."""
+    if type(persistent_id) is not tuple:  # unpacking anything else may take as long as it is large
+        raise TypeError
+    _, kind, key, _, length = persistent_id
+    return Storage(kind, key, length)
+
+
+def _tensor(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    _: Any = None,
+    __: Any = None,
+    flags: Any = None,
+) -> PickledTensor:
+    return PickledTensor(storage, offset, shape, stride, None, flags)
+
+
+def _tensor_of_dtype(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    _: Any,
+    __: Any,
+    dtype: Any,
+    flags: Any = None,
+) -> PickledTensor:
+    return PickledTensor(storage, offset, shape, stride, dtype, flags)
+
+
+def _unreadable(kind: str) -> Callable[..., UnreadableTensor]:
+    return lambda *_: UnreadableTensor(kind)
+
+
+def _first(first: Any, *_: Any) -> Any:
+    return first
+
+
+def _of_type(function: Any, _: Any, arguments: Any, __: Any) -> Any:
+    """A tensor with attributes, which are dropped; what makes it must be one of the makers."""
+    is_maker = type(function) is Global and function.name in _MAKERS
+    # Unpacking takes as long as what is unpacked is large, which a file may ask for many times.
+    if not is_maker or type(arguments) is not tuple or len(arguments) > PICKLE_ARGUMENTS:
+        raise TypeError
+    return function.stand_in(*arguments)
+
+
+def empty_dict(*_: Any) -> dict[Any, Any]:
+    """A dict, to be filled by opcodes; nothing of what a file gives is hashed or walked through."""
+    return {}
+
+
+_DTYPES = {
+    "bool": TorchDtype("BOOL", 1),
+    "uint8": TorchDtype("U8", 1),
+    "int8": TorchDtype("I8", 1),
+    "uint16": TorchDtype("U16", 2),
+    "int16": TorchDtype("I16", 2),
+    "uint32": TorchDtype("U32", 4),
+    "int32": TorchDtype("I32", 4),
+    "uint64": TorchDtype("U64", 8),
+    "int64": TorchDtype("I64", 8),
+    "float16": TorchDtype("F16", 2),
+    "bfloat16": TorchDtype("BF16", 2),
+    "float32": TorchDtype("F32", 4),
+    "float64": TorchDtype("F64", 8),
+    "complex32": TorchDtype("complex32", 4),
+    "complex64": TorchDtype("C64", 8),
+    "complex128": TorchDtype("complex128", 16),
+    "float8_e4m3fn": TorchDtype("F8_E4M3", 1),
+    "float8_e5m2": TorchDtype("F8_E5M2", 1),
+    "float8_e4m3fnuz": TorchDtype("F8_E4M3FNUZ", 1),
+    "float8_e5m2fnuz": TorchDtype("F8_E5M2FNUZ", 1),
+    "float8_e8m0fnu": TorchDtype("F8_E8M0", 1),
+    "float4_e2m1fn_x2": TorchDtype("float4_e2m1fn_x2", 1),
+    "qint8": TorchDtype("qint8", 1),
+    "quint8": TorchDtype("quint8", 1),
+    "qint32": TorchDtype("qint32", 4),
+    "quint4x2": TorchDtype("quint4x2", 1),
+    "quint2x4": TorchDtype("quint2x4", 1),
+}
+
+_STORAGES = {
+    "torch.BoolStorage": "bool",
+    "torch.ByteStorage": "uint8",
+    "torch.CharStorage": "int8",
+    "torch.ShortStorage": "int16",
+    "torch.IntStorage": "int32",
+    "torch.LongStorage": "int64",
+    "torch.HalfStorage": "float16",
+    "torch.BFloat16Storage": "bfloat16",
+    "torch.FloatStorage": "float32",
+    "torch.DoubleStorage": "float64",
+    "torch.ComplexFloatStorage": "complex64",
+    "torch.ComplexDoubleStorage": "complex128",
+    "torch.QInt8Storage": "qint8",
+    "torch.QUInt8Storage": "quint8",
+    "torch.QInt32Storage": "qint32",
+    "torch.QUInt4x2Storage": "quint4x2",
+    "torch.QUInt2x4Storage": "quint2x4",
+    "torch.UntypedStorage": "uint8",
+    "torch.storage.UntypedStorage": "uint8",
+}
+
+_MAKERS: Mapping[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
+    "torch._utils._rebuild_device_tensor_from_numpy": _unreadable("tensor kept as a NumPy array"),
+    "torch._utils._rebuild_meta_tensor_no_storage": _unreadable("meta tensor without values"),
+    "torch._utils._rebuild_nested_tensor": _unreadable("nested tensor"),
+    "torch._utils._rebuild_qtensor": _unreadable("quantised tensor"),
+    "torch._utils._rebuild_sparse_tensor": _unreadable("sparse tensor"),
+    "torch._utils._rebuild_wrapper_subclass": _unreadable("tensor of a subclass"),
+}
+
+#: Classes and functions whose results no tensor needs.
+_DROPPED = """
+    __builtin__.bytearray __builtin__.bytes __builtin__.complex __builtin__.dict __builtin__.float
+    __builtin__.frozenset __builtin__.int __builtin__.list __builtin__.set
+    _codecs.encode argparse.Namespace builtins.bytearray builtins.complex builtins.dict
+    builtins.float builtins.frozenset builtins.int builtins.list builtins.set
+    collections.Counter numpy.core.multiarray._reconstruct numpy._core.multiarray._reconstruct
+    numpy.core.multiarray.scalar numpy._core.multiarray.scalar numpy.dtype numpy.ndarray
+    pathlib.Path pathlib.PosixPath pathlib.WindowsPath torch.Tensor torch.device
+    torch.nn.parameter.Buffer torch.nn.parameter.Parameter torch.per_channel_affine
+    torch.per_channel_affine_float_qparams torch.per_tensor_affine torch.serialization._get_layout
+""".split()
+
+ALLOWED: Mapping[str, Any] = {
+    **dict.fromkeys(_DROPPED, Dropped),
+    **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
+    **{name: StorageType(_DTYPES[dtype]) for name, dtype in _STORAGES.items()},
+    **_MAKERS,
+    "torch._tensor._rebuild_from_type_v2": _of_type,
+    "torch.Size": _first,
+    "collections.OrderedDict": empty_dict,
+    "collections.defaultdict": empty_dict,
+}
+
+
+# ----------------------------------------------------------------------------------------- archives
+#: What torch.save wrote first before version 1.6, when its files were no archives.
+_OLD_MAGIC = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
+
+_RESAVE = "Write it again with a current torch: torch.save(torch.load(file), new_file)."
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """A tensor in the file: bytes ``[offset, offset + span)`` hold its elements at ``strides``."""
+
+    dtype: str
+    item: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    span: int
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.item
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True when the range holds the elements in order, and nothing else."""
+        expected = self.item
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return self.size_bytes == 0
+            expected *= size
+        return True
+
+
+@dataclass(frozen=True)
+class TorchArchive:
+    """An archive and what its pickle describes; ``root`` is whatever was saved."""
+
+    archive: Archive
+    folder: str
+    root: Any
+
+    def view(self, tensor: PickledTensor | UnreadableTensor, where: str) -> TensorView:
+        """Where a tensor lies, inside its storage; ``where`` begins the sentence of an error."""
+        if isinstance(tensor, UnreadableTensor):
+            raise CheckpointError(
+                f"{where} is a {tensor.kind}, which cannot be read.",
+                "Save it as a plain dense tensor.",
+            )
+        if isinstance(tensor.flags, dict) and any(tensor.flags.values()):
+            raise CheckpointError(
+                f"{where} is stored conjugated or negated, which cannot be read.",
+                "Save tensor.resolve_conj().resolve_neg().",
+            )
+        dtype, name, entry, length = self._storage(tensor, where)
+        offset = _count(tensor.offset, f"{where} has storage offset")
+        shape = _counts(tensor.shape, f"{where} has shape")
+        strides = _counts(tensor.stride, f"{where} has stride")
+        if len(strides) != len(shape):
+            raise CheckpointError(f"{where} has shape {shape} and stride {strides}.")
+        last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        first, span = (0, 0) if 0 in shape else (offset, last + 1 - offset)
+        if first + span > length:
+            raise CheckpointError(
+                f"{where} needs element {last} of a storage that has {length}.",
+                AGAIN,
+            )
+        if math.prod(shape) * dtype.size > entry.size:
+            raise CheckpointError(
+                f"{where} has shape {shape} and its storage {entry.size} bytes: it repeats them.",
+                "Save tensor.contiguous().",
+            )
+        view = TensorView(
+            dtype.name,
+            dtype.size,
+            shape,
+            tuple(step * dtype.size for step in strides),
+            self.archive.start(name) + first * dtype.size,
+            span * dtype.size,
+        )
+        if not view.is_contiguous and view.span > TORCH_SPAN_BYTES:
+            raise CheckpointError(
+                f"{where} is spread over {view.span} bytes, more than the {TORCH_SPAN_BYTES} "
+                "allowed.",
+                "Save tensor.contiguous().",
+            )
+        return view
+
+    def _storage(self, tensor: PickledTensor, where: str) -> tuple[TorchDtype, str, ZipEntry, int]:
+        """Dtype, entry and elements of a tensor's storage."""
+        storage = tensor.storage
+        if not isinstance(storage, Storage) or not isinstance(storage.type, StorageType):
+            raise CheckpointError(f"{where} has no storage.")
+        dtype = storage.type.dtype if tensor.dtype is None else tensor.dtype
+        if not isinstance(dtype, TorchDtype):
+            raise CheckpointError(f"{where} has a dtype that is none.")
+        name = f"{self.folder}/data/{storage.key}" if type(storage.key) is str else ""
+        entry = self.archive.entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"{where} has a storage that is not in the archive.")
+        num_bytes = _count(storage.length, f"{where} has a storage of") * storage.type.dtype.size
+        if num_bytes > entry.size:
+            raise CheckpointError(
+                f"{where} has a storage of {num_bytes} bytes, and the archive {entry.size} of them."
+            )
+        return dtype, name, entry, num_bytes // dtype.size
+
+    def read_bytes(self, view: TensorView, start: int, size: int) -> bytes:
+        """``size`` bytes of a tensor, in the order of its elements, from byte ``start`` of it."""
+        length = max(min(size, view.size_bytes - start), 0)
+        if view.is_contiguous:
+            return self.archive.file.read(view.offset + start, length)
+        raw = self.archive.file.read(view.offset, view.span)
+        # frombuffer wants whole elements only; their kind does not matter here
+        items = np.frombuffer(raw, np.dtype((np.void, view.item)))
+        strided = np.lib.stride_tricks.as_strided(items, view.shape, view.strides, writeable=False)
+        return strided.tobytes()[start : start + length]
+
+    def read(self, view: TensorView, where: str) -> Shaped[np.ndarray, "*shape"]:
+        """The tensor in the dtype it is stored in."""
+        dtype = numpy_dtype(view.dtype, where)
+        return as_array(self.read_bytes(view, 0, view.size_bytes), dtype, view.shape, where)
+
+
+def read_torch_archive(file: RangeFile) -> TorchArchive:
+    """What one file holds; reads the zip directory and the pickle, and no tensor.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is no archive, one that torch.save did not write, or refused by ``unpickle``.
+    """
+    if _OLD_MAGIC in file.read(0, min(file.size_bytes(), 32)):
+        raise CheckpointError(
+            f"{file.label}: was written by a torch before 1.6, whose files are no archives.",
+            _RESAVE,
+        )
+    archive = read_archive(file)
+    roots = [name for name in archive.entries if name.endswith("/data.pkl")]
+    roots = [name for name in roots if name.count("/") == 1]
+    if len(roots) != 1:
+        raise CheckpointError(
+            f"{file.label}: holds {len(roots)} pickles of data, expected the one of torch.save."
+        )
+    folder = roots[0].removesuffix("/data.pkl")
+    if any(
+        name.startswith((f"{folder}/code/", f"{folder}/constants.pkl")) for name in archive.entries
+    ):
+        raise CheckpointError(
+            f"{file.label}: is a TorchScript archive.",
+            "Save its weights: torch.save(torch.jit.load(file).state_dict(), new_file).",
+        )
+    order = f"{folder}/byteorder"
+    if order in archive.entries and archive.read(order, 16) != b"little":
+        raise CheckpointError(f"{file.label}: is not little-endian.", _RESAVE)
+    raw = archive.read(roots[0], TORCH_PICKLE_BYTES)
+    return TorchArchive(archive, folder, unpickle(raw, file.label, ALLOWED, storage_of))
+
+
+def _count(number: Any, what: str) -> int:
+    if not is_count(number):
+        raise CheckpointError(f"{what} {_short(number)}, expected a non-negative 64-bit integer.")
+    return number
+
+
+def _counts(numbers: Any, what: str) -> tuple[int, ...]:
+    if type(numbers) is not tuple or len(numbers) > limits.DIMENSIONS:
+        raise CheckpointError(
+            f"{what} {_short(numbers)}, expected at most {limits.DIMENSIONS} integers."
+        )
+    return tuple(_count(n, what) for n in numbers)
+
+
+def _short(item: Any) -> str:
+    """An integer as it stands, and the kind of anything else, which may have any size."""
+    is_small = type(item) is int and abs(item) < 10**30
+    return str(item) if is_small else f"a {type(item).__name__}"
+
+
+# -------------------------------------------------------------------------------------------- files
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _INDEX_SUFFIX = ".bin.index.json"
 _NAMING = Naming(_INDEX_SUFFIX, "pytorch_model.bin.index.json", "pytorch_model.bin")
@@ -36,19 +424,8 @@ _NO_WEIGHTS = (
 _OTHER_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", ".metadata", "*.distcp", "*.gguf")
 
 
-@dataclass(frozen=True)
-class PytorchFile:
+class PytorchFile(FileShard):
     """One file; its directory and its pickle are read on first use."""
-
-    file: RangeFile
-
-    @property
-    def label(self) -> str:
-        return self.file.label
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file.size_bytes()
 
     @lazy
     def content(self) -> TorchArchive:

@@ -1,28 +1,223 @@
-"""Safetensors: one file, a folder with an index, or a folder of files."""
+"""Safetensors: one file, a folder with an index, or a folder of files.
+
+A file is 8 bytes of length, then a header in JSON, then the tensors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import gt
 from typing import Any, Protocol
 
 import numpy as np
 
-from moegeom.checkpoint.dtypes import as_array, numpy_dtype
-from moegeom.checkpoint.folder import Folder, Location
-from moegeom.checkpoint.formats._indexed import Naming, choose, open_index
-from moegeom.checkpoint.formats._safetensors_header import SafetensorsHeader, read_header
-from moegeom.checkpoint.json_text import parse_object
-from moegeom.checkpoint.ranks import open_files
-from moegeom.checkpoint.reading import RangeFile
-from moegeom.checkpoint.remote.lazy import lazy
-from moegeom.checkpoint.shards import CheckpointShard, ShardedStore
-from moegeom.checkpoint.slices import Piece, SlicedShard, SlicedTensor, join_pieces
-from moegeom.checkpoint.store import Format, TensorInfo
+from moegeom.checkpoint.dtypes import DTYPES
+from moegeom.checkpoint.json_text import num_quotes, parse_object, unique_keys
+from moegeom.checkpoint.ranks import Piece, SlicedShard, SlicedTensor, join_pieces, open_files
+from moegeom.checkpoint.reading import AGAIN, Folder, Location, RangeFile, truncated
+from moegeom.checkpoint.shards import (
+    CheckpointShard,
+    HeadedShard,
+    Naming,
+    ShardedStore,
+    choose,
+    lazy,
+    open_index,
+)
+from moegeom.checkpoint.store import Format, TensorInfo, check_apart, check_names, is_count
 from moegeom.core import limits
 from moegeom.core.errors import CheckpointError
 from moegeom.core.shapes import Shaped
 from moegeom.core.text import number_of
+
+# ------------------------------------------------------------------------------------------ headers
+#: What ``HuggingFaceStorageWriter(save_distributed=True)`` of torch writes: row slices.
+_ROW_SLICES = "DCP_SHARDING_INFO"
+
+#: Characters; a dtype of a later version may have any name.
+_DTYPE_LENGTH = 64
+
+_NO_WRITER = "No writer of safetensors makes such a file: do not use it."
+
+
+@dataclass(frozen=True)
+class SafetensorsHeader:
+    """A parsed header; no tensor in it ends behind the end of the file.
+
+    Entries are checked one by one, when their tensor is asked for. ``slices`` is what torch writes
+    where tensors may be slices of larger ones, "" elsewhere.
+    """
+
+    file: str
+    data_start: int
+    entries: dict[str, Any]
+    slices: Any = ""
+
+    def info(self, name: str) -> TensorInfo:
+        """Where the tensor lies; dtype, shape and offsets agree with each other."""
+        entry = self.entries.get(name)
+        where = f"{self.file}: tensor {name!r}"
+        if entry is None:
+            raise CheckpointError(f"{where} is not in this file, which holds {len(self.entries)}.")
+        if not isinstance(entry, dict):
+            raise CheckpointError(
+                f"{where} is described by a {type(entry).__name__}, not an object."
+            )
+        dtype = entry.get("dtype")
+        if not isinstance(dtype, str) or len(dtype) > _DTYPE_LENGTH:
+            raise CheckpointError(f"{where} has dtype {_short(dtype)}, expected a name.")
+        shape = _counts(entry.get("shape"), f"{where} has shape", limits.DIMENSIONS)
+        offsets = _counts(entry.get("data_offsets"), f"{where} has data_offsets", 2)
+        if len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise CheckpointError(
+                f"{where} has data_offsets {list(offsets)}, expected [begin, end]."
+            )
+        begin, end = offsets
+        expected = _num_bytes(dtype, shape)
+        if expected is not None and end - begin != expected:
+            raise CheckpointError(
+                f"{where} has {end - begin} bytes; shape {shape} of {dtype} takes {expected}."
+            )
+        return TensorInfo(name, dtype, shape, self.file, self.data_start + begin, end - begin)
+
+
+def read_header(file: RangeFile) -> SafetensorsHeader:
+    """The header of one file; costs its own bytes and little more than parsing its JSON."""
+    file_size = file.size_bytes()
+    raw = _read_text(file, file_size)
+    entries, largest_end = _parse_entries(raw, f"{file.label}: the header")
+    metadata = entries.pop("__metadata__", {})
+    slices = metadata.get(_ROW_SLICES, "") if isinstance(metadata, dict) else ""
+    header = SafetensorsHeader(file.label, 8 + len(raw), entries, slices)
+    if largest_end is None:
+        largest_end = _check_every_entry(header)
+    end = header.data_start + largest_end
+    if end > file_size:
+        raise truncated(file.label, end, file_size)
+    if end < file_size:
+        _check_every_entry(header)  # a range that is turned round says more
+        raise CheckpointError(
+            f"{file.label}: has {file_size} bytes, and its last tensor ends at {end}: the header "
+            "may be that of another file.",
+            AGAIN,
+        )
+    _check_apart(header)
+    return header
+
+
+def _check_apart(header: SafetensorsHeader) -> None:
+    """Raise if two tensors name the same bytes, which no writer does."""
+    begins, ends = _places(list(header.entries.values()))
+    # Each begins where all before it have ended; this is on the way of every header.
+    if any(map(gt, sorted(ends), sorted(begins)[1:])) or any(map(gt, begins, ends)):
+        spans = zip(begins, ends, header.entries, strict=True)
+        check_apart(spans, f"{header.file}: behind the header", hint=_NO_WRITER)
+
+
+def _places(entries: list[Any]) -> tuple[Sequence[int], Sequence[int]]:
+    """Begins and ends of the tensors; 0 where an entry has none, which is an error for who asks."""
+    try:
+        pairs = [entry["data_offsets"] for entry in entries]
+        if set(map(type, pairs)) <= {list} and set(map(len, pairs)) <= {2}:
+            begins, ends = ([pair[side] for pair in pairs] for side in (0, 1))
+            if {*map(type, begins), *map(type, ends)} <= {int}:
+                return begins, ends
+    except (TypeError, KeyError):
+        pass
+    spans = [_begin_and_end(entry) for entry in entries]
+    return [begin for begin, _ in spans], [end for _, end in spans]
+
+
+def _begin_and_end(entry: Any) -> tuple[int, int]:
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if isinstance(offsets, list) and list(map(type, offsets)) == [int, int]:
+        return offsets[0], offsets[1]
+    return 0, 0
+
+
+def _read_text(file: RangeFile, file_size: int) -> bytes:
+    """The JSON of the header, whose length is believed only within the limits."""
+    if file_size < 8:
+        raise CheckpointError(f"{file.label}: truncated, has {file_size} bytes.", AGAIN)
+    length = int.from_bytes(file.read(0, 8), "little")
+    if length > limits.HEADER_BYTES:
+        raise CheckpointError(
+            f"{file.label}: the header claims {length} bytes, more than the "
+            f"{limits.HEADER_BYTES} allowed.",
+            "Is this a safetensors file?",
+        )
+    if 8 + length > file_size:
+        raise truncated(file.label, 8 + length, file_size)
+    return file.read(8, length)
+
+
+def _parse_entries(raw: bytes, where: str) -> tuple[dict[str, Any], int | None]:
+    """The header as a dict, and the largest end of a tensor (None if the header is odd).
+
+    Refusing duplicate keys with a hook would double the parsing time: only a header whose strings
+    are not those of its text, or are not where they belong, is parsed a second time.
+    """
+    entries = parse_object(raw, where, pairs_hook=None)
+    check_names(entries, where)
+    strings, largest_end = _count_strings(entries)
+    if 2 * strings == num_quotes(raw):
+        return entries, largest_end
+    del entries
+    return parse_object(raw, where, pairs_hook=unique_keys), None
+
+
+def _count_strings(entries: dict[str, Any]) -> tuple[int, int]:
+    """Strings of a header in which every entry is plain, and the largest end; else (-1, 0)."""
+    metadata = entries.get("__metadata__")
+    num_metadata = 0
+    if "__metadata__" in entries:
+        if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
+            return -1, 0
+        num_metadata = 1 + 2 * len(metadata)
+    tensors = [e for e in entries.values() if e is not metadata]
+    try:
+        # Lists and sets of types, not a loop of tests: this is on the way of every header.
+        is_plain = set(map(len, tensors)) <= {3}
+        is_plain &= {type(e["dtype"]) for e in tensors} <= {str}
+        ends = [e["data_offsets"][1] for e in tensors]
+    except (TypeError, KeyError, IndexError):
+        return -1, 0
+    if not is_plain or not set(map(type, ends)) <= {int}:
+        return -1, 0
+    largest_end = max(ends, default=0)
+    return num_metadata + 5 * len(tensors), largest_end
+
+
+def _check_every_entry(header: SafetensorsHeader) -> int:
+    infos = [header.info(name) for name in header.entries]
+    return max((i.offset + i.size_bytes - header.data_start for i in infos), default=0)
+
+
+def _counts(numbers: Any, what: str, most: int) -> tuple[int, ...]:
+    """A list of at most ``most`` non-negative integers, as a tuple."""
+    is_list = isinstance(numbers, list) and len(numbers) <= most
+    if not is_list or not all(map(is_count, numbers)):
+        raise CheckpointError(
+            f"{what} {_short(numbers)}, expected at most {most} non-negative 64-bit integers."
+        )
+    return tuple(numbers)
+
+
+def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Bytes of a tensor (Python integers do not overflow); None for a dtype of a later version."""
+    if dtype not in DTYPES:
+        return None
+    bits = DTYPES[dtype].bits
+    for size in shape:
+        bits *= size
+    return -(-bits // 8)
+
+
+def _short(item: Any) -> str:
+    text = repr(item)
+    return text if len(text) <= 80 else text[:77] + "..."
+
 
 # Safetensors files of a distributed save: the same names in several files, a slice in each.
 #
@@ -60,7 +255,7 @@ def open_slices(folder: Folder, shards: Mapping[str, SlicedFile]) -> ShardedStor
     offsets: dict[str, Mapping[str, Any]] = {}
     for file, shard in shards.items():
         if shard.slices != "":
-            offsets[file] = _parse(shard.slices, file)
+            offsets[file] = _parse_slices(shard.slices, file)
         for name in shard.names():
             files_of.setdefault(name, []).append(file)
 
@@ -103,7 +298,7 @@ def check_whole(file: str, slices: Any) -> None:
 
     Torch writes offsets into the files of undistributed saves too: zeros.
     """
-    offsets = {} if slices == "" else _parse(slices, file)
+    offsets = {} if slices == "" else _parse_slices(slices, file)
     is_slice = slices != "" and file.startswith(_PREFIX)
     if is_slice or any(any(_offsets(name, offsets, file)) for name in offsets):
         raise CheckpointError(
@@ -125,7 +320,7 @@ def _offsets(name: str, offsets: Mapping[str, Any], file: str) -> tuple[int, ...
     if (
         not isinstance(start, list)
         or len(start) > limits.DIMENSIONS
-        or not all(map(_is_count, start))
+        or not all(map(is_count, start))
     ):
         raise CheckpointError(
             f"{file}: holds row slices, and its DCP_SHARDING_INFO has no 'saved_offsets' of "
@@ -134,11 +329,7 @@ def _offsets(name: str, offsets: Mapping[str, Any], file: str) -> tuple[int, ...
     return tuple(start)
 
 
-def _is_count(number: Any) -> bool:
-    return type(number) is int and 0 <= number <= limits.LARGEST_COUNT
-
-
-def _parse(text: Any, file: str) -> Mapping[str, Any]:
+def _parse_slices(text: Any, file: str) -> Mapping[str, Any]:
     where = f"{file}: DCP_SHARDING_INFO"
     if not isinstance(text, str):
         raise CheckpointError(f"{where} is a {type(text).__name__}, expected a text.")
@@ -151,19 +342,10 @@ _NAMING = Naming(_INDEX_SUFFIX, "model.safetensors.index.json", "model.safetenso
 
 
 @dataclass(frozen=True)
-class SafetensorsFile:
+class SafetensorsFile(HeadedShard):
     """One file; the header is read on first use. Behind an index, its tensors must be whole."""
 
-    file: RangeFile
     is_indexed: bool = False
-
-    @property
-    def label(self) -> str:
-        return self.file.label
-
-    @property
-    def size_bytes(self) -> int:
-        return self.file.size_bytes()
 
     @lazy
     def header(self) -> SafetensorsHeader:
@@ -175,23 +357,6 @@ class SafetensorsFile:
     @property
     def slices(self) -> Any:
         return self.header.slices
-
-    def names(self) -> Collection[str]:
-        return self.header.names
-
-    def info(self, name: str) -> TensorInfo:
-        return self.header.info(name)
-
-    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
-        info = self.info(name)
-        where = f"{info.file}: tensor {name!r}"
-        dtype = numpy_dtype(info.dtype, where)
-        return as_array(self.file.read(info.offset, info.size_bytes), dtype, info.shape, where)
-
-    def read_bytes(self, name: str, start: int, size: int) -> bytes:
-        info = self.info(name)
-        length = max(min(size, info.size_bytes - start), 0)
-        return self.file.read(info.offset + start, length)
 
 
 def recognises(location: Location) -> bool:

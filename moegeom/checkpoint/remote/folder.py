@@ -1,26 +1,121 @@
-"""A folder behind a URL, whose files are read by ranges."""
+"""A folder behind a URL, whose files are read by ranges, whatever transports them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import BoundedSemaphore, Lock
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from moegeom.checkpoint.reading import ByteRange, ReadLog
-from moegeom.checkpoint.remote.options import RemoteOptions
-from moegeom.checkpoint.remote.transport import Absent, Stamp, Transport, with_retries
+from moegeom.checkpoint.reading import ByteRange, ReadLog, read_whole
+from moegeom.checkpoint.remote.url import RemoteOptions
 from moegeom.core.errors import CheckpointError, OutputError
 from moegeom.core.files import read_regular, write_whole
 from moegeom.core.limits import REMOTE_READ_BYTES
 
+# --------------------------------------------------------------------------------------- transports
 T = TypeVar("T")
 
+
+@dataclass(frozen=True)
+class Stamp:
+    """Size of a file, and what tells its versions apart; "" where the server does not say."""
+
+    size: int
+    etag: str = ""
+    modified: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        """True when equal tags mean equal bytes: a weak ETag promises less."""
+        return bool(self.etag) and not self.etag.startswith("W/")
+
+    def differs(self, other: Stamp) -> bool:
+        """True when the two cannot be of the same version; ETags decide where both have one."""
+        if self.size != other.size:
+            return True
+        if self.etag and other.etag:
+            return self.etag != other.etag
+        return bool(self.modified and other.modified) and self.modified != other.modified
+
+
+class TryAgain(Exception):
+    """A failure that may pass; ``wait_s`` is the pause that the server asks for."""
+
+    def __init__(self, outcome: str, wait_s: float | None = None) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+        self.wait_s = wait_s
+
+
+class Absent(CheckpointError):
+    """The file does not exist, or the server does not say whether it does."""
+
+
+class Transport(Protocol):
+    """A folder behind a URL. Each method makes one attempt, and raises ``TryAgain`` if it fails."""
+
+    def shown(self, name: str) -> str:
+        """The URL of a file as it may be printed."""
+        ...
+
+    def key(self, name: str) -> str:
+        """What names a file among all files anywhere."""
+        ...
+
+    def where(self, name: str) -> str:
+        """A file and its URL, in a sentence."""
+        return f"{name}: {self.shown(name)}"
+
+    def probe(self, name: str, size: int) -> tuple[Stamp, bytes]:
+        """Size and version of a file, and its first ``size`` bytes where they came along.
+
+        Raises ``Absent`` where there is none.
+        """
+        ...
+
+    def read(self, name: str, offset: int, size: int) -> tuple[bytes, Stamp]:
+        """Exactly ``size`` bytes that exist, and the version they are of."""
+        ...
+
+
+def with_retries(work: Callable[[], T], where: str, options: RemoteOptions) -> T:
+    """What ``work`` returns, in the first attempt that does not raise ``TryAgain``.
+
+    Raises
+    ------
+    CheckpointError
+        When all attempts failed, or the server asks for a pause longer than the longest allowed.
+    """
+    for attempt in range(1, options.attempts):
+        try:
+            return work()
+        except TryAgain as failure:
+            pause = options.backoff_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+            if failure.wait_s is not None:
+                pause = max(pause, failure.wait_s)
+            if pause > options.longest_wait_s:
+                raise CheckpointError(
+                    f"{where} {failure.outcome}, and asks to wait {pause:.0f} s.",
+                    "Try again later, or download the checkpoint.",
+                ) from None
+        options.sleep(pause)
+    try:
+        return work()
+    except TryAgain as failure:
+        raise CheckpointError(
+            f"{where} {failure.outcome}, in each of {options.attempts} attempts.",
+            "Try again later, or download the checkpoint.",
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------ folders
 #: What a probe asks for: every header of safetensors begins with its length in 8 bytes.
 _PROBE_BYTES = 8
 
@@ -52,10 +147,7 @@ class RemoteFile:
 
     def read_all(self, limit: int) -> bytes:
         """The whole file, which may not be longer than ``limit``."""
-        size = self.size_bytes()
-        if size > limit:
-            raise CheckpointError(f"{self.label}: has {size} bytes, more than the {limit} allowed.")
-        return self.read(0, size)
+        return read_whole(self, limit)
 
 
 class RemoteFolder:
@@ -197,7 +289,7 @@ class RemoteFolder:
                 return self._transport.probe(name, _PROBE_BYTES)
 
         try:
-            stamp, raw = with_retries(attempt, self._where(name), self._options)
+            stamp, raw = with_retries(attempt, self._transport.where(name), self._options)
         except Absent as error:
             return error
         if raw:
@@ -214,12 +306,12 @@ class RemoteFolder:
             with self._slots:
                 return self._transport.read(name, offset, size)
 
-        raw, seen = with_retries(attempt, self._where(name), self._options)
+        raw, seen = with_retries(attempt, self._transport.where(name), self._options)
         with self._lock:
             self.log.ranges.append(ByteRange(name, offset, len(raw)))
         if stamp.differs(seen) or len(raw) != size:
             raise CheckpointError(
-                f"{self._where(name)} changed while it was read.",
+                f"{self._transport.where(name)} changed while it was read.",
                 "Wait until the upload is complete, and try again.",
             )
         return raw
@@ -231,9 +323,6 @@ class RemoteFolder:
             if start <= offset and offset + size <= start + len(raw):
                 return raw[offset - start : offset - start + size]
         return None
-
-    def _where(self, name: str) -> str:
-        return f"{name}: {self._transport.shown(name)}"
 
 
 def _is_spelled(name: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -257,6 +258,29 @@ class GateTap:
         # columns of shared experts that were fused in stand behind
         chosen = experts.detach()[:, : router.rule.top_k].clone()
         self._deliver(router.name, inputs, chosen)
+
+
+def choices_of(
+    model: torch.nn.Module,
+    routers: EngineRouters,
+    is_chooser: Callable[[Any], bool],
+    listen: Callable[[Any], Listen | None],
+) -> dict[str, Listen]:
+    """By path of its gate, how to hear what each router chooses; fused kernels tell nothing."""
+    choosers: dict[str, Any] = {p: m for p, m in model.named_modules() if is_chooser(m)}
+    nearest = {gate.path: beside(gate.path, choosers) for gate in routers.gates}
+    return {
+        path: hear
+        for path, module in nearest.items()
+        if module is not None and (hear := listen(module)) is not None
+    }
+
+
+def engine_text(package: str, model: torch.nn.Module) -> str:
+    """``vllm 0.32.0, bfloat16``: the engine's package with its version, and how the model runs."""
+    version = getattr(sys.modules.get(package), "__version__", "of unknown version")
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return f"{package} {version}, {dtype}"
 
 
 def wrap(owner: Any, method: str, around: Callable[..., Any]) -> Callable[[], None]:

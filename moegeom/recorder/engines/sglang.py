@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -21,11 +20,10 @@ from moegeom.recorder.engines._recording import (
     EnginePass,
     EngineRecording,
     EngineRequest,
-    EngineRouters,
-    Listen,
     Obstacle,
     RequestSlice,
-    beside,
+    choices_of,
+    engine_text,
     find_gates,
     refuse_obstacles,
     wrap,
@@ -144,9 +142,18 @@ class _Session:
         self._recording = EngineRecording(
             runner.model,
             routers,
-            _choices(runner.model, routers),
+            choices_of(
+                runner.model,
+                routers,
+                lambda module: hasattr(module, "topk_config") and hasattr(module, "layer_id"),
+                lambda selection: (
+                    functools.partial(_listen, selection)
+                    if _is_visible(selection.topk_config.output_format)
+                    else None
+                ),
+            ),
             request,
-            engine=_engine(runner.model),
+            engine=engine_text("sglang", runner.model),
         )
         self._prompts: dict[str, int] = {}
         self._stack = ExitStack()
@@ -193,21 +200,6 @@ class _Session:
         return EnginePass(slices, batch.input_ids, lambda: len(batch.input_ids))
 
 
-def _choices(model: torch.nn.Module, routers: EngineRouters) -> dict[str, Listen]:
-    """By path of its gate, how to hear what each router chooses; fused kernels tell nothing."""
-    selections = {
-        path: module
-        for path, module in model.named_modules()
-        if hasattr(module, "topk_config") and hasattr(module, "layer_id")
-    }
-    choices: dict[str, Listen] = {}
-    for gate in routers.gates:
-        selection: Any = beside(gate.path, selections)
-        if selection is not None and _is_visible(selection.topk_config.output_format):
-            choices[gate.path] = functools.partial(_listen, selection)
-    return choices
-
-
 def _is_visible(output_format: Any) -> bool:
     """Whether the choice is given back; unset where the processor chooses."""
     return output_format is None or output_format.name == "STANDARD"
@@ -218,9 +210,3 @@ def _listen(
 ) -> Callable[[], None]:
     hook = selection.register_forward_hook(lambda module, inputs, result: heard(result.topk_ids))
     return hook.remove
-
-
-def _engine(model: torch.nn.Module) -> str:
-    version = getattr(sys.modules.get("sglang"), "__version__", "of unknown version")
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return f"sglang {version}, {dtype}"

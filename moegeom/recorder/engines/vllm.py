@@ -8,7 +8,6 @@ and ``v1/worker/gpu/model_runner.py`` (the two model runners), ``model_executor/
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -20,11 +19,10 @@ from moegeom.recorder.engines._recording import (
     EnginePass,
     EngineRecording,
     EngineRequest,
-    EngineRouters,
-    Listen,
     Obstacle,
     RequestSlice,
-    beside,
+    choices_of,
+    engine_text,
     find_gates,
     refuse_obstacles,
     wrap,
@@ -143,9 +141,16 @@ class _Session:
         self.recording = EngineRecording(
             model,
             routers,
-            _choices(model, routers),
+            choices_of(
+                model,
+                routers,
+                lambda module: hasattr(getattr(module, "router", None), "set_capture_fn"),
+                lambda runner: (
+                    None if runner.is_monolithic else functools.partial(_listen, runner.router)
+                ),
+            ),
             request,
-            engine=_engine(model),
+            engine=engine_text("vllm", model),
             rank=rank,
             num_ranks=num_ranks,
         )
@@ -220,21 +225,6 @@ class _Session:
         ]
 
 
-def _choices(model: torch.nn.Module, routers: EngineRouters) -> dict[str, Listen]:
-    """By path of its gate, how to hear what each router chooses; fused kernels tell nothing."""
-    runners = {
-        path: module
-        for path, module in model.named_modules()
-        if hasattr(getattr(module, "router", None), "set_capture_fn")
-    }
-    choices: dict[str, Listen] = {}
-    for gate in routers.gates:
-        runner: Any = beside(gate.path, runners)
-        if runner is not None and not runner.is_monolithic:
-            choices[gate.path] = functools.partial(_listen, runner.router)
-    return choices
-
-
 def _listen(router: Any, heard: Callable[[torch.Tensor], None]) -> Callable[[], None]:
     """Hears logical experts, before load balancing maps them; whoever heard before still does."""
     before = router.capture_fn
@@ -246,9 +236,3 @@ def _listen(router: Any, heard: Callable[[torch.Tensor], None]) -> Callable[[], 
 
     router.set_capture_fn(capture)
     return lambda: router.set_capture_fn(before)
-
-
-def _engine(model: torch.nn.Module) -> str:
-    version = getattr(sys.modules.get("vllm"), "__version__", "of unknown version")
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return f"vllm {version}, {dtype}"

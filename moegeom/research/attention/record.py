@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from moegeom.checkpoint.remote.options import RemoteOptions
+from moegeom.checkpoint.remote.url import RemoteOptions
 from moegeom.core.option import argument, option
 from moegeom.engine.request import CHECKPOINT, FETCHED, LAYERS, NO_CACHE, OutTerms
 

@@ -35,8 +35,8 @@ from moegeom.research.attention.record import (
     LayerOnTokens,
     TokensFacts,
 )
-from moegeom.router.attention.family import FUNCTIONS
 from moegeom.router.attention.tensors import (
+    FUNCTIONS,
     LARGEST,
     AttentionTensors,
     GateRows,

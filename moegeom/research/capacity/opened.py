@@ -17,8 +17,7 @@ from moegeom.metrics import METRICS
 from moegeom.pipeline import Watch
 from moegeom.research.capacity.record import Capacity, CapacityRequest, LayerSizes
 from moegeom.research.capacity.study import refuse_unfit, requested_layer
-from moegeom.router.expert_samples import experts_by_folder
-from moegeom.router.expert_shapes import ExpertShape, expert_shape, open_headers
+from moegeom.router.expert_samples import ExpertShape, expert_shape, experts_by_folder, open_headers
 from moegeom.router.plain_names import with_plain_names
 from moegeom.tokens.stages import INPUT_STAGES
 

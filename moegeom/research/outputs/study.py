@@ -28,8 +28,12 @@ from moegeom.geometry.space import energy_share, mean_energy_share
 from moegeom.pipeline import Watch
 from moegeom.research.outputs import STUDY
 from moegeom.research.outputs.record import ExpertOutput, Outputs, OutputsRequest, RouterOutputs
-from moegeom.router.expert_functions import ExpertFunctions, open_expert_functions
-from moegeom.router.shared_experts import SharedExperts, open_shared_experts
+from moegeom.router.expert_functions import (
+    ExpertFunctions,
+    SharedExperts,
+    open_expert_functions,
+    open_shared_experts,
+)
 from moegeom.studies.announced import announce_bytes
 from moegeom.studies.study import each
 from moegeom.studies.written import refuse_out, write_rows

@@ -1,1 +1,1 @@
-"""Storage schemes of router weights, one file each; files with an underscore are shared parts."""
+"""Storage schemes of router weights; what they share stands in `moegeom/router/storage.py`."""

@@ -19,7 +19,7 @@ from moegeom.core.text import all_of, percent
 from moegeom.geometry.description import MatrixRegion, best_rows, best_run, row_bits, whole
 from moegeom.geometry.rows import size
 from moegeom.results.reader import ResultsView
-from moegeom.router.describe import groups_in_words, map_in_words
+from moegeom.router.rule import groups_in_words, map_in_words
 from moegeom.studies.changes.edit import EDITS, BiasFit, Edit, RowFit
 from moegeom.studies.changes.operators.biases import CHANGED, rest_of
 from moegeom.studies.changes.operators.matrices import FOLDED, NOT_FOLLOWED

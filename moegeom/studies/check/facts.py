@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.folder import Folder, Location
 from moegeom.checkpoint.formats.gguf import FORMAT as GGUF
 from moegeom.checkpoint.formats.gguf import model_files
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of, own_code
 from moegeom.checkpoint.open import FORMATS, open_answer
 from moegeom.checkpoint.ranks import difference_of, of_rank_folders
+from moegeom.checkpoint.reading import Folder, Location
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError
@@ -27,9 +27,9 @@ from moegeom.router.attention.tensors import (
     attention_layers,
     recognise_attention,
 )
-from moegeom.router.expert_beginnings import Beginning, expert_beginnings
+from moegeom.router.expert_samples import Beginning, expert_beginnings
 from moegeom.router.expert_tensors import open_experts
-from moegeom.router.family_file import family_of_class
+from moegeom.router.family import family_of_class
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import NOTHING_ASKED
 

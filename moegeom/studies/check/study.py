@@ -40,8 +40,7 @@ from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_no_tokens
 from moegeom.metrics import METRICS, read_columns_of
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan, with_tokens
-from moegeom.results.memory import MemoryResults
-from moegeom.results.reader import RUN_FILE, ResultsView, is_results, results_at
+from moegeom.results.reader import RUN_FILE, MemoryResults, ResultsView, is_results, results_at
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.operators.rows import NOT_COMPARED

@@ -32,10 +32,16 @@ from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_no_tokens
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Terms, Watch, lint, scan
-from moegeom.results.memory import MemoryResults
-from moegeom.results.reader import Results, ResultsView, is_results, open_results, results_at
-from moegeom.router.describe import rule_origin
+from moegeom.results.reader import (
+    MemoryResults,
+    Results,
+    ResultsView,
+    is_results,
+    open_results,
+    results_at,
+)
 from moegeom.router.expert_samples import read_expert_samples
+from moegeom.router.rule import rule_origin
 from moegeom.studies.changes.record import RouterChange
 from moegeom.studies.changes.router import (
     Samples,

@@ -12,7 +12,7 @@ from moegeom.document.model import Block, Document, Fact, Note, Table, Title, Vi
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import assumed
 from moegeom.engine.run_facts import router_facts
-from moegeom.router.describe import (
+from moegeom.router.rule import (
     describe_router,
     describe_routers,
     name_patterns,

@@ -10,7 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
-from moegeom.core.errors import RouterError, UsageError, about
+from moegeom.core.errors import (
+    PART_MISSING,
+    STORAGE_UNKNOWN,
+    RouterError,
+    UsageError,
+    about,
+)
 from moegeom.core.router import Norm, Router, parse_layers
 from moegeom.core.text import all_of, number_of
 from moegeom.core.tokens import TokenSource
@@ -21,7 +27,6 @@ from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers
 from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
-from moegeom.router.integrity import PART_MISSING, STORAGE_UNKNOWN
 from moegeom.studies.changes.record import where
 from moegeom.studies.changes.router import is_same_norm, rule_differences, shape_text
 from moegeom.studies.changes.row_pair import RoutersOfA

@@ -29,7 +29,7 @@ from moegeom.engine.request import ComputeOptions, Tokens
 from moegeom.engine.run_facts import column_versions
 from moegeom.engine.sample import draw_sample, drawn_tokens
 from moegeom.engine.session import Session
-from moegeom.geometry.load import (overlap_share)
+from moegeom.geometry.load import overlap_share
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, scan

@@ -15,8 +15,7 @@ import numpy as np
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.limits import PARQUET_GROUP_BYTES, PARQUET_WIDTH
-from moegeom.core.parquet import parquet_facts, read_columns
-from moegeom.core.parquet_footer import RowGroup
+from moegeom.core.parquet import RowGroup, parquet_facts, read_columns
 from moegeom.core.shapes import Shaped
 from moegeom.tokens.rows import assign_rows, shard_ranges
 

@@ -16,8 +16,13 @@ from typing import Any
 import numpy as np
 
 from moegeom.checkpoint.dtypes import DTYPES
-from moegeom.checkpoint.formats._pytorch_archive import TensorView, TorchArchive, read_torch_archive
-from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, UnreadableTensor
+from moegeom.checkpoint.formats.pytorch import (
+    PickledTensor,
+    TensorView,
+    TorchArchive,
+    UnreadableTensor,
+    read_torch_archive,
+)
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import open_regular

@@ -16,8 +16,8 @@ from typing import NoReturn
 
 import numpy as np
 
+from moegeom.core.digest import is_unchanged
 from moegeom.core.errors import InternalError, RecordingError
-from moegeom.core.identity import is_unchanged
 from moegeom.core.shapes import Int32, Int64, Shaped
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, TokenColumns

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.digest import digest_of, sha256_of
+from moegeom.core.digest import Identity, digest_of, identity_of, sha256_of
 from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.files import reading
-from moegeom.core.identity import Identity, identity_of
 from moegeom.core.limits import SURVEY_BYTES, TRACE_BYTES
 from moegeom.core.shapes import Bool, Int64, UInt64
 from moegeom.core.text import number_of

@@ -14,8 +14,7 @@ from safetensors.numpy import load_file, save_file
 import moegeom as mg
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.recorder import AttentionRecorder, RouterRecorder
-from moegeom.recorder.run import CaptureRequest, capture, plan_capture
-from moegeom.recorder.text import parse_text_file
+from moegeom.recorder.run import CaptureRequest, capture, parse_text_file, plan_capture
 from moegeom.tokens.attention_record import FACTS_FILE, SUMS_FILE, LayerSums, read_attention_record
 from moegeom.tokens.open import open_tokens
 from tests.families.attention_models import attention_model

@@ -13,8 +13,15 @@ from moegeom.document.model import Document, View
 from moegeom.document.render import render
 from moegeom.recorder import recorder
 from moegeom.recorder.document import captured_document, plan_document
-from moegeom.recorder.run import CaptureRequest, capture, plan_capture
-from moegeom.recorder.text import TextFile, cut, parse_text_file, read_documents
+from moegeom.recorder.run import (
+    CaptureRequest,
+    TextFile,
+    capture,
+    cut,
+    parse_text_file,
+    plan_capture,
+    read_documents,
+)
 from moegeom.tokens.open import open_tokens
 from moegeom_cli.app import exit_code
 from tests.unit.capture.conftest import Sample

@@ -25,10 +25,9 @@ from moegeom.core.router import Router
 from moegeom.core.tokens import TokenSource
 from moegeom.geometry.selection import route
 from moegeom.recorder import RouterRecorder, merge_parts
-from moegeom.recorder.model_store import ModelStore
-from moegeom.router.expert_functions import open_expert_functions
+from moegeom.recorder.taps import ModelStore
+from moegeom.router.expert_functions import open_expert_functions, open_shared_experts
 from moegeom.router.load import load_routers
-from moegeom.router.shared_experts import open_shared_experts
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.reader import open_recording
 from tests.by_day import by_day

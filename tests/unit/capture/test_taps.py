@@ -12,8 +12,7 @@ import torch
 from moegeom.core.router import Projection
 from moegeom.geometry.rows import normed
 from moegeom.recorder.keep import Keep, RowReader
-from moegeom.recorder.model_store import ModelStore
-from moegeom.recorder.taps import Place, Tap, find_places
+from moegeom.recorder.taps import ModelStore, Place, Tap, find_places
 from moegeom.router.load import load_routers
 from tests.by_day import by_day
 from tests.families.observed import FORWARD, observe

@@ -10,7 +10,7 @@ import pytest
 
 from moegeom.core.router import Provenance, Router, RouterSet, Rule, Weights
 from moegeom.engine.run_facts import initialised_facts
-from moegeom.router.drawn_rows import drawn_rows
+from moegeom.router.facts import drawn_rows
 from moegeom.studies.check.study import GateRequest, gate
 from tests.by_day import by_day, one_of_each
 from tests.museum.healthy import trained

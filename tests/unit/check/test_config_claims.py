@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from moegeom.checks.check import OLDER
-from moegeom.core.errors import RouterError
+from moegeom.core.errors import GATING_UNSAID, RouterError
 from moegeom.router.family import Choice
-from moegeom.router.integrity import GATING_UNSAID
-from moegeom.router.quantised_modules import Quantisation, quantisation_tables
 from moegeom.router.settings import Settings
+from moegeom.router.storage import Quantisation, quantisation_tables
 from moegeom.studies.check.study import GateRequest, gate
 from tests.ends import work_ends
 from tests.unit.check.conftest import BIAS, Case, keep, outcome_of, with_token_table

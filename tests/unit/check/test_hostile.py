@@ -15,7 +15,7 @@ from moegeom.core.errors import UsageError
 from moegeom.core.finding import EXIT_INCONCLUSIVE
 from moegeom.core.tokens import ONE_DOCUMENT
 from moegeom.pipeline import lint
-from moegeom.results.memory import MemoryResults
+from moegeom.results.reader import MemoryResults
 from moegeom.router.load import load_routers
 from moegeom.studies.check.study import GateRequest, gate, measured_of, read_settings
 from moegeom.testing.synthetic import write_tokens

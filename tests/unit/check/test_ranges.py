@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from moegeom.checks import measured_results, run_checks
-from moegeom.core.errors import InternalError, RouterError
+from moegeom.core.errors import OUT_OF_RANGE, InternalError, RouterError
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import open_results
 from moegeom.router import family as records
-from moegeom.router.claims import settings_of
-from moegeom.router.family import Setting
-from moegeom.router.family_file import families, load_family
-from moegeom.router.integrity import OUT_OF_RANGE
+from moegeom.router.facts import settings_of
+from moegeom.router.family import Setting, families, load_family
 from moegeom.router.settings import Settings
 from tests.unit.check.conftest import (
     BIAS,

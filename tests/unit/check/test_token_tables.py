@@ -12,7 +12,7 @@ from moegeom.core.router import TokenTable
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.verdict_text import verdict_sentence
-from moegeom.router.token_tables import looked_up
+from moegeom.router.facts import looked_up
 from moegeom.studies.check.document import document
 from tests.unit.check.conftest import GATE, TABLE, Case, keep, outcome_of, with_token_table
 from tests.unit.check.defects import rows, tensor, together

@@ -18,11 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.checkpoint.formats._pytorch_globals import PickledTensor, Storage, UnreadableTensor
-from moegeom.checkpoint.pickle import machine as pickle_machine
-from moegeom.checkpoint.pickle import pickled
-from moegeom.checkpoint.pickle.machine import Global, OddKey
-from moegeom.checkpoint.pickle.pickled import unpickle
+from moegeom.checkpoint import pickled
+from moegeom.checkpoint.formats.pytorch import PickledTensor, Storage, UnreadableTensor
+from moegeom.checkpoint.pickled import Global, OddKey, unpickle
 from moegeom.core.errors import CheckpointError
 
 #: How protocol 2, which has no bytes, spells them.
@@ -261,7 +259,7 @@ _BOMBS = {
 @pytest.mark.parametrize("case", _BOMBS)
 def test_no_pickle_takes_more_memory_than_is_allowed(case, monkeypatch):
     budget = 100_000
-    monkeypatch.setattr(pickle_machine, "PICKLE_OBJECT_BYTES", budget)
+    monkeypatch.setattr(pickled, "PICKLE_OBJECT_BYTES", budget)
     monkeypatch.setattr(pickled, "_BATCH", 50)  # what one takes is paid for behind it
     raw = _BOMBS[case] * (2 * budget // len(_BOMBS[case]))
     tracemalloc.start()

@@ -19,11 +19,10 @@ from torch._tensor import _rebuild_from_type_v2
 from torch._utils import _rebuild_tensor_v2
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from moegeom.checkpoint.folder import Location, local
-from moegeom.checkpoint.formats import _pytorch_archive, pytorch
+from moegeom.checkpoint.formats import pytorch
 from moegeom.checkpoint.formats.pytorch import FORMAT
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.checkpoint.reading import ByteRange
+from moegeom.checkpoint.reading import ByteRange, Location, local
 from moegeom.core.errors import CheckpointError
 from moegeom.router.load import load_routers
 from tests.unit.checkpoint.conftest import refusal, why
@@ -457,7 +456,7 @@ def test_a_forged_description_is_refused_when_its_tensor_is_read(fault, tmp_path
 def test_other_persistent_ids_and_views_spread_over_too_much_are_refused(tmp_path, monkeypatch):
     sentence = f"{_SINGLE}: the pickle refers to an object outside of it that cannot exist."
     assert why(_rezipped(tmp_path, _forge({"t": _Forged(storage=_Id("module", "x"))}))) == sentence
-    monkeypatch.setattr(_pytorch_archive, "TORCH_SPAN_BYTES", 19)
+    monkeypatch.setattr(pytorch, "TORCH_SPAN_BYTES", 19)
     _saved({"t": torch.arange(12.0)[:10:4], "whole": torch.ones(12)}, tmp_path)
     assert "tensor 't' is spread over 36 bytes, more than the 19 allowed." in why(tmp_path)
     assert open_checkpoint(tmp_path).read("whole").shape == (12,)

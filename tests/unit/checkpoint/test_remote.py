@@ -21,10 +21,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.checkpoint.remote.http import retry_after
-from moegeom.checkpoint.remote.lazy import lazy
-from moegeom.checkpoint.remote.options import RemoteOptions, user_cache_folder
-from moegeom.checkpoint.shards import in_parallel
+from moegeom.checkpoint.remote.open import retry_after
+from moegeom.checkpoint.remote.url import RemoteOptions, user_cache_folder
+from moegeom.checkpoint.shards import in_parallel, lazy
 from moegeom.core.errors import CheckpointError
 from moegeom.core.extras import install_command
 from tests.unit.checkpoint.remote_server import (

@@ -15,7 +15,7 @@ from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import sketches
 from moegeom.kernels.reductions.samples import NUM_IDS
 from moegeom.kernels.reference import token_hash
-from moegeom.recorder.fold import _dropped
+from moegeom.recorder.sinks import _dropped
 from tests.unit.kernels.batches import batch_of
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS = 7, 2, 2, 300

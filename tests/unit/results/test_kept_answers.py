@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moegeom.core import identity
+from moegeom.core import digest
+from moegeom.core.digest import identity_of
 from moegeom.core.errors import UsageError
-from moegeom.core.identity import identity_of
 from moegeom.engine.request import ScanRequest
 from moegeom.pipeline import scan
 from moegeom.results.plans import PLAN_FILE
@@ -97,9 +97,9 @@ def rewritten(file: Path, place: int) -> None:
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize("most", [identity.HASHED_BYTES, 1000], ids=["small", "large"])
+@pytest.mark.parametrize("most", [digest.HASHED_BYTES, 1000], ids=["small", "large"])
 def test_a_file_that_was_rewritten_between_its_places_is_another(most, tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "HASHED_BYTES", most)
+    monkeypatch.setattr(digest, "HASHED_BYTES", most)
     file = tmp_path / "rec/tokens.bin"
     file.parent.mkdir()
     file.write_bytes(bytes(1 << 18))

@@ -19,8 +19,7 @@ from moegeom.document.model import View
 from moegeom.document.render import render
 from moegeom.document.results import results_document
 from moegeom.metrics import METRICS
-from moegeom.results.derived import DERIVED, with_derived
-from moegeom.results.reader import open_results
+from moegeom.results.reader import DERIVED, open_results, with_derived
 from moegeom.results.schema import OTHER_TABLES, metric_tables, table_of
 from tests.unit.results.conftest import TOKENS
 

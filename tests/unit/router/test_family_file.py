@@ -5,9 +5,16 @@ from importlib import resources
 import pytest
 
 from moegeom.core.errors import InternalError, RouterError, UsageError
-from moegeom.router.family import PREFIXES, Family, Setting
-from moegeom.router.family_file import families, family_of, load_family, parse_family
-from moegeom.router.match import Matches, match_routers, without_absent_biases
+from moegeom.router.family import (
+    PREFIXES,
+    Family,
+    Setting,
+    families,
+    family_of,
+    load_family,
+    parse_family,
+)
+from moegeom.router.plan import Matches, match_routers, without_absent_biases
 from moegeom.router.settings import Settings
 from tests.ends import work_ends
 

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from gguf import MODEL_ARCH_NAMES, MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 
-from moegeom.core.errors import RouterError
+from moegeom.core.errors import GATING_UNSAID, RouterError
 from moegeom.core.router import Router, RouterSet
 from moegeom.geometry.selection import route
-from moegeom.router.family_file import families, family_of, load_family
-from moegeom.router.integrity import GATING_UNSAID
+from moegeom.router.family import families, family_of, load_family
 from tests.by_day import by_day, one_of_each
 from tests.unit.checkpoint.gguf_file import write_gguf
 from tests.unit.router.conftest import loaded

@@ -12,7 +12,7 @@ import torch
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, UsageError
 from moegeom.router import load as load_module
-from moegeom.router.family_file import families, parse_family
+from moegeom.router.family import families, parse_family
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import RequestedFamily
 from tests.unit.router.conftest import family_file, loaded, refusal, write_arrays

@@ -8,9 +8,16 @@ import pytest
 
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Provenance, Router, RouterSet, Rule, Weights
-from moegeom.router.describe import describe_routers, rule_in_words, rule_origin
-from moegeom.router.family_file import load_family
-from moegeom.router.rule import build_rule, check_required, expected_layers, rule_text
+from moegeom.router.family import load_family
+from moegeom.router.rule import (
+    build_rule,
+    check_required,
+    describe_routers,
+    expected_layers,
+    rule_in_words,
+    rule_origin,
+    rule_text,
+)
 from moegeom.router.settings import Settings
 
 _DEEPSEEK = load_family("deepseek_v3")

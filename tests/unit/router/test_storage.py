@@ -15,9 +15,8 @@ from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
 from moegeom.router.settings import Settings
-from moegeom.router.storage import SCHEMES, Stored, find_storage
-from moegeom.router.storages._tensors import RouterTensors
-from moegeom.router.storages.bitsandbytes_4bit import _TABLES
+from moegeom.router.storage import SCHEMES, RouterTensors, Stored, find_storage
+from moegeom.router.storages.four_bit_floats import _TABLES
 from tests.by_day import by_day
 from tests.unit.router.conftest import loaded, refusal
 
@@ -208,7 +207,7 @@ _OPTIONAL = {"g_idx", "weight_zero_point"}
 
 
 def test_every_scheme_has_an_example():
-    # blocks of GGUF are decoded by their store: tests/unit/checkpoint/test_formats_agree.py
+    # blocks of GGUF are decoded by their store: tests/unit/checkpoint/test_gguf.py
     schemes = {scheme for scheme, _, _ in _EXAMPLES.values()} | {"gguf_blocks"}
     assert sorted(schemes) == SCHEMES.names()
 

@@ -14,7 +14,7 @@ import moegeom as mg
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.geometry.gram import cosines, gram_score
 from moegeom.research.attention.document import document
-from moegeom.router.attention.family import attention_families, load_attention_family
+from moegeom.router.attention.tensors import attention_families, load_attention_family
 from tests.unit.studies.samples import unwrapped, worded
 
 #: The gate of layer 0.

@@ -16,7 +16,7 @@ from scipy.stats import ttest_ind_from_stats
 from moegeom.core.router import GroupMask, LogitMap, Norm, Router, Rule, Weights
 from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
-from moegeom.results.memory import MemoryResults
+from moegeom.results.reader import MemoryResults
 from moegeom.studies.changes import row_pair as pairs
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.router import (

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from moegeom.checkpoint.dtypes import DTYPES
-from moegeom.checkpoint.formats._pytorch_archive import TorchArchive
-from moegeom.checkpoint.formats._pytorch_globals import (
+from moegeom.checkpoint.formats.pytorch import (
     ALLOWED,
     PickledTensor,
+    TorchArchive,
     UnreadableTensor,
     storage_of,
 )
-from moegeom.checkpoint.pickle.pickled import unpickle
+from moegeom.checkpoint.pickled import unpickle
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.checkpoint.zipped import Archive, read_archive
 from moegeom.core.errors import CheckpointError, RecordingError

@@ -1,13 +1,4 @@
-"""NF4 and FP4 of bitsandbytes: an index into 16 values times the largest magnitude of a block.
-
-weight = quant_map[index] * absmax[block], the weight taken row by row, the first of two indices in
-the high half of a byte. A nested ``absmax`` is stored the same way with 8 bits:
-nested_quant_map[absmax] * nested_absmax[block of it] + nested_offset. All in float32; the library
-rounds to the dtype in the quant state.
-
-bitsandbytes 0.50.2 ``functional.py`` (``QuantState``, ``dequantize_4bit``). It computes with
-its own 16 values, whatever ``quant_map`` says: other ones are refused.
-"""
+"""Four-bit floats: MXFP4, NVFP4, and NF4 and FP4 of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -21,10 +12,124 @@ from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.limits import QUANTISER_STATE_BYTES
 from moegeom.core.shapes import Float32, Shaped
-from moegeom.router.storage import Scheme, Stored, stored
-from moegeom.router.storages._codes import scale_floats
-from moegeom.router.storages._tensors import FLOATS, RouterTensors, Values, expect_shape, refuse
+from moegeom.router.storage import (
+    EXPONENTS,
+    FLOATS,
+    RouterTensors,
+    Stored,
+    Values,
+    expect_shape,
+    matrix_shape,
+    refuse,
+    scale_floats,
+    scheme,
+    spread,
+    stored,
+    unpack_e2m1,
+)
 
+# -------------------------------------------------------------------------------------------- MXFP4
+_MX_GROUP = 32
+
+#: Names and dtype of the values, and the name of their scales.
+_MX_SPELLINGS = (
+    ("weight_packed", "U8", "weight_scale"),
+    ("weight", "U8", "weight_scale"),
+    ("weight", "I8", "weight_scale_inv"),
+    ("weight", "I8", "scale"),
+    ("weight_blocks", "U8", "weight_scales"),
+    ("weight.blocks", "U8", "weight.scales"),
+)
+
+
+def _spelling(tensors: RouterTensors) -> tuple[str, str] | None:
+    for values, dtype, scales in _MX_SPELLINGS:
+        if tensors.dtype(values) == dtype and tensors.dtype(scales) in EXPONENTS:
+            return values, scales
+    return None
+
+
+@scheme(lambda tensors: _spelling(tensors) is not None)
+def mxfp4(tensors: RouterTensors) -> Stored:
+    """MXFP4: floats (E2M1) with an exponent (E8M0) per 32 columns.
+
+    weight = value * 2^(exponent - 127), exact in float32; exponent 255 is NaN (OCP Microscaling
+    Formats 1.0, sections 5.3.3, 5.4.1 and 6.1).
+
+    Checked against transformers 5.23.0 ``integrations/mxfp4.py`` (``_blocks`` and ``_scales``;
+    gpt-oss itself writes ``.blocks`` and ``.scales``) and ``integrations/finegrained_fp8.py``
+    (``int8`` with ``weight_scale_inv``), compressed-tensors 0.20.0 ``mxfp4`` (``weight_packed``)
+    and modelopt 0.47.0 ``mxfp4_tensor.py`` (``weight``).
+    """
+    spelling = _spelling(tensors)
+    values_name, scales_name = spelling or _MX_SPELLINGS[0][::2]
+    parts = tensors.take("MXFP4", {values_name: {"U8", "I8"}, scales_name: EXPONENTS})
+    packed = parts[values_name]
+    # The blocks may be an axis of their own.
+    if len(packed.shape) == 3:
+        rows, num_bytes = packed.shape[0], packed.shape[1] * packed.shape[2]
+        expect_shape(packed, (rows, packed.shape[1], _MX_GROUP // 2))
+    else:
+        rows, num_bytes = matrix_shape(packed)
+    shape = (rows, 2 * num_bytes)
+    if 0 in shape or shape[1] % _MX_GROUP:
+        raise refuse(packed, f"holds {shape[1]} values a row, expected a multiple of {_MX_GROUP}.")
+    expect_shape(parts[scales_name], (rows, shape[1] // _MX_GROUP))
+
+    def decode(values: Values) -> Float32[np.ndarray, "experts hidden"]:
+        floats = unpack_e2m1(values[values_name].reshape(rows, num_bytes))
+        return floats * spread(scale_floats(values[scales_name]), shape, (1, _MX_GROUP))
+
+    return stored(tensors, "mxfp4", "mxfp4", shape, parts, decode)
+
+
+# -------------------------------------------------------------------------------------------- NVFP4
+_NV_GROUP = 16
+
+#: Name of the values and of the scale for all, and how that one is applied.
+_NV_SPELLINGS = (
+    ("weight_packed", "weight_global_scale", np.divide),
+    ("weight", "weight_scale_2", np.multiply),
+)
+
+
+@scheme(
+    lambda tensors: (
+        any(tensors.dtype(values) == "U8" for values, _, _ in _NV_SPELLINGS)
+        and tensors.dtype("weight_scale") == "F8_E4M3"
+    )
+)
+def nvfp4(tensors: RouterTensors) -> Stored:
+    """NVFP4: floats (E2M1) with an E4M3 scale per 16 columns and one scale for all.
+
+    The two writers store the scale for all as each other's reciprocal:
+
+    - compressed-tensors 0.20.0 ``nvfp4`` (``weight_packed``): value * (scale /
+      ``weight_global_scale``)
+    - modelopt 0.47.0 ``nvfp4_tensor.py`` (``weight``): value * (scale * ``weight_scale_2``)
+
+    Both in float32, in this order.
+    """
+    packed_name, whole_name, apply = next(s for s in _NV_SPELLINGS if tensors.dtype(s[0]) == "U8")
+    parts = tensors.take(
+        "NVFP4", {packed_name: {"U8"}, "weight_scale": {"F8_E4M3"}, whole_name: {"F32"}}
+    )
+    packed = parts[packed_name]
+    rows, num_bytes = matrix_shape(packed)
+    shape = (rows, 2 * num_bytes)
+    if shape[1] % _NV_GROUP:
+        raise refuse(packed, f"holds {shape[1]} values a row, expected a multiple of {_NV_GROUP}.")
+    expect_shape(parts["weight_scale"], (rows, shape[1] // _NV_GROUP))
+    expect_shape(parts[whole_name], (1,), ())
+
+    def decode(values: Values) -> Float32[np.ndarray, "experts hidden"]:
+        scale = apply(scale_floats(values["weight_scale"]), values[whole_name].reshape(1, 1))
+        return unpack_e2m1(values[packed_name]) * spread(scale, shape, (1, _NV_GROUP))
+
+    return stored(tensors, "nvfp4", "nvfp4", shape, parts, decode)
+
+
+# ------------------------------------------------------------------------------------- bitsandbytes
 #: NF4: Dettmers et al. 2023 (QLoRA), appendix E, to the digits printed there. FP4: sign, two bits
 #: of exponent, one of mantissa, a special value for 1, divided by 12.
 _POSITIVE_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
@@ -57,7 +162,18 @@ def _state_part(tensors: RouterTensors) -> str | None:
     return next((part for part in parts if tensors.dtype(part)), None)
 
 
-def _open(tensors: RouterTensors) -> Stored:
+@scheme(lambda tensors: _state_part(tensors) is not None)
+def bitsandbytes_4bit(tensors: RouterTensors) -> Stored:
+    """NF4 and FP4 of bitsandbytes: an index into 16 values times the largest magnitude of a block.
+
+    weight = quant_map[index] * absmax[block], the weight taken row by row, the first of two indices
+    in the high half of a byte. A nested ``absmax`` is stored the same way with 8 bits:
+    nested_quant_map[absmax] * nested_absmax[block of it] + nested_offset. All in float32; the
+    library rounds to the dtype in the quant state.
+
+    bitsandbytes 0.50.2 ``functional.py`` (``QuantState``, ``dequantize_4bit``). It computes with
+    its own 16 values, whatever ``quant_map`` says: other ones are refused.
+    """
     state_part = _state_part(tensors) or ""
     kind = state_part.rpartition("__")[2]
     is_nested = tensors.dtype("weight.nested_absmax") != ""
@@ -151,6 +267,3 @@ def _offset(info: TensorInfo, state: Mapping[str, Any]) -> np.float32:
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30:
         return np.float32(value)
     raise refuse(info, f"has 'nested_offset' {str(value)[:60]}, expected a number.")
-
-
-SCHEME = Scheme("bitsandbytes_4bit", lambda tensors: _state_part(tensors) is not None, _open)

@@ -1,5 +1,5 @@
-"""What a checkpoint says of its routers or leaves to engines: gating function, exclusions, and
-numbers beyond what is usual.
+"""Facts of routers for ``run.json``: what a checkpoint says of them or leaves to engines (gating
+function, exclusions, numbers beyond what is usual), rows that are as drawn, tables by token id.
 """
 
 from __future__ import annotations
@@ -7,19 +7,26 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from moegeom.core.router import Router
+from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.store import TensorStore
+from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import TOKEN_TABLE_BYTES
+from moegeom.core.router import EXACT_IN_BFLOAT16, Router, TableName, TokenTable
+from moegeom.core.shapes import Bool, Float, Float64, Shaped
 from moegeom.core.text import quoted
 from moegeom.router.family import SIZE, Family, Range, Setting, StackSpec, TensorName
-from moegeom.router.match import Match
-from moegeom.router.plan import VECTORS, RouterPlan, Values
-from moegeom.router.quantised_modules import Quantisation, quantisation_tables
+from moegeom.router.plain_names import with_plain_names
+from moegeom.router.plan import VECTORS, Match, RouterPlan, Values
 from moegeom.router.rule import dense_elsewhere
 from moegeom.router.settings import Settings
+from moegeom.router.storage import Quantisation, quantisation_tables
 
+# ------------------------------------------------------------------------------------------- claims
 #: Engines load what is larger as infinity: any of them, and those that load a model in the dtype
 #: of its config. bfloat16 reaches as far as float32.
 _FLOAT32 = float(np.finfo(np.float32).max)
@@ -214,3 +221,145 @@ def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[st
             for (name, (module, scheme)), *of_tables in zip(packed.items(), *left_out, strict=True)
         ],
     }
+
+
+# ------------------------------------------------------------------------------------ rows as drawn
+#: Fewer rows are no group: single ones may have that length by chance.
+_LEAST_ROWS = 4
+
+#: With fewer columns a length tells nothing, and with fewer numbers a spread: of so many it is
+#: known to one per cent.
+_LEAST_COLUMNS, _LEAST_NUMBERS = 128, 4096
+
+#: Directions that trained rows share, as many as are looked at.
+_DIRECTIONS = 16
+
+#: Standard errors within which figures of drawn numbers lie.
+_ERRORS = 4.0
+
+
+def drawn_row_facts(routers: Iterable[Router], sigma: float) -> list[dict[str, Any]]:
+    """Facts for ``run.json``: by router the rows, some and not all, that are as drawn with
+    ``sigma``. Rows behind a projection are no drawn numbers, and are left out.
+    """
+    facts = []
+    for router in routers:
+        with np.errstate(over="ignore"):
+            norms = np.linalg.norm(router.weight, axis=1)
+        count = int(_has_drawn_length(norms, sigma, router.hidden_size).sum())
+        if router.projection is None and _LEAST_ROWS <= count < len(norms):
+            rows = drawn_rows(router.weight.astype(np.float64), sigma)
+            if rows:
+                facts.append({"router": router.name, "num_rows": len(norms), "rows": rows})
+    return facts
+
+
+def drawn_rows(weight: Float64[np.ndarray, "experts hidden"], sigma: float) -> list[int]:
+    r"""Rows that are as drawn from :math:`N(0, \sigma^2)`; none unless all of them together are.
+
+    A row is one of them when its squared length is within four standard errors of
+    :math:`D \sigma^2`, the kurtosis of its entries of 3, and its share in the r leading directions
+    of rows of other lengths of :math:`r/D`, that of an independent row. Together they are, when
+    the spread, mean and kurtosis of all entries, the spread of the lengths and the mean squared
+    cosine, :math:`1/D` for independent rows, are too.
+    """
+    hidden = weight.shape[1]
+    norms = np.linalg.norm(weight, axis=1)
+    is_drawn = _has_drawn_length(norms, sigma, hidden)
+    is_drawn &= np.abs(_kurtosis(weight)) <= _ERRORS * math.sqrt(24.0 / hidden)
+    others = weight[~is_drawn & np.isfinite(norms)]
+    if hidden < _LEAST_COLUMNS or not len(others):
+        return []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        is_drawn &= _alignment(weight / norms[:, None], others) <= _ERRORS
+    if is_drawn.sum() < max(_LEAST_ROWS, _LEAST_NUMBERS / hidden):
+        return []
+    errors = _errors(weight[is_drawn] / sigma)
+    return [] if max(map(abs, errors)) > _ERRORS else np.flatnonzero(is_drawn).tolist()
+
+
+def _has_drawn_length(
+    norms: Float[np.ndarray, "experts"], sigma: float, hidden: int
+) -> Bool[np.ndarray, "experts"]:
+    """Squared length over sigma squared: chi-squared of ``hidden`` degrees of freedom."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(np.abs((norms / sigma) ** 2 - hidden) <= _ERRORS * math.sqrt(2 * hidden))
+
+
+def _alignment(
+    unit: Float64[np.ndarray, "experts hidden"], others: Float64[np.ndarray, "others hidden"]
+) -> Float64[np.ndarray, "experts"]:
+    """How far the share of rows in the leading directions of others is above r/D, in errors."""
+    hidden = unit.shape[1]
+    count = max(1, min(len(others) // 2, _DIRECTIONS))
+    _, vectors = np.linalg.eigh(others @ others.T)
+    leading, _ = np.linalg.qr(others.T @ vectors[:, -count:])
+    shares = ((unit @ leading) ** 2).sum(axis=1)
+    return (shares * hidden - count) / math.sqrt(2.0 * count)
+
+
+def _kurtosis(rows: Float64[np.ndarray, "rows hidden"]) -> Float64[np.ndarray, "rows"]:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        squares = rows**2
+        return (squares**2).mean(axis=1) / squares.mean(axis=1) ** 2 - 3.0
+
+
+def _errors(rows: Float64[np.ndarray, "rows hidden"]) -> Iterator[float]:
+    """Distances of figures of standard normal rows from what they should be, in their errors."""
+    count, hidden = rows.shape
+    numbers = rows.size
+    lengths = (rows**2).sum(axis=1)
+    yield (rows.std() - 1.0) * math.sqrt(2.0 * numbers)
+    yield rows.mean() * math.sqrt(numbers)
+    yield float(_kurtosis(rows.reshape(1, -1))[0]) * math.sqrt(numbers / 24.0)
+    yield (((lengths - hidden) ** 2).mean() / (2.0 * hidden) - 1.0) * math.sqrt(count / 2.0)
+    unit = rows / np.sqrt(lengths)[:, None]
+    off = (unit @ unit.T)[np.triu_indices(count, 1)]
+    yield ((off**2).mean() * hidden - 1.0) * math.sqrt(len(off) / 2.0)
+
+
+# ------------------------------------------------------------------------------- tables by token id
+def token_table_facts(store: TensorStore, tables: Sequence[TableName]) -> list[dict[str, Any]]:
+    """What every table holds, for ``run.json``; a table that cannot be read says so."""
+    plain = with_plain_names(store)
+    return [asdict(_read(plain, table)) for table in tables]
+
+
+def _read(store: TensorStore, table: TableName) -> TokenTable:
+    token_table = TokenTable(table.router, table.tensor, "")
+    try:
+        info, experts = store.info(table.tensor), store.info(table.weight).shape[0]
+        token_table = TokenTable(table.router, table.tensor, info.dtype, num_experts=experts)
+        if len(info.shape) != 2 or info.size_bytes > TOKEN_TABLE_BYTES:
+            shape = " x ".join(map(str, info.shape))
+            return TokenTable(
+                table.router, table.tensor, info.dtype, reason=f"its shape is {shape}"
+            )
+        return looked_up(token_table, store.read(table.tensor))
+    except CheckpointError as error:
+        return replace(token_table, reason=error.message.removesuffix("."))
+
+
+def looked_up(table: TokenTable, stored: Shaped[np.ndarray, "tokens k"]) -> TokenTable:
+    """The table with what ``stored`` holds; entries that are no whole number are no expert."""
+    values = stored if stored.dtype.kind in "iu" else upcast(stored)
+    is_expert = (values >= 0) & (values < table.num_experts)
+    if values.dtype.kind == "f":
+        is_expert &= values == np.floor(values)
+    ids = np.where(is_expert, values, -1).astype(np.int64)
+    ordered = np.sort(ids, axis=1)
+    repeats = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    # of ids that went too far up the parity is known as well
+    is_large = (values > EXACT_IN_BFLOAT16) & (values < 2**31)
+    large = values[is_large]
+    return replace(
+        table,
+        num_tokens=len(values),
+        top_k=values.shape[1],
+        largest=float(values.max()) if values.size else 0.0,
+        num_outside=int((~is_expert).sum()),
+        num_repeated=int(repeats.any(axis=1).sum()),
+        num_used=len(np.unique(ids[is_expert])),
+        num_large=len(large),
+        num_large_odd=int((large % 2 != 0).sum()),
+    )

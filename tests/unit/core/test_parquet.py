@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from moegeom.core import parquet, parquet_footer
+from moegeom.core import parquet
 from moegeom.core.documents import DocumentError
-from moegeom.core.parquet import parquet_facts, read_columns
-from moegeom.core.parquet_footer import read_row_groups
+from moegeom.core.parquet import parquet_facts, read_columns, read_row_groups
 from tests.ends import work_ends
 
 DRAW = np.random.default_rng(0)
@@ -144,7 +143,7 @@ def _value(kind: str, value: Any) -> bytes:
         inner, items = value
         head = len(items) << 4 | {"i32": 5, "text": 8, "struct": 12}[inner]
         return bytes([head]) + b"".join(_value(inner, item) for item in items)
-    return _varint(2 * value)
+    return _varint(2 * value if value >= 0 else -2 * value - 1)
 
 
 def _varint(number: int) -> bytes:
@@ -203,6 +202,12 @@ def test_what_a_page_asks_for_is_bounded_whatever_its_footer_says(tmp_path):
             read_columns(facts, ["a"])
 
 
+def test_pages_of_less_than_no_numbers_are_refused(tmp_path):
+    write_contradiction(tmp_path / "a.parquet", 32, -1)
+    with pytest.raises(DocumentError, match="pages of less than no bytes"):
+        read_columns(parquet_facts(tmp_path / "a.parquet"), ["a"])
+
+
 def test_texts_that_are_stored_as_differences_are_refused(tmp_path):
     """Half a megabyte in common with the text before, a thousand times: no header says so."""
     path = tmp_path / "a.parquet"
@@ -217,12 +222,15 @@ def test_a_footer_of_more_columns_or_groups_than_are_read_is_refused(tmp_path, m
     path = tmp_path / "a.parquet"
     pq.write_table(table(8), path, row_group_size=2)
     facts = parquet_facts(path)
-    monkeypatch.setattr(parquet_footer, "PARQUET_PAGES", 7)
+    monkeypatch.setattr(parquet, "PARQUET_PAGES", 7)
     with pytest.raises(DocumentError, match="has more than 7 pages"):
         read_columns(facts, ["document"])
+    with monkeypatch.context() as few, pytest.raises(DocumentError, match="of too many values"):
+        few.setattr(parquet, "PARQUET_VALUES", 100)
+        parquet_facts(path)
     monkeypatch.setattr(parquet, "PARQUET_GROUPS", 3)
     with pytest.raises(DocumentError, match="has 4 row groups, more than 3"):
         parquet_facts(path)
-    monkeypatch.setattr(parquet_footer, "PARQUET_CHUNKS", 3)
+    monkeypatch.setattr(parquet, "PARQUET_CHUNKS", 3)
     with pytest.raises(DocumentError, match="more than 3 columns in all row groups"):
         parquet_facts(path)

@@ -1,1 +1,0 @@
-"""Pickles without running them."""
