@@ -78,28 +78,15 @@ def assert_holds(lower: float, upper: float, squared: Fraction) -> None:
 
 
 @every_shape
-def test_brackets_hold_the_exact_distance_which_multipliers_prove(shape):
-    """The gradient of half the squared distance is the sum of the active slopes."""
+def test_brackets_hold_the_exact_distance(shape):
     case = Case(*shape)
     kernel = case.distances()
     assert {MET, EMPTY} >= set(kernel.state.tolist())  # random numbers leave nothing open
     for n, exact in enumerate(case.exact()):
-        _, pair = case.places[n]
-        active = [(i, j) for i, j in kernel.pairs[n].tolist() if i >= 0]
-        weights = kernel.multipliers[n, : len(active)]
-        slopes = np.array([case.weight[i] - case.weight[j] for i, j in active]).reshape(
-            -1, shape[2]
-        )
-        assert all(w >= 0.0 or some == pair for w, some in zip(weights, active, strict=True))
         if exact.point is None or exact.squared is None:
-            gaps = slopes @ case.centre + [case.bias[i] - case.bias[j] for i, j in active]
-            assert_allclose(weights @ slopes, 0.0, atol=1e-9 * np.abs(weights).max())
-            assert weights @ gaps < 0.0
-            assert kernel.state[n] == EMPTY
-            assert kernel.lower[n] == math.inf
+            assert (kernel.state[n], kernel.lower[n]) == (EMPTY, math.inf)
             continue
         assert kernel.state[n] == MET
-        assert_allclose(weights @ slopes, kernel.step[n], rtol=1e-6, atol=1e-6)
         assert_holds(kernel.lower[n], kernel.upper[n], exact.squared)
         point = [float(value) for value in exact.point]
         assert_allclose(point, case.centre + kernel.step[n], rtol=1e-5, atol=1e-5)
