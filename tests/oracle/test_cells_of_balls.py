@@ -35,6 +35,11 @@ DEGENERATE = [
 ]
 
 
+def ball_cells(weight, bias, k: int, centre, radius: float, most: int) -> Enumeration:
+    """What a search of the ball finds."""
+    return balls.cells_of_ball(balls.BallProblem.of(weight, bias, k, centre, radius), most)
+
+
 def holds(lower: float, squared, upper: float) -> bool:
     """Is the exact distance, as its square, between two floats?"""
     return squared is not None and Fraction(lower) ** 2 <= squared <= Fraction(upper) ** 2
@@ -52,7 +57,7 @@ def test_cells_and_facets_of_a_ball_are_the_certified_ones(instance):
     weight, bias = helpers.arrays(instance)
     bias = np.zeros(len(weight)) if bias is None else bias
     centre = np.zeros(weight.shape[1])
-    found = balls.ball_cells(weight, bias, instance["k"], centre, instance["ball_radius"], PLENTY)
+    found = ball_cells(weight, bias, instance["k"], centre, instance["ball_radius"], PLENTY)
     assert found.is_whole
     assert helpers.digest(rows_of(found.expert_set)) == instance["cells_sha1"]
     assert len(found.facets) == instance["n_walls"]
@@ -65,7 +70,7 @@ def test_cells_and_facets_of_a_ball_are_the_certified_ones(instance):
 def test_the_search_finds_what_the_walk_and_the_filter_find(experts, k, d, radius, cells, facets):
     weight, bias = router(experts, d)
     centre = np.zeros(d)
-    found = balls.ball_cells(weight, bias, k, centre, radius, PLENTY)
+    found = ball_cells(weight, bias, k, centre, radius, PLENTY)
     whole, out, into = walked(weight, bias, k)
     met = balls.filter_ball(weight, bias, whole, centre, radius)
     assert_array_equal(found.expert_set, whole.expert_set[met.cells])
@@ -94,7 +99,7 @@ def test_every_bracket_holds_the_exact_distance_and_every_point_its_cell(d):
     weight, bias = router(10, d, 100 + d)
     generator = np.random.default_rng(d)
     centre = generator.standard_normal(d)
-    found = balls.ball_cells(weight, bias, k, centre, 1.5, PLENTY)
+    found = ball_cells(weight, bias, k, centre, 1.5, PLENTY)
     exact, point = Arrangement.of(weight, bias), in_fractions(centre)
 
     def check(expert_set, exchanged, lower, upper):
@@ -123,7 +128,7 @@ def test_facets_have_one_distance_on_any_number_of_threads_and_only_small_walks_
     assert_array_equal(found, balls.facet_distances(*given, threads=3))
     met = balls.filter_ball(*given, np.inf)
     assert_array_equal(found, met.facet_distance)
-    cut, whole = (balls.ball_cells(weight, bias, 8, np.zeros(3), 1.0, most) for most in (100, 429))
+    cut, whole = (ball_cells(weight, bias, 8, np.zeros(3), 1.0, most) for most in (100, 429))
     assert (len(cut.expert_set), cut.is_whole, whole.is_whole) == (100, False, True)
     assert named(cut)[0] < named(whole)[0]
     assert named(cut)[1] < named(whole)[1]
@@ -150,7 +155,7 @@ def test_ties_of_many_experts_are_decided_or_refused_but_never_missed(instance, 
     k, bias = instance["k"], np.zeros(len(weight)) if bias is None else bias
     centre = [Fraction(0)] * weight.shape[1]
     try:
-        found = balls.ball_cells(weight, bias, k, np.zeros(weight.shape[1]), radius, PLENTY)
+        found = ball_cells(weight, bias, k, np.zeros(weight.shape[1]), radius, PLENTY)
     except ValueError as error:
         assert "degenerate" in str(error)
         return
@@ -174,18 +179,18 @@ def test_ties_of_many_experts_are_decided_or_refused_but_never_missed(instance, 
 
 def test_a_point_of_four_experts_a_touching_ball_and_a_centre_on_a_tie_do_no_harm():
     weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
-    cross = balls.ball_cells(weight, np.zeros(4), 1, np.array([0.1, 0.02]), 1.0, PLENTY)
+    cross = ball_cells(weight, np.zeros(4), 1, np.array([0.1, 0.02]), 1.0, PLENTY)
     assert cross.expert_set.tolist() == [[0], [1], [2], [3]]
     assert cross.facets.tolist() == [[0, 1], [0, 3], [1, 2], [2, 3]]
     assert cross.num_exact > 0
     weight, bias = np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([0.0, 2.0])  # tie at x = 1
-    touching = balls.ball_cells(weight, bias, 1, np.zeros(2), 1.0, PLENTY)
+    touching = ball_cells(weight, bias, 1, np.zeros(2), 1.0, PLENTY)
     assert touching.expert_set.tolist() == [[1]]
-    beyond = balls.ball_cells(weight, bias, 1, np.zeros(2), np.nextafter(1.0, 2.0), PLENTY)
+    beyond = ball_cells(weight, bias, 1, np.zeros(2), np.nextafter(1.0, 2.0), PLENTY)
     assert beyond.expert_set.tolist() == [[0], [1]]
     assert beyond.num_exact > 0
     weight = router(8, 3, seed=2)[0]
-    close_by = balls.ball_cells(weight, np.zeros(8), 2, np.zeros(3), 1.0, PLENTY)
+    close_by = ball_cells(weight, np.zeros(8), 2, np.zeros(3), 1.0, PLENTY)
     assert rows_of(close_by.expert_set) == expert_sets(exact_cells(weight, None, 2))
     assert (close_by.cell_distance[:, 0] == 0.0).all()
     assert (close_by.cell_distance[:, 1] < 1e-6).all()
@@ -239,22 +244,22 @@ def test_what_has_no_meaning_and_facets_on_which_others_tie_are_refused():
         (2, np.full(2, np.nan), 1.0, "NaN"),
     ]:
         with pytest.raises(ValueError, match=match):
-            balls.ball_cells(weight, bias, k, centre, radius, PLENTY)
-    whole = balls.ball_cells(weight, bias, 6, np.zeros(2), 1.0, PLENTY)
+            ball_cells(weight, bias, k, centre, radius, PLENTY)
+    whole = ball_cells(weight, bias, 6, np.zeros(2), 1.0, PLENTY)
     assert whole.expert_set.tolist() == [[*range(6)]]
     weight, bias = router(9, 2, seed=4)
     weight[5], bias[5] = weight[2], bias[2]
     with pytest.raises(ValueError, match="degenerate"):
-        balls.ball_cells(weight, bias, 3, np.zeros(2), 20.0, PLENTY)
+        ball_cells(weight, bias, 3, np.zeros(2), 20.0, PLENTY)
     # two pairs on one hyperplane: 0 and 1 cross where 2 and 3 do, both between rank 1 and 4
     weight, point = (
         np.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]),
         np.array([0.3, 0.1]),
     )
     bias = np.array([0.5, 0.5, -0.5, -0.5])
-    assert len(balls.ball_cells(weight, bias, 1, point, 1.0, PLENTY).expert_set) == 2
+    assert len(ball_cells(weight, bias, 1, point, 1.0, PLENTY).expert_set) == 2
     with pytest.raises(ValueError, match="degenerate"):
-        balls.ball_cells(weight, np.zeros(4), 2, point, 1.0, PLENTY)
+        ball_cells(weight, np.zeros(4), 2, point, 1.0, PLENTY)
     cones = np.array([[1.0, 0.0], [-1.0, 0.0], [3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     with pytest.raises(ValueError, match="degenerate"):
         balls.cells_within_hops(cones, np.zeros(6), 3, np.array([0.1, 0.5]), 3, PLENTY)
@@ -381,7 +386,7 @@ def test_experts_that_do_not_tie_matter_in_a_wide_ball_and_too_many_ties_are_wal
     enough = int(refused.value.hint.split("--vertices ")[1].split()[0])
     found = found_in(weight, bias, 4, 2.0, vertices=enough)
     assert (found.road, found.is_whole) == ("walk and filter", True)
-    assert named(found) == named(balls.ball_cells(weight, bias, 4, np.zeros(3), 2.0, PLENTY))
+    assert named(found) == named(ball_cells(weight, bias, 4, np.zeros(3), 2.0, PLENTY))
 
 
 @pytest.mark.parametrize("tie_broken", [False, True])

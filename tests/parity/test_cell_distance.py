@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from moegeom.routing_cells.ball.ball_cells import ball_cells
+from moegeom.routing_cells.ball.ball_cells import BallProblem, cells_of_ball
 from moegeom.routing_cells.ball.cell_distance import (
     BEYOND,
     EMPTY,
@@ -95,7 +95,8 @@ def test_brackets_hold_the_exact_distance(shape):
 def test_facets_that_a_search_of_a_ball_lists_have_the_distances_that_they_have_alone():
     """Two loops over one compiled answer: in this process it is compiled once for both."""
     case = Case(12, 3, 3)
-    found = ball_cells(case.weight, case.bias, 3, case.centre, 1.5, 10_000)
+    problem = BallProblem.of(case.weight, case.bias, 3, case.centre, 1.5)
+    found = cells_of_ball(problem, 10_000)
     assert found.is_whole
     assert len(found.facets) > 20
     cells = [frozenset(row) for row in found.expert_set.tolist()]

@@ -218,13 +218,8 @@ class MetBall:
         return self.facet_distance[:, 1] < math.inf
 
 
-def ball_cells(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"],
-    k: int,
-    centre: Float64[np.ndarray, "dims"],
-    radius: float,
-    most: int,
+def cells_of_ball(
+    problem: BallProblem, most: int, most_exact: float = math.inf, watch: WalkWatch | None = None
 ) -> Enumeration:
     """All strict cells that meet the ball |x - c| < R, and the one-swap facets that meet it.
 
@@ -234,14 +229,6 @@ def ball_cells(
     other than the exchanged ones tie on the whole of a facet inside the ball (equal experts,
     several pairs on one hyperplane), for cells may then be joined by other facets alone; ties in
     fewer dimensions are told apart exactly and do no harm.
-    """
-    return cells_of_ball(BallProblem.of(weight, bias, k, centre, radius), most)
-
-
-def cells_of_ball(
-    problem: BallProblem, most: int, most_exact: float = math.inf, watch: WalkWatch | None = None
-) -> Enumeration:
-    """``ball_cells`` of a problem that is made already.
 
     A point where many experts tie is the nearest one of most facets around it, each of which takes
     a millisecond or more in exact arithmetic: after ``most_exact`` of them raises TooManyTies.
@@ -265,8 +252,8 @@ def cells_within_hops(
     """The strict cells at most ``hops`` one-swap facets away from the cell of a point.
 
     Facets are those of the cells with fewer hops. Of a point on a tie the first cell is one close
-    by. Raises ValueError as ``ball_cells`` does. Where the rows less the first have a rank below d,
-    most answers are left to exact arithmetic: take independent columns first.
+    by. Raises ValueError as ``cells_of_ball`` does. Where the rows less the first have a rank below
+    d, most answers are left to exact arithmetic: take independent columns first.
     """
     return _GrowingCells(BallProblem.of(weight, bias, k, point, math.inf), most).run(hops)
 

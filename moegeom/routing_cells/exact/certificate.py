@@ -147,30 +147,41 @@ def solve_strictly(
     """u with r[0] + r[1:] u > 0 for all rows, = 0 for the first if it ``is_tied``, or multipliers.
 
     Multipliers, >= 0 but for a tied row, sum the rows up to a constant that is <= 0. The shortest
-    (s, v) with s >= 1 and r[0] s + r[1:] v >= 1 for all rows has u = v / s; where there is none,
-    the multipliers of Farkas are those of the rows.
+    (s, v) with s >= 1 and r[0] s + r[1:] v >= max |r| for all rows has u = v / s, with a wide
+    margin; where there is none, the multipliers of Farkas are those of the rows.
     """
-    scale = [lcm(*(value.denominator for value in row)) for row in rows]
-    whole = [[int(value * unit) for value in row] for row, unit in zip(rows, scale, strict=True)]
-    size = len(rows[0])
+    # columns of one size: powers of two change no answer
+    units = [_power(max(map(abs, column))) for column in zip(*rows, strict=True)]
+    even = [[value / unit for value, unit in zip(row, units, strict=True)] for row in rows]
+    scale = [lcm(*(value.denominator for value in row)) for row in even]
+    whole = [[int(value * unit) for value in row] for row, unit in zip(even, scale, strict=True)]
+    size = len(units)
     strict = dict(enumerate([*whole, [1, *[0] * (size - 1)]]))
     equation = ((0, 0), strict.pop(0), 0) if is_tied else None
+    margin = {n: max(1, *map(abs, row)) for n, row in strict.items()}
 
     def worst(step: Over) -> Constraint | None:
         way, common = step
-        values = {n: sum(map(mul, row, way)) for n, row in strict.items()}
-        least = min(values, key=values.__getitem__)
-        return None if values[least] >= common else ((least, least), strict[least], -1)
+        share = {n: Fraction(sum(map(mul, r, way)), margin[n] * common) for n, r in strict.items()}
+        least = min(share, key=share.__getitem__)
+        return None if share[least] >= 1 else ((least, least), strict[least], -margin[least])
 
     shortest, names, weights = shortest_vector(size, worst, equation)
     if shortest is not None:
         (lead, *rest), _ = shortest
-        return tuple(Fraction(value, lead) for value in rest)
+        pairs = zip(rest, units[1:], strict=True)
+        return tuple(Fraction(value, lead) * units[0] / unit for value, unit in pairs)
     multipliers = [Fraction(0)] * len(rows)
     for (n, _), value in zip(names, weights, strict=True):
         if n < len(rows):
             multipliers[n] = value * scale[n]
     return multipliers
+
+
+def _power(value: Fraction) -> Fraction:
+    """A power of two near a number; 1 for 0."""
+    bits = value.numerator.bit_length() - value.denominator.bit_length()
+    return Fraction(2) ** bits if value else Fraction(1)
 
 
 def sides_of_box(dims: int, half: float) -> list[list[Fraction]]:
