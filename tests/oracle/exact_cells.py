@@ -216,7 +216,7 @@ def exact_cells(
     checked = _Checked(router, tie_broken)
     if k == experts or not columns:
         order = sorted(range(experts), key=lambda i: (-router.bias[i], i))
-        checked.add_cell(frozenset(order[:k]), [Fraction(0)] * len(columns), is_bounded=False)
+        _ = checked.add_cell(frozenset(order[:k]), [Fraction(0)] * len(columns), is_bounded=False)
     elif len(columns) == 1:
         _swept(router, k, checked)
     else:
@@ -264,16 +264,16 @@ def _facets(expert_set: ExpertSet, hull: Hull, router: Arrangement, checked: _Ch
         away = [b - a for a, b in zip(router.weight[out], router.weight[into], strict=True)]
         keys = list(zip(router.at(inner), router.along(away), (-i for i in experts), strict=True))
         behind = sorted(experts, key=keys.__getitem__, reverse=True)[: len(expert_set)]
-        checked.add_known_facet(expert_set, frozenset(behind), inner)
+        _ = checked.add_known_facet(expert_set, frozenset(behind), inner)
 
 
 def _swept(router: Arrangement, k: int, checked: _Checked) -> None:
     before: ExpertSet | None = None
     for expert_set, start, stop in sweep([row[0] for row in router.weight], router.bias, k):
         is_bounded = start is not None and stop is not None
-        checked.add_cell(expert_set, [interval_middle(start, stop)], is_bounded)
+        _ = checked.add_cell(expert_set, [interval_middle(start, stop)], is_bounded)
         if before is not None and start is not None:
-            checked.add_known_facet(before, expert_set, [start])
+            _ = checked.add_known_facet(before, expert_set, [start])
         before = expert_set
 
 
