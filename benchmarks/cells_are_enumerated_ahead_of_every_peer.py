@@ -47,7 +47,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from moegeom.routing_cells.ball.ball_cells import ball_cells
+from moegeom.routing_cells.ball.ball_cells import BallProblem, cells_of_ball
 from moegeom.routing_cells.walk.enumeration import Enumeration, enumerate_cells
 from moegeom.routing_cells.walk.level_walk import level_walk
 
@@ -369,9 +369,8 @@ def moegeom_cells(case: Case) -> int:
     """Cells, facets and witnesses of the whole slice, or all those that meet the ball."""
     if case.radius < math.inf:
         centre = np.zeros(case.weight.shape[1])
-        return len(
-            ball_cells(case.weight, case.bias, case.k, centre, case.radius, 10**7).expert_set
-        )
+        problem = BallProblem.of(case.weight, case.bias, case.k, centre, case.radius)
+        return len(cells_of_ball(problem, 10**7).expert_set)
     found = enumerate_cells(case.weight, case.bias, case.k)
     assert isinstance(found, Enumeration)
     return len(found.expert_set)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moegeom.routing_cells.record import RouterCells
-from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.study import cells
+from moegeom.routing_cells.request import CellsRequest
+from moegeom.routing_cells.study import cells
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "sample_ckpts"

@@ -8,7 +8,7 @@ STUDY = Study(
     place=5,
     question="List the routing cells and facets of a slice, prove or refute one set, or draw them.",
     example="moegeom cells CKPT --layer 5 --tokens REC --plot figure.png",
-    request="study.request:CellsRequest",
-    run="study.study:cells",
+    request="request:CellsRequest",
+    run="study:cells",
     unit="vertices",
 )

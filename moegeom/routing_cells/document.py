@@ -11,6 +11,7 @@ from moegeom.document.header import duration, header, size
 from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Title, View
 from moegeom.document.study import study_record
 from moegeom.document.summary import Summary
+from moegeom.routing_cells.facet_graph import Visited
 from moegeom.routing_cells.record import (
     Answer,
     Between,
@@ -19,7 +20,6 @@ from moegeom.routing_cells.record import (
     Enumerations,
     RandomRouterCells,
     RouterCells,
-    Visited,
 )
 
 #: Routers that a screen shows before the rest is counted.

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
-from moegeom.core.shapes import Int16, Int64, Integer, UInt64
+from moegeom.core.shapes import Int16, Int64, Integer
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +53,13 @@ class FacetGraph:
     """Cells as nodes, facets as edges.
 
     ``diameter`` is the largest number of facets between two cells of one piece, a lower bound
-    unless it ``is_diameter_exact``. Degrees are facets of a cell.
+    unless it ``is_diameter_exact``. ``degrees`` are the least, mean and most facets of a cell.
     """
 
     num_components: int
+    degrees: tuple[int, float, int]
     diameter: int
     is_diameter_exact: bool
-    degree_min: int
-    degree_mean: float
-    degree_max: int
 
 
 def facet_graph(
@@ -82,14 +80,8 @@ def facet_graph(
     start = int(np.flatnonzero(label == np.argmax(sizes))[0])
     diameter, is_exact = _diameter(graph, start, most_passed)
     degree = np.bincount(both[:, 0], minlength=cells)
-    return FacetGraph(
-        num_components=int(pieces),
-        diameter=diameter,
-        is_diameter_exact=is_exact,
-        degree_min=int(degree.min()),
-        degree_mean=2.0 * len(facets) / cells,
-        degree_max=int(degree.max()),
-    )
+    degrees = int(degree.min()), 2.0 * len(facets) / cells, int(degree.max())
+    return FacetGraph(int(pieces), degrees, diameter, is_exact)
 
 
 def _diameter(graph: csr_array, start: int, most_passed: int) -> tuple[int, bool]:
@@ -151,129 +143,62 @@ def _far_apart(graph: csr_array, cell: int) -> int:
 MOST_SLOTS = 2**22
 
 
-@dataclass(frozen=True, eq=False)
-class VisitedGraph:
-    """Distinct expert sets, joined where they differ in one expert.
+@dataclass(frozen=True)
+class Visited:
+    """The graph of the expert sets that tokens chose: pieces of sets that differ in one expert.
 
-    ``component`` numbers the pieces by falling share of tokens, from 0; ``degree`` counts the
-    neighbours among the nodes. ``num_tokens`` are all tokens. ``is_whole`` is False where only the
-    most visited expert sets became nodes: then those left out may join the pieces.
+    ``largest_share`` of all tokens are in the piece that most of them visit; nan without tokens.
+    ``is_whole`` is False where only the most visited of ``num_expert_sets`` became nodes: then
+    those left out may join the pieces.
     """
 
-    expert_set: Int64[np.ndarray, "nodes k"]
-    tokens: Int64[np.ndarray, "nodes"]
-    component: Int64[np.ndarray, "nodes"]
-    degree: Int64[np.ndarray, "nodes"]
-    num_tokens: int
     num_expert_sets: int
+    num_edges: int
+    num_components: int
+    largest_share: float
     is_whole: bool
 
-    @property
-    def num_edges(self) -> int:
-        """Pairs of nodes that differ in one expert."""
-        return int(self.degree.sum()) // 2
 
-    @property
-    def num_components(self) -> int:
-        """Pieces."""
-        return int(self.component.max(initial=-1)) + 1
-
-    @property
-    def largest_share(self) -> float:
-        """Share of all tokens in the piece that most of them visit; nan without tokens."""
-        first = int(self.tokens[self.component == 0].sum())
-        return first / self.num_tokens if self.num_tokens else float("nan")
-
-
-def visited_graph(
-    chosen: Integer[np.ndarray, "tokens k"], most_slots: int = MOST_SLOTS
-) -> VisitedGraph:
+def visited_graph(chosen: Integer[np.ndarray, "tokens k"], most_slots: int = MOST_SLOTS) -> Visited:
     r"""The graph of the expert sets in ``chosen``: :math:`|S \cap S'| = k - 1` joins two of them.
 
     Two such expert sets share one set of k - 1 experts and no other, so that sorting those sets
     finds every edge once, and no list of edges is kept: time and memory grow as nodes times k.
     Where that is over ``most_slots`` the expert sets with the most tokens become nodes, of equals
-    the first in order, and ``is_whole`` is False. Experts of a row are distinct, in any order.
+    the first in order. Experts of a row are distinct, in any order.
 
     Oracle in tests: all pairs.
     """
     k = chosen.shape[1]
     rows, tokens = np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
-    rows, total = rows.astype(np.int64), len(rows)
-    room = max(1, most_slots // max(1, k))
+    total, room = len(rows), max(1, most_slots // max(1, k))
     if total > room:
         most_visited = np.sort(np.argsort(-tokens, kind="stable")[:room])
         rows, tokens = rows[most_visited], tokens[most_visited]
-    node, bucket = _buckets(rows)
+    # each slot is a node without one of its experts; those with equal rests share a bucket
+    node, bucket = np.repeat(np.arange(len(rows)), k), _buckets(rows)
     size = np.bincount(bucket)
-    degree = np.bincount(node, weights=size[bucket] - 1.0, minlength=len(rows)).astype(np.int64)
-    component = _pieces(node, bucket, len(rows), len(size))
-    weight = np.bincount(component, weights=tokens) if len(rows) else np.empty(0)
-    place = np.empty(len(weight), np.int64)
-    place[np.argsort(-weight, kind="stable")] = np.arange(len(weight))
-    return VisitedGraph(
-        expert_set=rows,
-        tokens=tokens.astype(np.int64),
-        component=place[component],
-        degree=degree,
-        num_tokens=len(chosen),
+    joined = csr_array(
+        (np.ones(len(node), np.int8), (node, len(rows) + bucket)),
+        shape=(len(rows) + len(size),) * 2,
+    )
+    pieces, component = connected_components(joined, directed=False)
+    shares = np.bincount(component[: len(rows)], weights=tokens, minlength=1)
+    return Visited(
         num_expert_sets=total,
+        num_edges=int((size * (size - 1)).sum()) // 2,
+        num_components=int(pieces),
+        largest_share=float(shares.max()) / len(chosen) if len(chosen) else float("nan"),
         is_whole=total == len(rows),
     )
 
 
-def _buckets(
-    rows: Int64[np.ndarray, "nodes k"],
-) -> tuple[Int64[np.ndarray, "slots"], Int64[np.ndarray, "slots"]]:
-    """For each node and each of its experts left out: the node, and the number of what remains.
-
-    Sets are told apart by a sum of random words, and the sums are checked by the sets themselves.
-    """
+def _buckets(rows: Integer[np.ndarray, "nodes k"]) -> Int64[np.ndarray, "slots"]:
+    """For each node and each of its experts left out the number of what remains."""
     nodes, k = rows.shape
-    if nodes == 0:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    experts, code = np.unique(rows, return_inverse=True)
-    code = code.reshape(rows.shape)
-    node = np.repeat(np.arange(nodes), k)
-    seed = 0
-    while True:
-        key = _keys(code, len(experts), seed)
-        _, first, bucket = np.unique(key, return_index=True, return_inverse=True)
-        bucket = bucket.reshape(-1)
-        if _is_same(rows, first[bucket]):
-            return node, bucket.astype(np.int64)
-        seed += 1
-
-
-def _keys(
-    code: Integer[np.ndarray, "nodes k"], num_experts: int, seed: int
-) -> UInt64[np.ndarray, "slots"]:
-    words = np.random.default_rng(seed).integers(0, 2**64, num_experts, np.uint64)
-    own = words[code]
-    return (own.sum(axis=1, dtype=np.uint64)[:, None] - own).reshape(-1)
-
-
-def _is_same(rows: Int64[np.ndarray, "nodes k"], first: Int64[np.ndarray, "slots"]) -> bool:
-    """Whether each slot has the same experts left as the slot it was put to."""
-    nodes, k = rows.shape
-    others = np.array([[c for c in range(k) if c != left] for left in range(k)], np.int64)
-    step = max(1, 2**22 // (k * k))
-    for start in range(0, nodes, step):
-        stop = min(start + step, nodes)
-        own = rows[start:stop][:, others].reshape((stop - start) * k, k - 1)
-        slots = first[start * k : stop * k]
-        if not np.array_equal(own, rows[(slots // k)[:, None], others[slots % k]]):
-            return False
-    return True
-
-
-def _pieces(
-    node: Int64[np.ndarray, "slots"],
-    bucket: Int64[np.ndarray, "slots"],
-    nodes: int,
-    buckets: int,
-) -> Int64[np.ndarray, "nodes"]:
-    """Pieces of the graph in which every bucket is a node too, joined to its members."""
-    total = nodes + buckets
-    joined = csr_array((np.ones(len(node), np.int8), (node, nodes + bucket)), shape=(total, total))
-    return connected_components(joined, directed=False)[1][:nodes].astype(np.int64)
+    if nodes == 0 or k == 1:
+        return np.zeros(nodes * k, np.int64)
+    others = np.array([[c for c in range(k) if c != left] for left in range(k)])
+    rest = np.ascontiguousarray(rows[:, others].reshape(nodes * k, k - 1))
+    keys = rest.view(np.dtype((np.void, rest.itemsize * (k - 1))))[:, 0]
+    return np.unique(keys, return_inverse=True)[1].reshape(-1).astype(np.int64)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from moegeom.core.finding import EXIT_INCONCLUSIVE, EXIT_OK
+from moegeom.routing_cells.facet_graph import Visited
 
 #: Cells listed; every set a cell, said and not listed; more vertices than asked for; arcs of a
 #: circle; pixels of a plane.
@@ -53,17 +54,6 @@ class Between:
     per_length: float
     per_length_se: float
     num_exact: int
-
-
-@dataclass(frozen=True)
-class Visited:
-    """The graph of the expert sets that tokens chose: pieces of sets that differ in one expert."""
-
-    num_expert_sets: int
-    num_edges: int
-    num_components: int
-    largest_share: float
-    is_whole: bool
 
 
 @dataclass(frozen=True)

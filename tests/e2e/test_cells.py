@@ -14,14 +14,14 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import RequestedFamily
+from moegeom.routing_cells import router as study_router
 from moegeom.routing_cells.exact.certificate_check import check_certificate, from_json
-from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.routing_cells.study import router as study_router
-from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.slices import read_named
-from moegeom.routing_cells.study.study import cells as cells_of
+from moegeom.routing_cells.request import CellsRequest
+from moegeom.routing_cells.slices import read_named
+from moegeom.routing_cells.study import cells as cells_of
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
+from tests.oracle.exact_cells import exact_cells, expert_sets
 from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
 
 CKPT = str(SAMPLES / "olmoe-balanced/step_1500")

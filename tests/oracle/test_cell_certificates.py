@@ -20,43 +20,24 @@ from moegeom.core.errors import UsageError
 from moegeom.core.limits import CERTIFICATE_DIGITS
 from moegeom.routing_cells.exact.certificate import (
     cell_certificate,
-    facet_certificate,
+    check_witness,
     solve_strictly,
+    strict_witnesses,
 )
 from moegeom.routing_cells.exact.certificate_check import (
     CellPoint,
-    FacetPoint,
     NoCell,
-    NoFacet,
     check_certificate,
     from_json,
 )
-from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
-from moegeom.routing_cells.exact.witness import check_witness, strict_witnesses
 from moegeom.routing_cells.walk.enumeration import enumerate_cells
 from tests.by_day import IS_NIGHT, by_day
 from tests.oracle import helpers
+from tests.oracle.exact_cells import exact_cells, expert_sets
 from tests.oracle.helpers import SMALL, ahead, arrays, choices, digest, router, rows_of
 
 #: By day those with few subsets.
 FEW = [i for i in SMALL if comb(i["E"], i["k"]) <= 60]
-
-
-def one_swap_facets(found):
-    return {pair for pair in found.facets if len(pair[0] - pair[1]) == 1}
-
-
-def certified_facets(weight, bias, cells):
-    """Facets next to the cells, every answer checked."""
-    facets = set()
-    for cell in cells:
-        for out, into in product(cell, set(range(len(weight))) - cell):
-            if out < into:
-                proof = facet_certificate(weight, bias, sorted(cell), out, into)
-                check_certificate(weight, bias, sorted(cell), proof, swap=(out, into))
-                if isinstance(proof, FacetPoint):
-                    facets.add(tuple(sorted((cell, cell - {out} | {into}), key=sorted)))
-    return facets
 
 
 def certified_cells(weight, bias, k):
@@ -88,11 +69,10 @@ def small_integer_routers(draw):
 
 
 @given(small_integer_routers())
-def test_degenerate_routers_have_the_cells_and_facets_of_the_exact_walk(router):
+def test_degenerate_routers_have_the_cells_of_the_exact_walk(router):
     weight, bias, k = router
     found = exact_cells(weight, np.zeros(len(weight)) if bias is None else bias, k)
     assert certified_cells(weight, bias, k) == expert_sets(found)
-    assert certified_facets(weight, bias, found.cells) == one_swap_facets(found)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +103,7 @@ def test_random_routers_agree_with_all_pairs_in_highs(experts, d, k, seed):
 def test_exact_steps_end_with_a_point_or_with_multipliers_from_any_start(rows):
     answers = set()
     for start in list(permutations(rows))[:24]:
-        found = solve_strictly(start, 0)
+        found = solve_strictly(start)
         answers.add(type(found))
         if isinstance(found, tuple):
             assert all(
@@ -159,12 +139,6 @@ def test_subsets_at_the_corners_and_of_whole_routers_are_cells_unless_rows_depen
     assert isinstance(cell_certificate(np.ones((1, 2)), None, [0]), CellPoint)
     central = np.array([[1.0], [-1.0], [0.0]])
     assert isinstance(cell_certificate(central, None, [2]), NoCell)
-    # 2 ties with them, and is between the two on either side
-    assert facet_certificate(central, None, [0], 0, 1) == FacetPoint((Fraction(0),))
-    assert facet_certificate(central, None, [0, 2], 0, 1) == FacetPoint((Fraction(0),))
-    # 2 and 3 would change places there too
-    both = np.array([[1.0], [-1.0], [0.5], [-0.5]])
-    assert isinstance(facet_certificate(both, None, [0, 2], 0, 1), NoFacet)
     weight, bias = whole_router()
     generator = np.random.default_rng(1)
     for _ in range(5):
@@ -172,9 +146,6 @@ def test_subsets_at_the_corners_and_of_whole_routers_are_cells_unless_rows_depen
         certificate = cell_certificate(weight, bias, order[:5])
         assert isinstance(certificate, CellPoint)
         check_certificate(weight, bias, order[:5], certificate)
-        facet = facet_certificate(weight, bias, order[:5], order[0], order[9])
-        assert isinstance(facet, FacetPoint)
-        check_certificate(weight, bias, order[:5], facet, swap=(order[0], order[9]))
     weight[5], bias[5] = (weight[3] + weight[4]) / 2, (bias[3] + bias[4]) / 2 + 1.0
     certificate = cell_certificate(weight, bias, [3, 4, 9])
     assert {expert for expert, _ in certificate.inside} == {3, 4}
@@ -212,48 +183,33 @@ def test_questions_without_meaning_are_refused():
         for change in changes:
             with pytest.raises(ValueError, match=message):
                 cell_certificate(**plain | change)
-    for swap in ((1, 0), (0, 0), (0, 2), (0, -1)):
-        with pytest.raises(ValueError, match="no expert of the expert set"):
-            facet_certificate(plain["weight"], None, [0], *swap)
 
 
-def known():
-    """A router with a cell, a subset that is none, a facet, a pair without one; with certificates."""
+def claims():
+    """A router with certificates of a cell and of a subset that is none."""
     weight, bias = arrays(next(i for i in SMALL if i["name"] == "g_8_2_2"))
-    exact = exact_cells(weight, bias, 2)
-    cell = sorted(next(iter(exact.cells)))
-    empty = next(list(s) for s in combinations(range(8), 2) if frozenset(s) not in exact.cells)
-    one, other = next(iter(exact.facets))
-    (out,), (into,) = one - other, other - one
-    none = next(
-        (i, j)
-        for i, j in product(one, set(range(8)) - one)
-        if tuple(sorted((one, one - {i} | {j}), key=sorted)) not in exact.facets
-    )
-    swaps = [(sorted(one), pair) for pair in ((out, into), none)]
-    proofs = [
-        *((subset, None, cell_certificate(weight, bias, subset)) for subset in (cell, empty)),
-        *((subset, p, facet_certificate(weight, bias, subset, *p)) for subset, p in swaps),
-    ]
+    cells = expert_sets(exact_cells(weight, bias, 2))
+    empty = next(some for some in combinations(range(8), 2) if some not in cells)
+    proofs = [(some, cell_certificate(weight, bias, some)) for some in (cells[0], empty)]
     return weight, bias, proofs
 
 
 def test_certificates_of_a_claim_prove_no_other_and_witnesses_no_other_cell():
-    weight, bias, claims = known()
-    assert [type(c) for *_, c in claims] == [CellPoint, NoCell, FacetPoint, NoFacet]
-    for subset, swap, certificate in claims:
-        check_certificate(weight, bias, subset, certificate, swap=swap)
-        for other, pair, _ in claims:
-            if (other, pair) != (subset, swap):
+    weight, bias, proofs = claims()
+    assert [type(proof) for _, proof in proofs] == [CellPoint, NoCell]
+    for subset, proof in proofs:
+        check_certificate(weight, bias, subset, proof)
+        for other, _ in proofs:
+            if other != subset:
                 with pytest.raises(ValueError, match=r"."):
-                    check_certificate(weight, bias, other, certificate, swap=pair)
+                    check_certificate(weight, bias, other, proof)
         with pytest.raises(ValueError, match="finite"):
-            check_certificate(weight * np.nan, bias, subset, certificate, swap=swap)
+            check_certificate(weight * np.nan, bias, subset, proof)
     weight, bias = router(6, 2)
     found = enumerate_cells(weight, bias, 2)
     wrong = np.roll(found.witness, 1, axis=0)
-    made = strict_witnesses(weight, bias, found.expert_set, wrong)
-    for expert_set, point in zip(found.expert_set.tolist(), made.point.tolist(), strict=True):
+    points, _ = strict_witnesses(weight, bias, found.expert_set, wrong)
+    for expert_set, point in zip(found.expert_set.tolist(), points.tolist(), strict=True):
         assert is_inside(weight, bias, expert_set, [Fraction(x) for x in point])
     missing = next(pair for pair in combinations(range(6), 2) if pair not in
                    set(rows_of(found.expert_set)))  # fmt: skip
@@ -274,37 +230,25 @@ def altered(certificate):
             for other in changed:
                 wrong = (*values[:m], other, *values[m + 1 :])
                 yield dataclasses.replace(certificate, **{field.name: wrong})
-        if field.name != "tied":  # a pair by its type
-            yield dataclasses.replace(certificate, **{field.name: values[1:]})
-            yield dataclasses.replace(certificate, **{field.name: (*values, values[0])})
+        yield dataclasses.replace(certificate, **{field.name: values[1:]})
+        yield dataclasses.replace(certificate, **{field.name: (*values, values[0])})
 
 
 def test_a_certificate_with_one_change_is_refused():
-    weight, bias, claims = known()
-    for subset, swap, certificate in claims:
+    weight, bias, proofs = claims()
+    for subset, certificate in proofs:
         changes = list(altered(certificate))
         assert len(changes) >= 6
         for wrong in changes:
             with contextlib.suppress(ValueError):
-                check_certificate(weight, bias, subset, wrong, swap=swap)
+                check_certificate(weight, bias, subset, wrong)
                 # a cell is open: a far point may lie in it as well
                 assert isinstance(wrong, CellPoint)
                 point = np.array([[float(x) for x in wrong.point]])
                 assert rows_of(choices(point, weight, bias, 2)) == [tuple(subset)]
 
 
-def test_what_proves_no_facet_and_no_point_inside_is_refused():
-    weight = np.array([[1.0], [-1.0], [0.0]])
-    wrong = NoFacet(((2, Fraction(1)),), (), (Fraction(-1, 2), Fraction(-1, 2)))
-    with pytest.raises(ValueError, match="expert 2 may tie"):
-        check_certificate(weight, None, [0, 2], wrong, swap=(0, 1))
-    # equal rows cross nowhere, though they tie everywhere
-    equal = np.ones((2, 1))
-    with pytest.raises(ValueError, match="do not cross"):
-        check_certificate(equal, None, [0], FacetPoint((Fraction(0),)), swap=(0, 1))
-    proof = facet_certificate(equal, None, [0], 0, 1)
-    check_certificate(equal, None, [0], proof, swap=(0, 1))
-    assert proof == NoFacet((), (), (Fraction(1), Fraction(-1)))
+def test_what_proves_no_point_inside_is_refused():
     weight, point = np.array([[1.0], [0.0]]), CellPoint((Fraction(0),))
     with pytest.raises(ValueError, match="expert 0 is not above expert 1"):
         check_certificate(weight, None, [0], point)
@@ -342,7 +286,6 @@ def test_data_that_is_no_certificate_is_refused_with_what_is_wrong():
         (POINT | {"point": ["0x" + "1" * 90_000] * 12}, "digits"),
         (NONE | {"inside": ["0x1"]}, "no pair"),
         (NONE | {"inside": [[True, "0x1"]]}, "pair"),
-        (NONE | {"kind": "no_facet", "tied": []}, "two numbers"),
     ):
         with pytest.raises(ValueError, match=message):
             from_json(data)
@@ -357,8 +300,8 @@ JSON = st.recursive(
 
 @settings(max_examples=settings().max_examples // 2)
 @given(
-    st.sampled_from(["cell_point", "no_cell", "wall_point", "no_facet"]),
-    st.dictionaries(st.sampled_from(["denominator", "point", "inside", "outside", "tied"]), JSON),
+    st.sampled_from(["cell_point", "no_cell", "facet_point"]),
+    st.dictionaries(st.sampled_from(["denominator", "point", "inside", "outside"]), JSON),
     st.sampled_from(["0x1", "-0x3", "0xg"]),
 )
 def test_any_data_is_a_certificate_or_a_value_error(kind, fields, denominator):

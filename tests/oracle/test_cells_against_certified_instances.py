@@ -11,18 +11,13 @@ from numpy.testing import assert_array_equal
 from scipy.spatial import ConvexHull
 
 from moegeom.routing_cells.ball.ball_cells import cells_within_hops
-from moegeom.routing_cells.exact.dictionary import (
-    Arrangement,
-    dictionary,
-    independent_columns,
-    independent_columns_of,
-)
-from moegeom.routing_cells.exact.exact_cells import ExactCells, exact_cells, expert_sets
+from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, independent_columns_of
 from moegeom.routing_cells.walk import enumeration
 from moegeom.routing_cells.walk._level_vertex import UNORDERED
 from moegeom.routing_cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 from tests.by_day import IS_NIGHT, by_day
 from tests.oracle import helpers
+from tests.oracle.exact_cells import ExactCells, exact_cells, expert_sets, independent_columns
 from tests.oracle.helpers import INSTANCES, arrays, choices, digest, named, router, rows_of
 
 SHA256 = "43c9ae4e2a1203961ddc3d256065c87343c9d4437f28d15e8fe075fbfbb92749"
@@ -80,7 +75,6 @@ def test_cells_and_facets_of_the_walk_are_the_certified_ones(instance):
     found = enumerate_cells(weight, bias, instance["k"])
     if isinstance(found, AllSubsets):
         assert found.num_cells == instance["n_cells"]
-        assert found.num_facets == instance["n_walls"]
         return
     assert digest(rows_of(found.expert_set)) == instance["cells_sha1"]
     assert len(found.facets) == len(pairs(found)) == instance["n_walls"]
@@ -93,7 +87,7 @@ def test_cells_and_facets_of_the_walk_are_the_certified_ones(instance):
         (9, 3, 1, True, "sweep"),
         (9, 3, 2, True, "walk"),
         (9, 3, 3, True, "walk"),
-        (9, 7, 2, True, "walk"),  # more than half: by the complement
+        (9, 7, 2, True, "walk"),
         (9, 7, 3, False, "charts"),
         (9, 3, 2, False, "sweep"),
         (10, 4, 3, False, "charts"),
@@ -150,7 +144,6 @@ def test_wide_routers_have_every_subset_and_ranks_are_certified():
     found = enumerate_cells(generator.standard_normal((64, 200)), None, 8)
     assert isinstance(found, AllSubsets)
     assert found.num_cells == 4426165368
-    assert found.num_facets == 4426165368 * 8 * 56 // 2
     weight = np.array([[3.0], [1.0], [-2.0]])
     found = enumerate_cells(weight, None, 1)
     assert rows_of(found.expert_set) == [(0,), (2,)]
@@ -301,12 +294,19 @@ def test_cells_and_facets_of_instances_with_ties_are_those_of_the_exact_walk(kin
         assert_is_exact(weight, bias, k, tie_broken=(k + seed) % 2 == 0)
 
 
-CENTRAL = list(product(["integers", "equal rows", "collinear"], [False, True]))
+#: Of the corners of a cube two differ in each coordinate alone: the chart is mixed from all, or
+#: where float64 cannot hold it the whole diagram is walked.
+CENTRAL = list(product(["integers", "equal rows", "collinear", "cube", "rounded"], [False, True]))
+CUBES = {"cube": [1.0, 1.0, 1.0], "rounded": [1.0, 2.0**60, 2.0**-60]}
 
 
-@pytest.mark.parametrize(("kind", "tie_broken"), by_day(CENTRAL, CENTRAL[::3] + CENTRAL[4:5]))
+@pytest.mark.parametrize(("kind", "tie_broken"), by_day(CENTRAL, [*CENTRAL[:6:3], *CENTRAL[4::2]]))
 def test_so_are_those_of_central_routers(kind, tie_broken):
-    weight, _ = tied(kind, np.random.default_rng(len(kind)), 7, 3)
+    if kind in CUBES:
+        weight = np.array(list(product((0.0, 1.0), repeat=3))) * CUBES[kind]
+        assert (enumeration._chart(weight) is None) == (kind == "rounded")
+    else:
+        weight, _ = tied(kind, np.random.default_rng(len(kind)), 7, 3)
     for k in (2, 3, 5) if IS_NIGHT else (2, 5):
         assert_is_exact(weight, None, k, tie_broken)
 
@@ -336,7 +336,7 @@ def test_a_dictionary_in_integers_is_the_one_in_fractions(kind):
         if ours is None:
             continue
         levels, moved = ([-dot(r, [b[i] for i in on]) for r in inverse] for b in (offsets, nudged))
-        assert ours.point(arrangement) == tuple(levels[:-1])
+        assert ours.point() == tuple(levels[:-1])
         f = [dot(row, levels) + offset for row, offset in zip(lifted, offsets, strict=True)]
         assert ours.tied == {j for j in range(7) if f[j] == 0}
         assert {j for j in range(7) if f[j] > 0} <= ours.above

@@ -17,22 +17,27 @@ from numpy.testing import assert_array_equal
 from moegeom.core.errors import UsageError
 from moegeom.routing_cells.ball import ball_cells as balls
 from moegeom.routing_cells.ball.cell_distance import nearest_vertices
-from moegeom.routing_cells.exact.certificate_check import CellPoint, FacetPoint, check_certificate
+from moegeom.routing_cells.exact.certificate_check import CellPoint, check_certificate
 from moegeom.routing_cells.exact.dictionary import Arrangement, common_tie
-from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.routing_cells.exact.exact_nearest import exact_nearest
 from moegeom.routing_cells.facet_graph import swaps
-from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.router import SliceCells, cells_of_slice, with_witnesses
-from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
+from moegeom.routing_cells.request import CellsRequest
+from moegeom.routing_cells.router import cells_of_slice, with_witnesses
+from moegeom.routing_cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
 from tests.by_day import by_day
 from tests.oracle import helpers
+from tests.oracle.exact_cells import exact_cells, expert_sets
 from tests.oracle.helpers import PLENTY, ahead, choices, in_fractions, named, router, rows_of
 
 BALLS = [instance for instance in helpers.INSTANCES if instance["ball_radius"] is not None]
 DEGENERATE = [
     i for i in helpers.INSTANCES if i["mods"] and i["ball_radius"] is None and i["E"] <= 10
 ]
+
+
+def ball_cells(weight, bias, k: int, centre, radius: float, most: int) -> Enumeration:
+    """What a search of the ball finds."""
+    return balls.cells_of_ball(balls.BallProblem.of(weight, bias, k, centre, radius), most)
 
 
 def holds(lower: float, squared, upper: float) -> bool:
@@ -52,11 +57,10 @@ def test_cells_and_facets_of_a_ball_are_the_certified_ones(instance):
     weight, bias = helpers.arrays(instance)
     bias = np.zeros(len(weight)) if bias is None else bias
     centre = np.zeros(weight.shape[1])
-    found = balls.ball_cells(weight, bias, instance["k"], centre, instance["ball_radius"], PLENTY)
+    found = ball_cells(weight, bias, instance["k"], centre, instance["ball_radius"], PLENTY)
     assert found.is_whole
     assert helpers.digest(rows_of(found.expert_set)) == instance["cells_sha1"]
     assert len(found.facets) == instance["n_walls"]
-    assert found.clearance <= instance["ball_gap"] or instance["ball_gap"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_cells_and_facets_of_a_ball_are_the_certified_ones(instance):
 def test_the_search_finds_what_the_walk_and_the_filter_find(experts, k, d, radius, cells, facets):
     weight, bias = router(experts, d)
     centre = np.zeros(d)
-    found = balls.ball_cells(weight, bias, k, centre, radius, PLENTY)
+    found = ball_cells(weight, bias, k, centre, radius, PLENTY)
     whole, out, into = walked(weight, bias, k)
     met = balls.filter_ball(weight, bias, whole, centre, radius)
     assert_array_equal(found.expert_set, whole.expert_set[met.cells])
@@ -95,7 +99,7 @@ def test_every_bracket_holds_the_exact_distance_and_every_point_its_cell(d):
     weight, bias = router(10, d, 100 + d)
     generator = np.random.default_rng(d)
     centre = generator.standard_normal(d)
-    found = balls.ball_cells(weight, bias, k, centre, 1.5, PLENTY)
+    found = ball_cells(weight, bias, k, centre, 1.5, PLENTY)
     exact, point = Arrangement.of(weight, bias), in_fractions(centre)
 
     def check(expert_set, exchanged, lower, upper):
@@ -124,12 +128,12 @@ def test_facets_have_one_distance_on_any_number_of_threads_and_only_small_walks_
     assert_array_equal(found, balls.facet_distances(*given, threads=3))
     met = balls.filter_ball(*given, np.inf)
     assert_array_equal(found, met.facet_distance)
-    cut, whole = (balls.ball_cells(weight, bias, 8, np.zeros(3), 1.0, most) for most in (100, 429))
+    cut, whole = (ball_cells(weight, bias, 8, np.zeros(3), 1.0, most) for most in (100, 429))
     assert (len(cut.expert_set), cut.is_whole, whole.is_whole) == (100, False, True)
     assert named(cut)[0] < named(whole)[0]
     assert named(cut)[1] < named(whole)[1]
     weight, bias = np.random.default_rng(0).standard_normal((2, 12, 3))[:, :, :3]
-    for k, most, is_kept in [(3, PLENTY, True), (3, 10, False), (3, 0, False), (9, PLENTY, False)]:
+    for k, most, is_kept in [(3, PLENTY, True), (3, 10, False), (3, 0, False), (9, PLENTY, True)]:
         found = enumerate_cells(weight, bias[:, 0], k, most_simple=most)
         assert (found.simple is not None) == is_kept
 
@@ -151,7 +155,7 @@ def test_ties_of_many_experts_are_decided_or_refused_but_never_missed(instance, 
     k, bias = instance["k"], np.zeros(len(weight)) if bias is None else bias
     centre = [Fraction(0)] * weight.shape[1]
     try:
-        found = balls.ball_cells(weight, bias, k, np.zeros(weight.shape[1]), radius, PLENTY)
+        found = ball_cells(weight, bias, k, np.zeros(weight.shape[1]), radius, PLENTY)
     except ValueError as error:
         assert "degenerate" in str(error)
         return
@@ -175,18 +179,18 @@ def test_ties_of_many_experts_are_decided_or_refused_but_never_missed(instance, 
 
 def test_a_point_of_four_experts_a_touching_ball_and_a_centre_on_a_tie_do_no_harm():
     weight = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
-    cross = balls.ball_cells(weight, np.zeros(4), 1, np.array([0.1, 0.02]), 1.0, PLENTY)
+    cross = ball_cells(weight, np.zeros(4), 1, np.array([0.1, 0.02]), 1.0, PLENTY)
     assert cross.expert_set.tolist() == [[0], [1], [2], [3]]
     assert cross.facets.tolist() == [[0, 1], [0, 3], [1, 2], [2, 3]]
     assert cross.num_exact > 0
     weight, bias = np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([0.0, 2.0])  # tie at x = 1
-    touching = balls.ball_cells(weight, bias, 1, np.zeros(2), 1.0, PLENTY)
-    assert (touching.expert_set.tolist(), touching.clearance) == ([[1]], 0.0)
-    beyond = balls.ball_cells(weight, bias, 1, np.zeros(2), np.nextafter(1.0, 2.0), PLENTY)
+    touching = ball_cells(weight, bias, 1, np.zeros(2), 1.0, PLENTY)
+    assert touching.expert_set.tolist() == [[1]]
+    beyond = ball_cells(weight, bias, 1, np.zeros(2), np.nextafter(1.0, 2.0), PLENTY)
     assert beyond.expert_set.tolist() == [[0], [1]]
     assert beyond.num_exact > 0
     weight = router(8, 3, seed=2)[0]
-    close_by = balls.ball_cells(weight, np.zeros(8), 2, np.zeros(3), 1.0, PLENTY)
+    close_by = ball_cells(weight, np.zeros(8), 2, np.zeros(3), 1.0, PLENTY)
     assert rows_of(close_by.expert_set) == expert_sets(exact_cells(weight, None, 2))
     assert (close_by.cell_distance[:, 0] == 0.0).all()
     assert (close_by.cell_distance[:, 1] < 1e-6).all()
@@ -240,22 +244,22 @@ def test_what_has_no_meaning_and_facets_on_which_others_tie_are_refused():
         (2, np.full(2, np.nan), 1.0, "NaN"),
     ]:
         with pytest.raises(ValueError, match=match):
-            balls.ball_cells(weight, bias, k, centre, radius, PLENTY)
-    whole = balls.ball_cells(weight, bias, 6, np.zeros(2), 1.0, PLENTY)
+            ball_cells(weight, bias, k, centre, radius, PLENTY)
+    whole = ball_cells(weight, bias, 6, np.zeros(2), 1.0, PLENTY)
     assert whole.expert_set.tolist() == [[*range(6)]]
     weight, bias = router(9, 2, seed=4)
     weight[5], bias[5] = weight[2], bias[2]
     with pytest.raises(ValueError, match="degenerate"):
-        balls.ball_cells(weight, bias, 3, np.zeros(2), 20.0, PLENTY)
+        ball_cells(weight, bias, 3, np.zeros(2), 20.0, PLENTY)
     # two pairs on one hyperplane: 0 and 1 cross where 2 and 3 do, both between rank 1 and 4
     weight, point = (
         np.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]),
         np.array([0.3, 0.1]),
     )
     bias = np.array([0.5, 0.5, -0.5, -0.5])
-    assert len(balls.ball_cells(weight, bias, 1, point, 1.0, PLENTY).expert_set) == 2
+    assert len(ball_cells(weight, bias, 1, point, 1.0, PLENTY).expert_set) == 2
     with pytest.raises(ValueError, match="degenerate"):
-        balls.ball_cells(weight, np.zeros(4), 2, point, 1.0, PLENTY)
+        ball_cells(weight, np.zeros(4), 2, point, 1.0, PLENTY)
     cones = np.array([[1.0, 0.0], [-1.0, 0.0], [3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     with pytest.raises(ValueError, match="degenerate"):
         balls.cells_within_hops(cones, np.zeros(6), 3, np.array([0.1, 0.5]), 3, PLENTY)
@@ -295,7 +299,7 @@ def cones(weight: np.ndarray, k: int) -> tuple[set, set]:
     return cells, facets
 
 
-def found_in(weight, bias, k: int, radius: float, is_near: bool = True, **changes) -> SliceCells:
+def found_in(weight, bias, k: int, radius: float, is_near: bool = True, **changes) -> Enumeration:
     """What is found in a ball, with points that are proved; none of a cone needs a second try."""
     request = CellsRequest("", weights=Path("w.npz"), radius=radius, num_workers=1, **changes)
     bias = np.zeros(len(weight)) if bias is None else bias
@@ -382,7 +386,7 @@ def test_experts_that_do_not_tie_matter_in_a_wide_ball_and_too_many_ties_are_wal
     enough = int(refused.value.hint.split("--vertices ")[1].split()[0])
     found = found_in(weight, bias, 4, 2.0, vertices=enough)
     assert (found.road, found.is_whole) == ("walk and filter", True)
-    assert named(found) == named(balls.ball_cells(weight, bias, 4, np.zeros(3), 2.0, PLENTY))
+    assert named(found) == named(ball_cells(weight, bias, 4, np.zeros(3), 2.0, PLENTY))
 
 
 @pytest.mark.parametrize("tie_broken", [False, True])
@@ -507,45 +511,48 @@ def test_brackets_with_and_without_vertices_hold_the_same_distance(away):
 )
 def test_cells_and_facets_of_a_box_are_those_of_all_subsets(experts, d, k, half, is_witnessed):
     weight, bias = router(experts, d, experts)
-    lower, upper = np.full(d, -half), np.full(d, half) * np.linspace(1.0, 1.5, d)
-    box = [*zip(lower, upper, strict=True)]
-    everyone = set(range(experts))
+    upper, box, everyone = np.full(d, half), [(-half, half)] * d, set(range(experts))
     subsets = np.array(list(combinations(range(experts), k)), np.int16)
     number = {row: i for i, row in enumerate(rows_of(subsets))}
-    facets, out, into = [], [], []
+    facets, swapped = [], []
     for row in subsets[:: 5 if d == 3 else 9].tolist():
-        for leaves, enters in product(row, sorted(everyone - set(row))):
-            facets.append([number[tuple(row)], number[tuple(sorted({*row, enters} - {leaves}))]])
-            out.append(leaves)
-            into.append(enters)
-    witness = np.zeros((len(subsets), d)) if is_witnessed else None
-    swap = np.array(out, np.int16), np.array(into, np.int16)
-    result = balls.filter_box(weight, bias, subsets, np.array(facets), *swap, lower, upper, witness)
+        for out, into in product(row, sorted(everyone - set(row))):
+            facets.append([number[tuple(row)], number[tuple(sorted({*row, into} - {out}))]])
+            swapped.append((out, into))
+    witness = np.full((len(subsets), d), 0.0 if is_witnessed else np.nan)
+    listed = Enumeration(expert_set=subsets, witness=witness, facets=np.array(facets), road="walk")
+    result = balls.filter_box(weight, bias, listed, half)
     for row, proof in zip(subsets.tolist(), result.cells, strict=True):
-        check_certificate(weight, bias, row, proof, lower=lower, upper=upper)
+        check_certificate(weight, bias, row, proof, lower=-upper, upper=upper)
         margin = helpers.largest_margin(
             *ahead(weight, bias, row, sorted(everyone - {*row})), None, box
         )
         assert abs(margin) > 1e-7  # no close call among these seeds
         assert isinstance(proof, CellPoint) == (margin > 0)
-    for (first, _), leaves, enters, proof in zip(facets, out, into, result.facets, strict=True):
+    for (first, _), (out, into), is_met in zip(facets, swapped, result.has_facet, strict=True):
         row = subsets[first].tolist()
-        check_certificate(weight, bias, row, proof, swap=(leaves, enters), lower=lower, upper=upper)
         # all others that are chosen above the pair, which ties, and the pair above all others
-        rest = [i for i in row if i != leaves]
-        others = [j for j in range(experts) if j not in row and j != enters]
-        sides = ahead(weight, bias, rest, [leaves]), ahead(weight, bias, [leaves], others)
+        rest = [i for i in row if i != out]
+        others = [j for j in range(experts) if j not in row and j != into]
+        sides = ahead(weight, bias, rest, [out]), ahead(weight, bias, [out], others)
         leads = map(np.concatenate, zip(*sides, strict=True))
-        tie = weight[leaves] - weight[enters], bias[leaves] - bias[enters]
+        tie = weight[out] - weight[into], bias[out] - bias[into]
         margin = helpers.largest_margin(*leads, tie, box)
         assert abs(margin) > 1e-7
-        assert isinstance(proof, FacetPoint) == (margin > 0)
+        assert is_met == (margin > 0)
     assert 0 < result.has_cell.sum() < len(subsets)
     assert 0 < result.has_facet.sum() < len(facets)
 
 
-#: No facets, as pairs of cells and of experts.
-NO_FACETS = np.empty((0, 2), np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+def test_experts_that_tie_all_over_a_facet_leave_it_in_the_box():
+    """On a line of rows 2 is between 0 and 1 wherever they tie, at x = 0, and beyond it at x = 3."""
+    weight, bias = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]), np.zeros(3)
+    whole = enumerate_cells(weight, bias, 1)
+    assert balls.filter_box(weight, bias, whole, 1.0).has_facet.tolist() == [True]
+    far = np.array([3.0, -3.0, 0.0])  # 0 and 1 tie at x = -3
+    whole = enumerate_cells(weight, far, 1)
+    for half, is_met in ((2.0, False), (4.0, True)):
+        assert balls.filter_box(weight, far, whole, half).has_facet.tolist() == [is_met]
 
 
 numbers = (
@@ -556,38 +563,20 @@ numbers = (
 @given(
     some_array(np.float64, (4, 2), elements=numbers),
     some_array(np.float64, 4, elements=numbers),
-    some_array(np.float64, 2, elements=st.floats(-2, 2)),
-    some_array(np.float64, 2, elements=st.floats(0.01, 2)),
+    st.floats(0.01, 2),
 )
-def test_what_is_surely_above_is_so_at_every_corner(weight, bias, lower, width):
-    corners = list(product(*zip(in_fractions(lower), in_fractions(lower + width), strict=True)))
-    for i, j in np.argwhere(balls.surely_above(weight, bias, lower, lower + width)).tolist():
+def test_what_is_surely_above_is_so_at_every_corner(weight, bias, half):
+    corners = list(product((Fraction(-half), Fraction(half)), repeat=2))
+    for i, j in np.argwhere(balls.surely_above(weight, bias, half)).tolist():
         ahead = [Fraction(a) - Fraction(b) for a, b in zip(weight[i], weight[j], strict=True)]
         level = Fraction(bias[i]) - Fraction(bias[j])
         for corner in corners:
             assert sum(a * x for a, x in zip(ahead, corner, strict=True)) + level > 0
 
 
-def test_what_is_above_is_seen_open_ends_leave_what_points_the_right_way():
+def test_what_is_above_is_seen():
     weight, bias = router(40, 3, 2)
-    lower, upper = np.full(3, -0.2), np.full(3, 0.2)
-    corners = np.array(list(product(*zip(lower, upper, strict=True))))
+    corners = np.array(list(product((-0.2, 0.2), repeat=3)))
     gaps = ((weight[:, None] - weight) @ corners.T).min(axis=2) + bias[:, None] - bias
     assert (np.abs(gaps[~np.eye(40, dtype=bool)]) > 1e-12).all()
-    assert_array_equal(balls.surely_above(weight, bias, lower, upper), gaps > 0)
-    weight, bias = np.array([[1.0, 2.0], [0.0, 2.0], [1.0, 1.0]]), np.array([0.0, -1.0, -5.0])
-    above = balls.surely_above(weight, bias, np.array([0.0, 3.0]), np.array([np.inf, np.inf]))
-    assert_array_equal(above, [[False, True, True], [False, False, False], [False] * 3])
-    with pytest.raises(ValueError, match="not below"):
-        balls.filter_box(np.eye(2), None, np.array([[0]]), *NO_FACETS, np.ones(2), np.ones(2))
-    weight = np.random.default_rng(3).standard_normal((6, 2))
-    subsets = np.array(list(combinations(range(6), 2)))
-    lower, upper = np.array([0.5, -np.inf]), np.array([np.inf, np.inf])
-    found = balls.filter_box(weight, None, subsets, *NO_FACETS, lower, upper)
-    for row, proof in zip(subsets.tolist(), found.cells, strict=True):
-        check_certificate(weight, None, row, proof, lower=lower, upper=upper)
-    # cells are cones: those met on the right are met by a sample of directions on the right
-    angles = np.linspace(-np.pi / 2, np.pi / 2, 20_001)[1:-1]
-    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    seen = set(rows_of(choices(points, weight, None, 2)))
-    assert seen == set(rows_of(subsets[found.has_cell]))
+    assert_array_equal(balls.surely_above(weight, bias, 0.2), gaps > 0)

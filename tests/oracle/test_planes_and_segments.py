@@ -12,24 +12,42 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import linprog
 from sklearn.decomposition import PCA
 
-from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
+from moegeom.core.router import (
+    GroupMask,
+    LogitMap,
+    Projection,
+    Provenance,
+    Router,
+    Rule,
+    Weights,
+)
 from moegeom.geometry.rows import composed_rows, cosine_scale
 from moegeom.geometry.selection import route
-from moegeom.routing_cells.exact.crossings import crossing_rate, exact_crossings
-from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.routing_cells.plane import raster as pixels
-from moegeom.routing_cells.plane.polygons import inradii, polygons
-from moegeom.routing_cells.plane.raster import Frame, PixelState, plane_raster
-from moegeom.routing_cells.plane.score_ranges import PlaneRouter, plane_router, score_ranges
+from moegeom.routing_cells.plane.polygons import cell_sides, inradii, polygons
+from moegeom.routing_cells.plane.raster import (
+    Frame,
+    PixelState,
+    PlaneRouter,
+    plane_raster,
+    plane_router,
+    score_ranges,
+)
 from moegeom.routing_cells.plane.subspace import (
+    Slice,
     circle_arcs,
     principal_slice,
     random_slice,
     slice_through,
 )
 from moegeom.routing_cells.walk.enumeration import enumerate_cells
-from moegeom.routing_cells.walk.segment_crossings import segment_crossings
+from moegeom.routing_cells.walk.segment_crossings import (
+    crossing_rate,
+    exact_crossings,
+    segment_crossings,
+)
 from tests.by_day import by_day
+from tests.oracle.exact_cells import exact_cells, expert_sets
 from tests.oracle.helpers import ahead, choices, exact_logits, in_fractions, router, rows_of
 
 EXPERTS, HIDDEN, TOP_K = 16, 7, 4
@@ -60,11 +78,17 @@ class Case:
     projection: Projection | None
 
     def plane(self):
-        fields = ("rule", "weight", "logit_bias", "selection_bias", "centre", "basis")
-        return [getattr(self, name) for name in fields]
+        router = Router(
+            *("router", "", 0, self.weight, self.rule),
+            Provenance("matrix", ("weight",), "", "float64"),
+            logit_bias=self.logit_bias,
+            selection_bias=self.selection_bias,
+            projection=self.projection,
+        )
+        return plane_router(router, Slice(self.centre, self.basis))
 
     def raster(self, size=(14, 11), frame=FRAME, **options):
-        router = plane_router(*self.plane(), self.projection)
+        router = self.plane()
         return plane_raster(router, Frame(*frame, *size), **options)
 
     def choice(self, points):
@@ -232,7 +256,7 @@ def test_scores_of_many_digits_lie_in_their_enclosures(side, factor):
         rules = [rule for rule in RULES if rule[1] == "all"]
         for number, (score, _, mapped, bias, cosine) in enumerate(rules):
             some = case(score, "all", mapped, bias, cosine, seed=number)
-            router = plane_router(*some.plane(), some.projection)
+            router = some.plane()
             slope, offset = factor * router.slope, factor * router.offset
             router = dataclasses.replace(router, slope=slope, offset=offset)
             centre = generator.uniform(-2.0, 2.0, (2, 2))
@@ -253,7 +277,7 @@ def test_scores_of_many_digits_lie_in_their_enclosures(side, factor):
 @pytest.mark.parametrize("score", ["sigmoid", "sqrt_softplus", "softmax"])
 def test_what_remains_shrinks_with_the_square_of_the_rectangle(score):
     some = case(score, mapped="cap", bias=0.5, cosine=True)
-    router = plane_router(*some.plane(), some.projection)
+    router = some.plane()
     centre = np.array([[0.3, -0.4]])
     rests = [
         score_ranges(router, pixels.Rectangles(centre, np.full((1, 2), side))).rest.max()
@@ -438,7 +462,7 @@ def test_arcs_hold_the_choice_of_every_angle(has_bias):
 def test_polygons_fill_the_frame_and_facets_tie_two_experts():
     weight, bias = router(12, 2, 5)
     found = enumerate_cells(weight, bias, 3)
-    drawn = polygons(weight, bias, found.expert_set, found.facets, (-1.0, 1.5, -1.25, 1.0))
+    drawn = polygons(cell_sides(weight, bias, found), found.facets, (-1.0, 1.5, -1.25, 1.0))
     assert np.isclose(sum(map(_area, drawn.corners)), 2.5 * 2.25)
     inside = ~np.isnan(drawn.facet_ends[:, 0, 0])
     assert 0 < inside.sum() < len(found.facets)
@@ -458,7 +482,8 @@ def test_polygons_and_balls_end_where_equal_experts_leave_no_cell(k):
     weight[[4, 6, 8]], bias[[4, 6, 8]] = weight[[1, 2, 2]], bias[[1, 2, 2]]
     equal = [np.array([1, 4]), np.array([2, 6, 8])]
     found = enumerate_cells(weight, bias, k)
-    drawn = polygons(weight, bias, found.expert_set, found.facets, (-2.0, 2.0, -2.0, 2.0), equal)
+    sides = [*cell_sides(weight, bias, found, equal)]
+    drawn = polygons(sides, found.facets, (-2.0, 2.0, -2.0, 2.0))
     points = np.random.default_rng(k).uniform(-2.0, 2.0, (1000, 2))
     logits = np.sort(points @ weight.T + bias, axis=1)[:, ::-1]
     is_tied = logits[:, k - 1] - logits[:, k] < 1e-12
@@ -469,7 +494,7 @@ def test_polygons_and_balls_end_where_equal_experts_leave_no_cell(k):
     for point, tie, row in zip(points, is_tied, chosen, strict=True):
         around = {n for n, polygon in corners if _is_inside(polygon, point)}
         assert around == (set() if tie else {cells[row]})
-    radii = inradii(weight, bias, found.expert_set, found.facets, equal)
+    radii = inradii(sides)
     for expert_set, radius in zip(found.expert_set.tolist(), radii, strict=True):
         rows, offsets = ahead(weight, bias, expert_set, sorted({*range(9)} - {*expert_set}))
         largest = _largest_ball(rows, offsets, np.linalg.norm(rows, axis=1))
@@ -482,7 +507,7 @@ def test_the_largest_balls_of_thin_cells_are_those_of_programs(squeeze):
     weight, bias = router(8, 2)
     thin = weight * [1.0, squeeze]
     walk = enumerate_cells(thin, bias, 2)
-    radii = inradii(thin, bias, walk.expert_set, walk.facets)
+    radii = inradii(cell_sides(thin, bias, walk))
     for expert_set, radius in zip(walk.expert_set.tolist(), radii, strict=True):
         outside = sorted({*range(8)} - {*expert_set})
         lengths = np.linalg.norm(ahead(thin, bias, expert_set, outside)[0], axis=1)

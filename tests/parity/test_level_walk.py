@@ -5,11 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, independent_columns
-from moegeom.routing_cells.exact.exact_cells import exact_walk
+from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary
 from moegeom.routing_cells.walk import _level_diagram, _level_vertex
-from moegeom.routing_cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.routing_cells.walk.enumeration import (
+    Enumeration,
+    enumerate_cells,
+    experts_of,
+    masks_of,
+)
 from moegeom.routing_cells.walk.level_walk import Walked, level_walk
+from tests.oracle.exact_cells import exact_walk, independent_columns
 from tests.oracle.helpers import INSTANCES, PLENTY, arrays, digest, in_fractions, router
 
 
@@ -33,8 +38,8 @@ WALKED = [instance for instance in INSTANCES if is_walked(instance)]
 def cells_of(walked: Walked, k: int) -> list[tuple[int, ...]]:
     """Cells that meet at the vertices, ties broken."""
     cells = set()
-    for on, above in zip(walked.on.tolist(), walked.above, strict=True):
-        over = np.flatnonzero(above).tolist()
+    for on, above in zip(walked.on.tolist(), masks_of(walked.bits), strict=True):
+        over = list(experts_of(above))
         for some in itertools.combinations(on, k - len(over)):
             cells.add(tuple(sorted([*over, *some])))
     return sorted(cells)
@@ -61,7 +66,7 @@ def test_every_link_is_the_edge_that_exact_arithmetic_shoots():
     for vertex, on in enumerate(walked.on.tolist()):
         exact = dictionary(fractions(weight, bias), on)
         assert exact is not None
-        assert exact.above == frozenset(np.flatnonzero(walked.above[vertex]).tolist())
+        assert exact.above == frozenset(experts_of(masks_of(walked.bits[[vertex]])[0]))
         for edge, end in enumerate(walked.links[vertex].tolist()):
             if end == -1:
                 continue

@@ -7,8 +7,13 @@ from numpy.testing import assert_array_equal
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.selection import route
-from moegeom.routing_cells.plane.raster import Frame, PixelState, plane_raster
-from moegeom.routing_cells.plane.score_ranges import PlaneLength, PlaneRouter
+from moegeom.routing_cells.plane.raster import (
+    Frame,
+    PixelState,
+    PlaneLength,
+    PlaneRouter,
+    plane_raster,
+)
 
 SIDES = (-1.5, 2.0, -1.0, 1.75)
 

@@ -36,11 +36,10 @@ from moegeom.research.regions.record import (
     SegmentRegions,
 )
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
-from moegeom.routing_cells.exact.crossings import crossing_rate
 from moegeom.routing_cells.facet_graph import swaps
 from moegeom.routing_cells.plane.subspace import Slice
-from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.slices import (
+from moegeom.routing_cells.request import CellsRequest
+from moegeom.routing_cells.slices import (
     RequestedSlice,
     SliceTokens,
     frame_of,
@@ -48,7 +47,7 @@ from moegeom.routing_cells.study.slices import (
     token_sample,
 )
 from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
-from moegeom.routing_cells.walk.segment_crossings import segment_crossings
+from moegeom.routing_cells.walk.segment_crossings import crossing_rate, segment_crossings
 from moegeom.studies.announced import announce
 from moegeom.studies.study import each
 from moegeom.studies.written import write_rows

@@ -10,13 +10,14 @@ is missed. Source: docs/theory.md G2. Oracle in the tests: certified instances a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float64, Int16, Int64, Integer
+from moegeom.core.shapes import Bool, Float64, Int16, Int64
 from moegeom.routing_cells.ball.cell_distance import (
     BEYOND,
     MET,
@@ -29,11 +30,15 @@ from moegeom.routing_cells.ball.cell_distance import (
     nearest_vertices,
     shifted,
 )
-from moegeom.routing_cells.exact.certificate import cell_certificate, facet_certificate
-from moegeom.routing_cells.exact.certificate_check import CellPoint, FacetPoint, NoCell, NoFacet
-from moegeom.routing_cells.exact.dictionary import Arrangement, common_tie
+from moegeom.routing_cells.exact.certificate import (
+    cell_certificate,
+    sides_of_box,
+    solve_strictly,
+)
+from moegeom.routing_cells.exact.certificate_check import CellPoint, NoCell
+from moegeom.routing_cells.exact.dictionary import Arrangement
 from moegeom.routing_cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
-from moegeom.routing_cells.walk.enumeration import Enumeration, enumerate_cells
+from moegeom.routing_cells.walk.enumeration import Enumeration
 from moegeom.routing_cells.walk.level_walk import WalkWatch
 
 _UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
@@ -194,19 +199,6 @@ class BallProblem:
 _FACETS = 1 << 16
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class BallCells(Enumeration):
-    """Cells of a ball or around a point, each with a point no farther than its upper bracket.
-
-    The two cells of a facet differ in one expert, the lower of which the first cell has.
-    ``clearance`` is the least proved distance between the radius and that of any cell, facet or
-    rejected facet, infinite without a ball; ``num_tests`` counts facets that were asked for.
-    """
-
-    clearance: float
-    num_tests: int
-
-
 @dataclass(frozen=True, eq=False)
 class MetBall:
     """Proved brackets of distances, infinite above where the open ball is not met."""
@@ -226,28 +218,17 @@ class MetBall:
         return self.facet_distance[:, 1] < math.inf
 
 
-def ball_cells(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"],
-    k: int,
-    centre: Float64[np.ndarray, "dims"],
-    radius: float,
-    most: int,
-) -> BallCells:
-    """All strict cells that meet the ball |x - c| < R, and the one-swap facets that meet it.
-
-    Every answer is proved, so that the list is complete where it ``is_whole``. Raises ValueError,
-    with the word degenerate, where experts other than the exchanged ones tie on the whole of a
-    facet inside the ball (equal experts, several pairs on one hyperplane), for cells may then be
-    joined by other facets alone; ties in fewer dimensions are told apart exactly and do no harm.
-    """
-    return cells_of_ball(BallProblem.of(weight, bias, k, centre, radius), most)
-
-
 def cells_of_ball(
     problem: BallProblem, most: int, most_exact: float = math.inf, watch: WalkWatch | None = None
-) -> BallCells:
-    """``ball_cells`` of a problem that is made already.
+) -> Enumeration:
+    """All strict cells that meet the ball |x - c| < R, and the one-swap facets that meet it.
+
+    Each cell comes with a point no farther than its upper bracket; the two cells of a facet differ
+    in one expert, the lower of which the first cell has. Every answer is proved, so that the list
+    is complete where it ``is_whole``. Raises ValueError, with the word degenerate, where experts
+    other than the exchanged ones tie on the whole of a facet inside the ball (equal experts,
+    several pairs on one hyperplane), for cells may then be joined by other facets alone; ties in
+    fewer dimensions are told apart exactly and do no harm.
 
     A point where many experts tie is the nearest one of most facets around it, each of which takes
     a millisecond or more in exact arithmetic: after ``most_exact`` of them raises TooManyTies.
@@ -255,7 +236,9 @@ def cells_of_ball(
     """
     if not math.isfinite(problem.ball.limits.radius):
         raise ValueError(f"radius {problem.ball.limits.radius}; must be finite")
-    return _GrowingCells(problem, most, most_exact, watch).run(None)
+    cells = _GrowingCells(problem, most, most_exact, watch).run(None)
+    # at the border of a region where equal experts tie for the last place a search is refused
+    return replace(cells, hops=None, tied=cells.expert_set[:0])
 
 
 def cells_within_hops(
@@ -265,21 +248,14 @@ def cells_within_hops(
     point: Float64[np.ndarray, "dims"],
     hops: int,
     most: int,
-) -> BallCells:
+) -> Enumeration:
     """The strict cells at most ``hops`` one-swap facets away from the cell of a point.
 
     Facets are those of the cells with fewer hops. Of a point on a tie the first cell is one close
-    by. Raises ValueError as ``ball_cells`` does. Where the rows less the first have a rank below d,
-    most answers are left to exact arithmetic: take independent columns first.
+    by. Raises ValueError as ``cells_of_ball`` does. Where the rows less the first have a rank below
+    d, most answers are left to exact arithmetic: take independent columns first.
     """
-    problem = BallProblem.of(weight, bias, k, point, math.inf)
-    search = _GrowingCells(problem, most)
-    if common_tie(weight, bias) is not None:
-        # the tip is in every closed facet, and the nearest point of many: whole cones are walked
-        whole = enumerate_cells(weight, bias, k, most=most)
-        if isinstance(whole, Enumeration) and whole.is_whole:
-            return search.of_walk(whole, hops)
-    return search.run(hops)
+    return _GrowingCells(BallProblem.of(weight, bias, k, point, math.inf), most).run(hops)
 
 
 def filter_ball(
@@ -360,10 +336,10 @@ class _GrowingCells:
         self._number = {np.packbits(start).tobytes(): 0}
         self._facets: list[Int64[np.ndarray, "facets 4"]] = []
         self._brackets: list[Float64[np.ndarray, "facets 2"]] = []
-        self._margin, self._tests, self._num_exact = np.array([np.inf]), np.zeros(1, np.int64), 0
+        self._num_exact = 0
         self._is_whole = True
 
-    def run(self, hops: int | None) -> BallCells:
+    def run(self, hops: int | None) -> Enumeration:
         """Crosses facets until no new cell appears, at most ``hops`` times."""
         frontier, first, level = self._inside[0], 0, 0
         listed = np.empty((0, 3), np.int64)
@@ -384,28 +360,6 @@ class _GrowingCells:
             frontier, first = new, stop
         return self._result()
 
-    def of_walk(self, whole: Enumeration, hops: int) -> BallCells:
-        """The cells within ``hops`` facets, selected from all cells and facets of the space."""
-        inside, facets = _members(whole.expert_set, self._problem.experts), whole.facets
-        level = np.full(len(inside), -1, np.int64)
-        level[(inside == self._inside[0]).all(axis=1)] = 0
-        for step in range(hops):
-            near = facets[(level[facets] == step).any(axis=1)].ravel()
-            level[near[level[near] < 0]] = step + 1
-        is_near = level >= 0
-        is_kept = is_near[facets].all(axis=1) & (level[facets] < hops).any(axis=1)
-        one, other = inside[facets[is_kept, 0]], inside[facets[is_kept, 1]]
-        leaving, entering = one & ~other, other & ~one
-        if (leaving.sum(axis=1) > 1).any():
-            raise ValueError("degenerate: several pairs tie on one facet; walk instead")
-        pairs = np.stack([leaving.argmax(axis=1), entering.argmax(axis=1)], axis=1)
-        bracket, num_exact = self._problem.filtered(one, pairs)
-        number = np.cumsum(is_near) - 1
-        self._facets = [np.concatenate([number[facets[is_kept]], pairs], axis=1)]
-        self._inside, self._hops, self._brackets = [inside[is_near]], [level[is_near]], [bracket]
-        self._num_exact += num_exact
-        return self._result()
-
     def _facets_of(
         self, frontier: Bool[np.ndarray, "cells contested"], listed: Int64[np.ndarray, "listed 3"]
     ) -> tuple[Int64[np.ndarray, "facets 3"], Float64[np.ndarray, "facets 2"]]:
@@ -414,7 +368,7 @@ class _GrowingCells:
         most = max(_FACETS, problem.k * (len(problem.contested) - problem.k))
         facet, state = np.empty((most, 3), np.int64), np.empty(most, np.uint8)
         bracket, first = np.empty((most, 2)), 0
-        room = BallFacets(facet, state, bracket, self._margin, self._tests)
+        room = BallFacets(facet, state, bracket)
         cells = np.ascontiguousarray(frontier)
         while first < len(frontier):
             first, num = facet_distance_loop(
@@ -439,9 +393,6 @@ class _GrowingCells:
         if self._watch is not None:
             self._watch.settles(self._num_exact)
         is_met, lower, upper = self._problem.settled(frontier[cell], (out, into), is_open=False)
-        if not is_met and lower < math.inf:
-            away = max(0.0, lower - self._problem.ball.limits.radius)
-            self._margin[0] = min(self._margin[0], away)
         return MET if is_met else BEYOND, (lower, upper)
 
     def _entered(
@@ -473,7 +424,7 @@ class _GrowingCells:
         numbered = np.stack([first + facet[:, 0], numbers[kind], facet[:, 1], facet[:, 2]], axis=1)
         return np.array(new, np.bool_).reshape(len(new), frontier.shape[1]), numbered
 
-    def _result(self) -> BallCells:
+    def _result(self) -> Enumeration:
         problem = self._problem
         inside, hops = np.concatenate(self._inside), np.concatenate(self._hops)
         whole = np.zeros((len(inside), problem.experts), np.bool_)
@@ -491,11 +442,7 @@ class _GrowingCells:
         is_turned = (out > into)[:, None]
         cells = place[np.where(is_turned, facets[:, 1::-1], facets[:, :2])]
         by_cell = np.lexsort([cells[:, 1], cells[:, 0]])
-        ends = [self._margin[0]]
-        if math.isfinite(problem.ball.limits.radius):
-            reached = np.concatenate([bracket[:, 1], brackets[:, 1]])
-            ends.append(problem.ball.limits.radius - float(reached.max()))
-        return BallCells(
+        return Enumeration(
             expert_set=expert_set[order].astype(np.int16),
             witness=problem.centre + step[order],
             facets=cells[by_cell],
@@ -503,8 +450,6 @@ class _GrowingCells:
             cell_distance=bracket[order],
             facet_distance=brackets[by_cell],
             hops=hops[order],
-            clearance=max(0.0, float(min(ends))),
-            num_tests=int(self._tests[0]),
             num_exact=self._num_exact,
             is_whole=self._is_whole,
         )
@@ -536,106 +481,110 @@ _POINTS = 4096
 
 @dataclass(frozen=True, eq=False)
 class InBox:
-    """For each cell and facet the proof that it meets the open box, or that it does not."""
+    """For each cell the proof that it meets the open box, or that it does not; which facets do."""
 
     cells: tuple[CellPoint | NoCell, ...]
-    facets: tuple[FacetPoint | NoFacet, ...]
+    has_facet: Bool[np.ndarray, "facets"]
 
     @property
     def has_cell(self) -> Bool[np.ndarray, "cells"]:
         """Cells with a point in the box."""
         return np.array([isinstance(proof, CellPoint) for proof in self.cells], bool)
 
-    @property
-    def has_facet(self) -> Bool[np.ndarray, "facets"]:
-        """Facets with a point in the box."""
-        return np.array([isinstance(proof, FacetPoint) for proof in self.facets], bool)
-
 
 def surely_above(
     weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"] | None,
-    lower: Float64[np.ndarray, "dims"],
-    upper: Float64[np.ndarray, "dims"],
+    bias: Float64[np.ndarray, "experts"],
+    half: float,
 ) -> Bool[np.ndarray, "experts experts"]:
     r"""[i, j]: i is above j in the whole box, ends included; False where float64 cannot tell.
 
-    .. math:: b_i - b_j + \sum_m \min((w_i - w_j)_m l_m, (w_i - w_j)_m u_m) > 0
+    .. math:: b_i - b_j - h \sum_m |w_i - w_j|_m > 0
 
-    less a bound of its rounding. Ends may be infinite: then only where the rows agree in that
-    coordinate or point the right way. Oracle in tests: fractions.
+    less a bound of its rounding, underflow included. Oracle in tests: fractions.
     """
-    offsets = np.zeros(len(weight)) if bias is None else bias
-    above = np.zeros((len(weight), len(weight)), bool)
+    above, dims = np.zeros((len(weight), len(weight)), bool), weight.shape[1]
     with np.errstate(all="ignore"):
         for i in range(len(weight)):
-            ahead, free = weight[i] - weight, offsets[i] - offsets
-            ends = [np.where(ahead == 0, 0.0, ahead * end) for end in (lower, upper)]
-            # rounding is monotone: the least of the rounded products is the rounded least
-            least = np.minimum(*ends)
-            reach = np.abs(least).sum(axis=1) + np.abs(free)
-            above[i] = least.sum(axis=1) + free > _slack(weight.shape[1], reach)
+            change, free = np.abs(weight[i] - weight) * half, bias[i] - bias
+            change = change.sum(axis=1)
+            slack = 1.01 * (dims + 10) * _UNIT * (change + np.abs(free)) + (dims + 4) * _TINY
+            above[i] = free - change > slack
     return above
-
-
-def _slack(dims: int, reach: np.ndarray) -> np.ndarray:
-    """What differences, products and sums of so many terms may lose, underflow included."""
-    return 1.01 * (dims + 10) * _UNIT * reach + (dims + 4) * _TINY
 
 
 def filter_box(
     weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"] | None,
-    expert_sets: Integer[np.ndarray, "cells k"],
-    facets: Integer[np.ndarray, "facets 2"],
-    out: Integer[np.ndarray, "facets"],
-    into: Integer[np.ndarray, "facets"],
-    lower: Float64[np.ndarray, "dims"],
-    upper: Float64[np.ndarray, "dims"],
-    witness: Float64[np.ndarray, "cells dims"] | None = None,
+    bias: Float64[np.ndarray, "experts"],
+    whole: Enumeration,
+    half: float,
 ) -> InBox:
-    """For each cell and facet a proof that it meets the open box or does not.
+    """The cells and facets of an enumeration that meet the open box of this half side around 0.
 
-    A facet is a pair of rows of ``expert_sets``, of which the first has ``out`` and the second has
-    ``into``. A cell is excluded where one of the others is above a chosen expert in the whole box,
-    and proved by ``witness`` or a point of a sample where that lies inside; a facet is excluded
-    with one of its cells, and looked for between the points of both. A program decides the rest.
+    A cell is excluded where one of the others is above a chosen expert in the whole box, and proved
+    by its witness or a point of a sample where that lies inside; a program decides the rest. A
+    facet is excluded with one of its cells, and looked for in exact arithmetic between the points
+    of both, then by a program.
 
     Raises ValueError as ``cell_certificate``.
     """
-    above = surely_above(weight, bias, lower, upper)
-    guesses = _sampled(weight, bias, expert_sets.shape[1], lower, upper)
+    upper = np.full(weight.shape[1], half)
+    above = surely_above(weight, bias, half)
+    guesses = _sampled(weight, bias, whole.expert_set.shape[1], half)
     cells: list[CellPoint | NoCell] = []
-    for number, row in enumerate(expert_sets.tolist()):
-        excluded = _excluded(above, row)
-        if excluded is not None:
-            cells.append(excluded)
-            continue
-        guess = guesses.get(frozenset(row))
-        if witness is not None and ((lower < witness[number]) & (witness[number] < upper)).all():
-            guess = witness[number]
-        cells.append(cell_certificate(weight, bias, row, lower, upper, guess))
-    facet_proofs: list[FacetPoint | NoFacet] = []
-    for (first, second), leaves, enters in zip(
-        facets.tolist(), out.tolist(), into.tolist(), strict=True
-    ):
-        both = cells[first], cells[second]
-        neighbour = next((proof for proof in both if isinstance(proof, NoCell)), None)
-        guess = _crossing(weight, bias, both, leaves, enters)
-        facet_proofs.append(
-            facet_certificate(
-                weight,
-                bias,
-                expert_sets[first].tolist(),
-                leaves,
-                enters,
-                lower,
-                upper,
-                guess,
-                neighbour,
-            )
+    for row, witness in zip(whole.expert_set.tolist(), whole.witness, strict=True):
+        proof = _excluded(above, row)
+        if proof is None:
+            is_inside = (np.abs(witness) < half).all()
+            guess = witness if is_inside else guesses.get(frozenset(row))
+            proof = cell_certificate(weight, bias, row, -upper, upper, guess)
+        cells.append(proof)
+    router = Arrangement.of(weight, bias)
+    logits = [router.at(proof.point) if isinstance(proof, CellPoint) else None for proof in cells]
+    inside, has_facet = _members(whole.expert_set, len(bias)).tolist(), []
+    for (first, second), *pair in zip(whole.facets.tolist(), *whole.exchanged, strict=True):
+        start, stop, (out, into) = logits[first], logits[second], map(int, pair)
+        has_facet.append(
+            start is not None
+            and stop is not None
+            and _is_crossed(router, inside[first], (out, into), (start, stop), half)
         )
-    return InBox(tuple(cells), tuple(facet_proofs))
+    return InBox(tuple(cells), np.array(has_facet, bool))
+
+
+def _is_crossed(
+    router: Arrangement,
+    inside: list[bool],
+    pair: tuple[int, int],
+    ends: tuple[list[Fraction], list[Fraction]],
+    half: float,
+) -> bool:
+    """Whether the pair alone ties somewhere in the box, from logits at a point on either side.
+
+    Experts that tie wherever the pair does are left out. The facet is met on the way between the
+    two points, or a program decides.
+    """
+    (out, into), (start, stop) = pair, ends
+    ahead = start[out] - start[into]
+    share = ahead / (ahead - stop[out] + stop[into])
+    at = [a + share * (b - a) for a, b in zip(start, stop, strict=True)]
+    rows = [(offset, *row) for row, offset in zip(router.weight, router.bias, strict=True)]
+    across = _difference(rows[out], rows[into])
+    signs = {j: 1 if inside[j] else -1 for j in range(len(rows)) if j not in pair}
+    if all(sign * (at[j] - at[out]) > 0 for j, sign in signs.items()):
+        return True
+    column = next(m for m, value in enumerate(across) if value and m)
+    others = []
+    for j, sign in signs.items():
+        own = _difference(rows[j], rows[out])
+        if any(a * across[column] != b * own[column] for a, b in zip(own, across, strict=True)):
+            others.append([sign * value for value in own])
+    others += sides_of_box(router.dimension, half)
+    return isinstance(solve_strictly([across, *others], is_tied=True), tuple)
+
+
+def _difference(one: Sequence[Fraction], other: Sequence[Fraction]) -> list[Fraction]:
+    return [a - b for a, b in zip(one, other, strict=True)]
 
 
 def _excluded(above: np.ndarray, row: list[int]) -> NoCell | None:
@@ -650,39 +599,16 @@ def _excluded(above: np.ndarray, row: list[int]) -> NoCell | None:
 
 
 def _sampled(
-    weight: np.ndarray, bias: np.ndarray | None, k: int, lower: np.ndarray, upper: np.ndarray
+    weight: np.ndarray, bias: np.ndarray, k: int, half: float
 ) -> dict[frozenset[int], np.ndarray]:
-    """Expert sets met by a sample of a box without open ends, with the widest margin of each."""
-    if not np.isfinite(upper - lower).all() or not 0 < k < len(weight):
+    """Expert sets met by a sample of the box, with the widest margin of each."""
+    if not np.isfinite(2.0 * half) or not 0 < k < len(weight):
         return {}
-    points = lower + np.random.default_rng(0).random((_POINTS, len(lower))) * (upper - lower)
-    logits = points @ weight.T + (0.0 if bias is None else bias)
+    points = np.random.default_rng(0).random((_POINTS, weight.shape[1])) * (2.0 * half) - half
+    logits = points @ weight.T + bias
     order = np.argsort(-logits, axis=1, kind="stable")
     ends = np.take_along_axis(logits, order[:, [k - 1, k]], axis=1)
     point_of: dict[frozenset[int], np.ndarray] = {}
     for number in np.argsort(ends[:, 1] - ends[:, 0], kind="stable").tolist():
         point_of.setdefault(frozenset(order[number, :k].tolist()), points[number])
     return point_of
-
-
-def _crossing(
-    weight: np.ndarray,
-    bias: np.ndarray | None,
-    both: tuple[CellPoint | NoCell, CellPoint | NoCell],
-    out: int,
-    into: int,
-) -> np.ndarray | None:
-    """Where the pair ties on the way from the point of one cell to that of the other."""
-    points = [proof.point for proof in both if isinstance(proof, CellPoint)]
-    if len(points) < 2:
-        return None
-    try:
-        start, stop = (np.array([float(x) for x in point]) for point in points)
-    except OverflowError:
-        return None
-    ahead = weight[out] - weight[into]
-    free = 0.0 if bias is None else bias[out] - bias[into]
-    gaps = ahead @ start + free, ahead @ stop + free
-    if not gaps[0] > 0 > gaps[1]:
-        return None
-    return start + gaps[0] / (gaps[0] - gaps[1]) * (stop - start)

@@ -548,35 +548,35 @@ def _is_parallel(columns, shift, pairs, q, error):
 
 @njit(**INNER)
 def excluded(work, limits, k, out, into):
-    """BEYOND, EMPTY or OPEN with a lower bound; whether the search was solved; active pairs."""
+    """BEYOND, EMPTY or OPEN with a lower bound, and whether the search was solved."""
     ended, q = search(work, limits, k, out, into)
     fixed = 1 if out >= 0 and into >= 0 else 0
     if ended == STUCK:
-        return OPEN, 0.0, False, q
+        return OPEN, 0.0, False
     if ended == CONTRADICTED and limits.radius == np.inf:
         if _is_empty(work, q, fixed, limits.error):
-            return EMPTY, np.inf, False, q
-        return OPEN, 0.0, False, q
+            return EMPTY, np.inf, False
+        return OPEN, 0.0, False
     lower = _lower_bound(work, q, fixed, limits.error)
     if lower >= limits.radius:
-        return BEYOND, lower, False, q
-    return OPEN, lower, ended == SOLVED, q
+        return BEYOND, lower, False
+    return OPEN, lower, ended == SOLVED
 
 
 @njit(**INNER)
 def answer(work, limits, k, out, into):
-    """The state of a cell, or of a facet where out >= 0, its bracket, and its active pairs.
+    """The state of a cell, or of a facet where out >= 0, and its bracket.
 
     For MET, ``moved`` is a step into the relative interior, or no farther from it than rounding
     takes.
     """
-    state, lower, is_solved, q = excluded(work, limits, k, out, into)
+    state, lower, is_solved = excluded(work, limits, k, out, into)
     bound = np.inf
     if state == OPEN and is_solved:
         bound = _upper_bound(work, limits, k, out, into)
         if bound < limits.radius:
             state, lower = MET, min(lower, bound)
-    return state, lower, bound, q
+    return state, lower, bound
 
 
 # ------------------------------------------------------------------------- one after the other
@@ -589,30 +589,21 @@ class Distances(NamedTuple):
 
     ``state`` is OPEN, MET, BEYOND or EMPTY. ``step`` leads from the centre to a point inside each
     that is MET, no farther than ``upper``, NaN elsewhere; with a facet the point may be off the
-    hyperplane by rounding. ``pairs`` are the active constraints, -1 where there are fewer, and
-    ``multipliers`` their weights: of Farkas where the state is EMPTY.
+    hyperplane by rounding.
     """
 
     state: UInt8[np.ndarray, "cells"]
     lower: Float64[np.ndarray, "cells"]
     upper: Float64[np.ndarray, "cells"]
     step: Float64[np.ndarray, "cells dims"]
-    pairs: Int64[np.ndarray, "cells active 2"]
-    multipliers: Float64[np.ndarray, "cells active"]
 
 
 class BallFacets(NamedTuple):
-    """Arrays for facets: cell, out and into of each, its state and its bracket.
-
-    ``margin[0]`` becomes the least distance of rejected facets from the radius, ``tests[0]`` the
-    number of facets that were asked for.
-    """
+    """Arrays for facets: cell, out and into of each, its state and its bracket."""
 
     facet: Int64[np.ndarray, "most 3"]
     state: UInt8[np.ndarray, "most"]
     bracket: Float64[np.ndarray, "most 2"]
-    margin: Float64[np.ndarray, "1"]
-    tests: Int64[np.ndarray, "1"]
 
 
 def cell_distance(
@@ -632,8 +623,6 @@ def cell_distance(
         np.empty(num),
         np.empty(num),
         np.full((num, dims), np.nan),
-        np.full((num, dims + 1, 2), -1, np.int64),
-        np.zeros((num, dims + 1)),
     )
     rows, pairs = np.ascontiguousarray(inside), np.ascontiguousarray(exchanged)
     cuts = np.linspace(0, num, max(1, min(threads, num // _LEAST)) + 1).astype(int).tolist()
@@ -665,15 +654,11 @@ def _distance_loop(ball, inside, exchanged, distances):
                 place[order[m]] = m
         out = place[exchanged[n, 0]] if exchanged[n, 0] >= 0 else -1
         into = place[exchanged[n, 1]] if exchanged[n, 0] >= 0 else -1
-        state, distances.lower[n], distances.upper[n], q = answer(work, ball.limits, k, out, into)
+        state, distances.lower[n], distances.upper[n] = answer(work, ball.limits, k, out, into)
         distances.state[n] = state
         if state == MET:
             for c in range(dims):  # an array at once would bring the text of its errors along
                 distances.step[n, c] = work.moved[c]
-        for m in range(q):
-            distances.pairs[n, m, 0] = order[work.pairs[m, 0]]
-            distances.pairs[n, m, 1] = order[work.pairs[m, 1]]
-            distances.multipliers[n, m] = work.multipliers[m]
 
 
 @njit(**UNCOUNTED)
@@ -696,8 +681,7 @@ def facet_distance_loop(ball, sure, foot, inside, first, listed, facets):
     experts, dims = ball.weight.shape
     work, order = work_for(experts, dims), np.empty(experts, np.int64)
     limits, radius = ball.limits, ball.limits.radius
-    facet, margin, tests = facets.facet, facets.margin, facets.tests
-    count, at = 0, 0
+    facet, count, at = facets.facet, 0, 0
     is_known = np.zeros((experts, experts), np.bool_)
     is_free = np.empty(experts, np.bool_)
     while at < len(listed) and listed[at, 0] < first:
@@ -720,11 +704,8 @@ def facet_distance_loop(ball, sure, foot, inside, first, listed, facets):
             is_free[m] = free
         for m in range(experts):
             if is_free[m]:
-                tests[0] += 1
                 out, into = (m, -1) if m < k else (-1, m)
-                state, lower, _, _ = excluded(work, limits, k, out, into)
-                if state == BEYOND:
-                    margin[0] = min(margin[0], lower - radius)
+                state, _, _ = excluded(work, limits, k, out, into)
                 is_free[m] = state == OPEN
         for out in range(k):
             if not is_free[out]:
@@ -733,10 +714,7 @@ def facet_distance_loop(ball, sure, foot, inside, first, listed, facets):
                 own, other = order[out], order[into]
                 if not is_free[into] or foot[own, other] >= radius or is_known[own, other]:
                     continue
-                tests[0] += 1
-                state, lower, upper, _ = answer(work, limits, k, out, into)
-                if state == BEYOND:
-                    margin[0] = min(margin[0], lower - radius)
+                state, lower, upper = answer(work, limits, k, out, into)
                 if state in (BEYOND, EMPTY):
                     continue
                 facet[count, 0], facet[count, 1], facet[count, 2] = n, own, other

@@ -1,47 +1,49 @@
-r"""Certificates of cells and facets: a rational point inside, or a proof that there is none.
+r"""Certificates of cells, a rational point or a proof of none, and float64 points of all cells.
 
 In the lifted form x is in the cell of S where some t has :math:`z_i(x) > t > z_j(x)`, i in S and j
 outside: E strict inequalities in d + 1 unknowns. Float64 only proposes. A point is proved by error
-bounds or exactly; what HiGHS finds tight is where exact steps begin, which end with a point or with
-multipliers. Source: docs/theory.md G1.
+bounds or exactly; what HiGHS finds tight is what exact steps look at first, which end with a point
+or with multipliers. Source: docs/theory.md G1.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from math import lcm
+from operator import mul
 
 import numpy as np
 
-from moegeom.core.shapes import Float64
-from moegeom.routing_cells.exact.certificate_check import (
-    CellPoint,
-    FacetPoint,
-    NoCell,
-    NoFacet,
-    Weights,
+from moegeom.core.shapes import Bool, Float64, Int16
+from moegeom.routing_cells.exact.certificate_check import CellPoint, NoCell, check_certificate
+from moegeom.routing_cells.exact.dictionary import Arrangement, equal_classes
+from moegeom.routing_cells.exact.exact_nearest import (
+    Constraint,
+    Over,
+    exact_nearest,
+    shortest_vector,
 )
 
 Point = tuple[Fraction, ...]
 
-#: Coefficients of logits whose sum proves that there is no cell or facet.
+#: Coefficients of logits whose sum proves that there is no cell.
 Multipliers = dict[int, Fraction]
 
 _UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
 
 
 class ExactProblem:
-    """One question about one cell or facet, with its numbers and its open box."""
+    """One question about one cell, with its numbers and its open box."""
 
     def __init__(
         self,
         weight: np.ndarray,
         bias: np.ndarray | None,
         expert_set: Sequence[int],
-        swap: tuple[int, int] | None,
-        lower: np.ndarray | None,
-        upper: np.ndarray | None,
+        lower: np.ndarray | None = None,
+        upper: np.ndarray | None = None,
     ) -> None:
         experts, dims = weight.shape
         self.weight = np.ascontiguousarray(weight) + 0.0  # no negative zeros: rows are compared
@@ -53,66 +55,15 @@ class ExactProblem:
             raise ValueError(f"the expert set is no set of experts below {experts}")
         self.mask = np.zeros(experts, bool)
         self.mask[sorted(chosen)] = True
-        others = set(range(experts)) - chosen
-        if swap is not None and not (swap[0] in chosen and swap[1] in others):
-            raise ValueError(f"{swap[0]} and {swap[1]} are no expert of the expert set and another")
-        self.swap = swap
         self.is_boxed = lower is not None or upper is not None
         self.lower = np.full(dims, -np.inf) if lower is None else lower
         self.upper = np.full(dims, np.inf) if upper is None else upper
         if not (self.lower < self.upper).all():
             raise ValueError("the box has a lower end that is not below the upper one")
         self.sign = np.where(self.mask, 1.0, -1.0)
-        with np.errstate(all="ignore"):
-            self.strict = np.arange(experts) if swap is None else self._strict(swap)
-
-    def _strict(self, swap: tuple[int, int]) -> np.ndarray:
-        """Experts other than the pair and its proper mixtures."""
-        out, into = swap
-        rows = np.column_stack([self.weight, self.bias])
-        ahead, own = rows[into] - rows[out], rows - rows[out]
-        m = int(np.argmax(np.abs(ahead)))
-        strict = np.ones(len(rows), bool)
-        strict[[out, into]] = False
-        if not ahead[m]:
-            return np.flatnonzero(strict)
-        # rounding leaves the differences within a few units of the numbers
-        size = np.abs(rows) + np.abs(rows[out]) + np.abs(rows[into])
-        off = np.abs(own * ahead[m] - own[:, [m]] * ahead)
-        near = ~(off > 16 * _UNIT * size * size[:, [m]] + _TINY)
-        between = [
-            expert
-            for expert in np.flatnonzero(strict & near.all(axis=1)).tolist()
-            if _is_between(rows[expert], rows[out], rows[into], m)
-        ]
-        # two on different sides of the level would change places there as well
-        if len(set(self.mask[between].tolist())) == 1:
-            strict[between] = False
-        return np.flatnonzero(strict)
-
-    def carried(self, neighbour: NoCell) -> Multipliers | None:
-        """The proof that a neighbouring cell is empty, where it also proves that the facet is.
-
-        It is none where it needs an expert that is free to tie with the pair.
-        """
-        multipliers = dict(neighbour.inside) | {j: -value for j, value in neighbour.outside}
-        pair, strict = set(self.swap or ()), set(self.strict.tolist())
-        for expert, value in multipliers.items():
-            if expert not in pair and (expert not in strict or (value > 0) != self.mask[expert]):
-                return None
-        if not any(multipliers.values()) or sum(multipliers.values()) != 0:
-            return None
-        total, in_the_way = self.most(multipliers)
-        return multipliers if total <= 0 and not len(in_the_way) else None
 
     def equal_rows(self) -> Multipliers | None:
-        """Multipliers of two equal rows that prove no cell, or no facet of that pair."""
-        if self.swap is not None:
-            out, into = self.swap
-            if (self.weight[out] != self.weight[into]).any():
-                return None
-            sign = 1 if self.bias[out] <= self.bias[into] else -1
-            return {out: Fraction(sign), into: Fraction(-sign)}
+        """Multipliers of two equal rows that prove that there is no cell."""
         best: dict[bytes, int] = {}
         keys = [row.tobytes() for row in self.weight]
         for j in np.flatnonzero(~self.mask).tolist():
@@ -124,45 +75,21 @@ class ExactProblem:
                 return {i: Fraction(1), j: Fraction(-1)}
         return None
 
-    def on_facet(self, point: Point) -> Point | None:
-        """The point moved along one axis to where the pair ties; None where it never does."""
-        if self.swap is None:
-            return point
-        out, into = self.swap
-        ahead = self.weight[out] - self.weight[into]
-        m = int(np.argmax(np.abs(ahead)))
-        rate = Fraction(self.weight[out, m]) - Fraction(self.weight[into, m])
-        if not rate:
-            return None
-        gap = exact_logit(self.weight[out], self.bias[out], point) - exact_logit(
-            self.weight[into], self.bias[into], point
-        )
-        return (*point[:m], point[m] - gap / rate, *point[m + 1 :])
-
     def holds(self, point: Point) -> bool:
-        """Whether the point proves the cell or facet: by error bounds, exactly where they fail."""
+        """Whether the point proves the cell: by error bounds, exactly where they fail."""
         sides = zip(point, self.lower.tolist(), self.upper.tolist(), strict=True)
         if self.is_boxed and not all(low < x < high for x, low, high in sides):
             return False
         low, high = self._intervals(point)
-        inside = self.strict[self.mask[self.strict]].tolist()
-        outside = self.strict[~self.mask[self.strict]].tolist()
-        if self.swap is None:
-            if not outside:
-                return True
-            if high[inside].min() <= low[outside].max():
-                return False
-            worst, best = low[inside].min(), high[outside].max()
-            lowest = [self.value(i, point) for i in inside if not low[i] > best]
-            highest = [self.value(j, point) for j in outside if not high[j] < worst]
-            return not lowest or not highest or min(lowest) > max(highest)
-        level = self.value(self.swap[0], point)
-        if level != self.value(self.swap[1], point):
+        inside, outside = np.flatnonzero(self.mask).tolist(), np.flatnonzero(~self.mask).tolist()
+        if not outside:
+            return True
+        if high[inside].min() <= low[outside].max():
             return False
-        low_level, high_level = min(low[list(self.swap)]), max(high[list(self.swap)])
-        return all(low[i] > high_level or self.value(i, point) > level for i in inside) and all(
-            high[j] < low_level or self.value(j, point) < level for j in outside
-        )
+        worst, best = low[inside].min(), high[outside].max()
+        lowest = [self._value(i, point) for i in inside if not low[i] > best]
+        highest = [self._value(j, point) for j in outside if not high[j] < worst]
+        return not lowest or not highest or min(lowest) > max(highest)
 
     def _intervals(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
         """Enclosures of all logits, infinite where float64 has no word for it."""
@@ -179,7 +106,7 @@ class ExactProblem:
         low, high = value - error, value + error
         return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
 
-    def value(self, expert: int, point: Point) -> Fraction:
+    def _value(self, expert: int, point: Point) -> Fraction:
         return exact_logit(self.weight[expert], self.bias[expert], point)
 
     def most(self, coefficients: dict[int, Fraction]) -> tuple[Fraction, np.ndarray]:
@@ -196,31 +123,16 @@ class ExactProblem:
                 in_the_way.append(m)
         return total, np.array(in_the_way, np.int64)
 
-    def split(self, multipliers: Multipliers) -> tuple[Multipliers, Multipliers]:
-        """Chosen and other experts, but for the pair, with positive weights."""
-        pair = self.swap or ()
-        own = {i: abs(value) for i, value in sorted(multipliers.items()) if value and i not in pair}
-        inside = {i: value for i, value in own.items() if self.mask[i]}
-        return inside, {j: value for j, value in own.items() if not self.mask[j]}
-
     def no_cell(self, multipliers: Multipliers) -> NoCell:
         """Weights that sum to 1 on either side."""
-        inside, outside = self.split(multipliers)
-        return NoCell(
-            _of_sum(inside, sum(inside.values())), _of_sum(outside, sum(outside.values()))
+        own = {i: value for i, value in sorted(multipliers.items()) if value}
+        sides = [[(i, abs(own[i])) for i in own if self.mask[i] == side] for side in (True, False)]
+        totals = [sum(value for _, value in side) for side in sides]
+        inside, outside = (
+            tuple((expert, value / total) for expert, value in side)
+            for side, total in zip(sides, totals, strict=True)
         )
-
-    def no_facet(self, multipliers: Multipliers) -> NoFacet:
-        """Weights that sum to 1 without those of the pair, or a pair alone with 1 and -1."""
-        inside, outside = self.split(multipliers)
-        out, into = (multipliers.get(expert, Fraction(0)) for expert in self.swap or ())
-        total = sum([*inside.values(), *outside.values()]) or abs(out)
-        weights = _of_sum(inside, total), _of_sum(outside, total)
-        return NoFacet(*weights, (out / total, into / total))
-
-
-def _of_sum(multipliers: Multipliers, total: Fraction | int) -> Weights:
-    return tuple((expert, value / total) for expert, value in multipliers.items())
+        return NoCell(inside, outside)
 
 
 def exact_logit(row: np.ndarray, offset: float, point: Sequence[Fraction]) -> Fraction:
@@ -229,131 +141,61 @@ def exact_logit(row: np.ndarray, offset: float, point: Sequence[Fraction]) -> Fr
     return sum(terms, Fraction(offset))
 
 
-def _is_between(own: np.ndarray, one: np.ndarray, other: np.ndarray, m: int) -> bool:
-    """Whether a row is a proper mixture of two that differ in coordinate m."""
-    a, b, c = ([Fraction(value) for value in row.tolist()] for row in (one, other, own))
-    share = (c[m] - a[m]) / (b[m] - a[m])
-    mixed = (x + share * (y - x) for x, y in zip(a, b, strict=True))
-    return 0 < share < 1 and all(x == y for x, y in zip(mixed, c, strict=True))
-
-
 def solve_strictly(
-    rows: Sequence[Sequence[Fraction]], fixed: int
+    rows: Sequence[Sequence[Fraction]], is_tied: bool = False
 ) -> tuple[Fraction, ...] | list[Fraction]:
-    """u with r[0] + r[1:] u > 0 for all rows, = 0 for the first ``fixed``, or multipliers of rows.
+    """u with r[0] + r[1:] u > 0 for all rows, = 0 for the first if it ``is_tied``, or multipliers.
 
-    Multipliers, >= 0 but for the fixed, sum the rows up to a constant that is <= 0. The linear
-    program max s, r[0] + r[1:] u >= s, by criss-cross steps of least index, which always end, from
-    the first rows that are independent; in integers over one denominator (Edmonds). Fixed rows must
-    be independent. Source: Terlaky, "A convergent criss-cross method", 1985.
+    Multipliers, >= 0 but for a tied row, sum the rows up to a constant that is <= 0. The shortest
+    (s, v) with s >= 1 and r[0] s + r[1:] v >= max |r| for all rows has u = v / s, with a wide
+    margin; where there is none, the multipliers of Farkas are those of the rows.
     """
-    scale = [lcm(*(value.denominator for value in row)) for row in rows]
-    table = _Table(
-        [
-            [*(int(value * unit) for value in row), 0 if r < fixed else -unit]
-            for r, (row, unit) in enumerate(zip(rows, scale, strict=True))
-        ],
-        fixed,
-    )
-    ray = table.solve()
-    margin = table.basic.index(table.margin) if table.margin in table.basic else None
-    if ray is None and margin is not None and table.entries[margin, 0] <= 0:
-        multipliers = [Fraction(0)] * len(rows)
-        for column, label in enumerate(table.other):
-            if 0 <= label < len(rows):
-                value = Fraction(-table.entries[margin, column], table.common)
-                multipliers[label] = value * scale[label]
-        return multipliers
-    return table.point(ray)
+    # columns of one size: powers of two change no answer
+    units = [_power(max(map(abs, column))) for column in zip(*rows, strict=True)]
+    even = [[value / unit for value, unit in zip(row, units, strict=True)] for row in rows]
+    scale = [lcm(*(value.denominator for value in row)) for row in even]
+    whole = [[int(value * unit) for value in row] for row, unit in zip(even, scale, strict=True)]
+    size = len(units)
+    strict = dict(enumerate([*whole, [1, *[0] * (size - 1)]]))
+    equation = ((0, 0), strict.pop(0), 0) if is_tied else None
+    margin = {n: max(1, *map(abs, row)) for n, row in strict.items()}
+
+    def worst(step: Over) -> Constraint | None:
+        way, common = step
+        share = {n: Fraction(sum(map(mul, r, way)), margin[n] * common) for n, r in strict.items()}
+        least = min(share, key=share.__getitem__)
+        return None if share[least] >= 1 else ((least, least), strict[least], -margin[least])
+
+    shortest, names, weights = shortest_vector(size, worst, equation)
+    if shortest is not None:
+        (lead, *rest), _ = shortest
+        pairs = zip(rest, units[1:], strict=True)
+        return tuple(Fraction(value, lead) * units[0] / unit for value, unit in pairs)
+    multipliers = [Fraction(0)] * len(rows)
+    for (n, _), value in zip(names, weights, strict=True):
+        if n < len(rows):
+            multipliers[n] = value * scale[n]
+    return multipliers
 
 
-class _Table:
-    """Rows in terms of as many unknowns: common * basic = entries @ (1, other).
+def _power(value: Fraction) -> Fraction:
+    """A power of two near a number; 1 for 0."""
+    bits = value.numerator.bit_length() - value.denominator.bit_length()
+    return Fraction(2) ** bits if value else Fraction(1)
 
-    Labels are those of the rows, then of the unknowns; the last one is the margin, and that of the
-    constant column is -1. The first ``fixed`` rows are 0 once they are in columns.
-    """
 
-    def __init__(self, entries: list[list[int]], fixed: int) -> None:
-        self.entries, self.common = np.array(entries, object), 1
-        self.num, width = self.entries.shape
-        self._fixed, self.margin = fixed, self.num + width - 2
-        self.basic = list(range(self.num))
-        self.other = [-1, *range(self.num, self.num + width - 1)]
-
-    def solve(self) -> int | None:
-        """Pivots to the widest margin; returns the column in which it is unbounded, or None."""
-        for row in range(self.num):
-            free = [c for c, label in enumerate(self.other) if label >= self.num]
-            column = next((c for c in free if self.entries[row, c]), None)
-            if column is not None:
-                self._pivot(row, column)
-        if self.margin in self.other:
-            return self.other.index(self.margin)
-        while True:
-            margin = self.entries[self.basic.index(self.margin)]
-            rows = {label: r for r, label in enumerate(self.basic) if self._is_strict(label)}
-            columns = {label: c for c, label in enumerate(self.other) if self._is_strict(label)}
-            wrong = [label for label, r in rows.items() if self.entries[r, 0] < 0]
-            wrong += [label for label, c in columns.items() if margin[c] > 0]
-            if not wrong:
-                return None
-            first = min(wrong)
-            if first in rows:
-                row = rows[first]
-                # the margin may fall as far as it likes: some column helps
-                self._pivot(
-                    row, columns[min(i for i, c in columns.items() if self.entries[row, c] > 0)]
-                )
-                continue
-            column = columns[first]
-            stops = [label for label, r in rows.items() if self.entries[r, column] < 0]
-            if not stops:
-                return column
-            self._pivot(rows[min(stops)], column)
-
-    def _is_strict(self, label: int) -> bool:
-        return self._fixed <= label < self.num
-
-    def _pivot(self, row: int, column: int) -> None:
-        """The variable of the row and that of the column change places."""
-        own, lead = self.entries[row].copy(), self.entries[row, column]
-        rates = self.entries[:, column].copy()
-        self.entries = (self.entries * lead - np.outer(rates, own)) // self.common
-        self.entries[:, column] = rates
-        self.entries[row] = -own
-        self.entries[row, column] = self.common
-        self.common = lead
-        if lead < 0:
-            self.entries, self.common = -self.entries, -lead
-        self.basic[row], self.other[column] = self.other[column], self.basic[row]
-
-    def point(self, ray: int | None) -> tuple[Fraction, ...]:
-        """The unknowns but for the margin, as far along the ray as makes the margin win."""
-        start = self.entries[:, 0]
-        rate = 0 * start if ray is None else self.entries[:, ray]
-        step = Fraction(0)
-        if ray is not None:
-            short = [-start[r] for r, label in enumerate(self.basic) if self._is_strict(label)]
-            margin = Fraction(max([0, *short]), self.common) + 1
-            if self.margin in self.basic:
-                row = self.basic.index(self.margin)
-                step = max(Fraction(0), (margin * self.common - start[row]) / rate[row])
-            else:
-                step = margin
-        unknowns = dict.fromkeys(range(self.num, self.margin), Fraction(0))
-        for row, label in enumerate(self.basic):
-            if self.num <= label < self.margin:
-                unknowns[label] = (start[row] + rate[row] * step) / Fraction(self.common)
-        return tuple(unknowns.values())
+def sides_of_box(dims: int, half: float) -> list[list[Fraction]]:
+    """Rows that are positive inside the box around 0 of this half side."""
+    return [
+        [Fraction(half), *(Fraction(sign * (n == m)) for n in range(dims))]
+        for m in range(dims)
+        for sign in (1, -1)
+    ]
 
 
 # -------------------------------------------------------------------------------- certificates
 #: Significant bits to which a proposed point is cut down while it still is a proof.
 _BITS = (6, 12, 26, 53)
-
-#: Corrections of a closed form by exact residuals.
-_CORRECTIONS = 6
 
 
 def cell_certificate(
@@ -374,37 +216,9 @@ def cell_certificate(
     Raises ValueError for numbers that are not finite, an empty box or an expert set that is none.
     Oracle in tests: the certified instances of docs/theory.md G1, and ``check_certificate``.
     """
-    problem = ExactProblem(weight, bias, expert_set, None, lower, upper)
+    problem = ExactProblem(weight, bias, expert_set, lower, upper)
     proof = _solve(problem, guess)
     return CellPoint(proof) if isinstance(proof, tuple) else problem.no_cell(proof)
-
-
-def facet_certificate(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"] | None,
-    expert_set: Sequence[int],
-    out: int,
-    into: int,
-    lower: Float64[np.ndarray, "dims"] | None = None,
-    upper: Float64[np.ndarray, "dims"] | None = None,
-    guess: Float64[np.ndarray, "dims"] | None = None,
-    neighbour: NoCell | None = None,
-) -> FacetPoint | NoFacet:
-    """A point where ``out`` and ``into`` tie, all others strictly apart, or a proof of none.
-
-    It lies inside the facet between the cell of the expert set and the one with ``into`` in the
-    place of ``out``. Experts that are proper mixtures of the two tie wherever they do, and are on
-    their side next to the facet all the same: of these nothing is asked, unless they are on both
-    sides, where more than one pair changes places. Equal rows share no facet. ``guess`` is tried
-    before; ``neighbour`` is a proof that one of the two cells is none, from which that of the facet
-    follows.
-
-    Raises ValueError as ``cell_certificate``, and for an ``out`` outside or an ``into`` inside.
-    """
-    problem = ExactProblem(weight, bias, expert_set, (int(out), int(into)), lower, upper)
-    carried = None if neighbour is None else problem.carried(neighbour)
-    proof = carried or _solve(problem, guess)
-    return FacetPoint(proof) if isinstance(proof, tuple) else problem.no_facet(proof)
 
 
 def _solve(problem: ExactProblem, guess: np.ndarray | None) -> Point | Multipliers:
@@ -419,16 +233,14 @@ def _solve(problem: ExactProblem, guess: np.ndarray | None) -> Point | Multiplie
         )
 
 
-def _checked(problem: ExactProblem, proposals: Iterable[np.ndarray | Point]) -> Point | None:
+def _checked(problem: ExactProblem, proposals: Iterable[np.ndarray]) -> Point | None:
     """The first proposed point that is a proof, rounded to as few bits as possible."""
     for point in proposals:
-        if isinstance(point, np.ndarray) and not np.isfinite(point).all():
-            continue
-        cut = [point] if isinstance(point, tuple) else (_rounded(point, b) for b in _BITS)
-        for some in cut:
-            moved = problem.on_facet(some)
-            if moved is not None and problem.holds(moved):
-                return moved
+        if np.isfinite(point).all():
+            for bits in _BITS:
+                cut = _rounded(point, bits)
+                if problem.holds(cut):
+                    return cut
     return None
 
 
@@ -437,45 +249,26 @@ def _middle(problem: ExactProblem) -> np.ndarray:
     return (np.maximum(problem.lower, -1e6) + np.minimum(problem.upper, 1e6)) / 2
 
 
-def _closed_form(problem: ExactProblem) -> Iterator[np.ndarray | Point]:
-    """Where W has rank E - 1, x with logits 1, 0 (the pair) and -1, but for a common shift."""
+def _closed_form(problem: ExactProblem) -> list[np.ndarray]:
+    """Where W has rank E - 1, x with logits 1 and -1, but for a common shift."""
     experts, dims = problem.weight.shape
     if problem.is_boxed or dims < experts - 1 or experts == 1:
-        return
+        return []
     rows, free = problem.weight[1:] - problem.weight[0], problem.bias[1:] - problem.bias[0]
     row_scale = np.exp2(-np.frexp(np.abs(rows).max(axis=1))[1].astype(float))
     columns = _columns(rows * row_scale[:, None], experts - 1)
     square = rows[:, columns] * row_scale[:, None]
-    target = np.sign(problem.sign)
-    if problem.swap is not None:
-        target[list(problem.swap)] = 0.0
     # the margin is of the size of the biases
-    target = (target[1:] - target[0]) * np.exp2(np.frexp(max(np.abs(free).max(), 1e-300))[1])
+    target = (problem.sign[1:] - problem.sign[0]) * np.exp2(
+        np.frexp(max(np.abs(free).max(), 1e-300))[1]
+    )
     try:
         inverse = np.linalg.inv(square)
     except np.linalg.LinAlgError:
-        return
+        return []
     x = np.zeros(dims)
     x[columns] = inverse @ ((target - free) * row_scale)
-    yield x
-    if not np.isfinite(x).all() or not np.isfinite(target).all():
-        return
-    exact, size = [Fraction(value) for value in x.tolist()], np.inf
-    for _ in range(_CORRECTIONS):
-        level = exact_logit(problem.weight[0], problem.bias[0], exact)
-        left = [
-            float(Fraction(goal) + level - exact_logit(row, offset, exact))
-            for goal, row, offset in zip(
-                target.tolist(), problem.weight[1:], problem.bias[1:], strict=True
-            )
-        ]
-        step, before = inverse @ (np.array(left) * row_scale), size
-        size = np.abs(left).max()
-        if not np.isfinite(step).all() or not size < before / 2:
-            return
-        for column, value in zip(columns.tolist(), step.tolist(), strict=True):
-            exact[column] += Fraction(value)
-        yield tuple(exact)
+    return [x]
 
 
 def _program(problem: ExactProblem) -> Point | Multipliers:
@@ -484,16 +277,13 @@ def _program(problem: ExactProblem) -> Point | Multipliers:
     columns = np.arange(dims)
     if not problem.is_boxed:
         columns = _columns(problem.weight - problem.weight.mean(axis=0), experts - 1)
-    if problem.swap is not None:
-        ahead = problem.weight[problem.swap[0]] - problem.weight[problem.swap[1]]
-        columns = np.union1d(columns, np.argmax(np.abs(ahead)))
     while True:
-        point, multipliers, order, support = _proposal(problem, columns)
+        point, multipliers, support = _proposal(problem, columns)
         proof = _checked(problem, [point]) or _rounded_proof(problem, multipliers)
-        if proof is None and support:
-            proof = _exact_program(problem, columns, order[:support])
+        if proof is None and len(support):
+            proof = _exact_program(problem, columns, support)
         if proof is None or (isinstance(proof, tuple) and not problem.holds(proof)):
-            proof = _exact_program(problem, columns, order)
+            proof = _exact_program(problem, columns)
         if isinstance(proof, tuple):
             assert problem.holds(proof), "an exact point is a proof"
             return proof
@@ -506,52 +296,47 @@ def _program(problem: ExactProblem) -> Point | Multipliers:
 
 def _proposal(
     problem: ExactProblem, columns: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """The answer of HiGHS: a point of the widest margin, multipliers, and rows, the tightest first.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The answer of HiGHS: a point of the widest margin, multipliers, and rows.
 
-    The number is that of the rows that alone may be a proof: where there is room, none.
+    The rows are those that alone may be a proof: where there is room, none.
 
-    Rows are the strict experts, and then the lower and the upper sides of the box; the unknowns
+    Rows are the experts, and then the lower and the upper sides of the box; the unknowns
     x, t and the margin are scaled to the size of the numbers.
     """
     from scipy.optimize import linprog
 
     weight, bias = problem.weight[:, columns], problem.bias
     weight, bias = weight - weight.mean(axis=0), bias - bias.mean()
-    column_scale = _positive(np.abs(weight).max(axis=0, initial=0.0))
+    column_scale = np.abs(weight).max(axis=0, initial=0.0)
+    column_scale = np.where(column_scale > 0, column_scale, 1.0)
     unit = float(np.abs(bias).max()) or 1.0
     lifted = np.column_stack([weight / column_scale, -np.ones(len(bias))])
-    size, strict = len(columns), problem.strict
-    sign = problem.sign[strict]
+    size, sign = len(columns), problem.sign
     low, high = (side[columns] * column_scale / unit for side in (problem.lower, problem.upper))
     half = np.where(np.isfinite(high - low), (high - low) / 2, 1.0)
     axes, low_rows, high_rows = np.eye(size, size + 1), np.isfinite(low), np.isfinite(high)
-    matrix = np.vstack([-sign[:, None] * lifted[strict], -axes[low_rows], axes[high_rows]])
-    margin = np.concatenate([np.ones(len(strict)), half[low_rows], half[high_rows]])
-    right = np.concatenate([sign * bias[strict] / unit, -low[low_rows], high[high_rows]])
-    tied = [] if problem.swap is None else list(problem.swap)
-    nothing = np.zeros(problem.weight.shape[1]), np.full(len(problem.sign), np.nan)
+    matrix = np.vstack([-sign[:, None] * lifted, -axes[low_rows], axes[high_rows]])
+    margin = np.concatenate([np.ones(len(sign)), half[low_rows], half[high_rows]])
+    right = np.concatenate([sign * bias / unit, -low[low_rows], high[high_rows]])
+    point, multipliers = np.zeros(problem.weight.shape[1]), np.zeros(len(sign))
+    support = np.empty(0, np.int64)
     if not all(np.isfinite(part).all() for part in (matrix, margin, right, bias / unit)):
-        return *nothing, np.arange(len(right)), 0
+        return point, multipliers, support
     solved = linprog(
         np.append(np.zeros(size + 1), -1.0),
         np.column_stack([matrix, margin]),
         right,
-        np.column_stack([lifted[tied], np.zeros(len(tied))]) if tied else None,
-        -bias[tied] / unit if tied else None,
         bounds=[(None, None)] * (size + 1) + [(None, 1.0)],
         method="highs",
     )
-    point, multipliers = nothing
-    if solved.status != 0:
-        return point, multipliers, np.arange(len(right)), 0
-    point[columns] = solved.x[:size] * unit / column_scale
-    tightness = -solved.ineqlin.marginals
-    multipliers[:] = 0.0
-    multipliers[strict] = sign * np.maximum(tightness[: len(strict)], 0.0)
-    multipliers[tied] = solved.eqlin.marginals
-    support = int((tightness > 1e-9 * tightness.max()).sum()) if -solved.fun < 1e-6 else 0
-    return point, multipliers, np.lexsort([solved.slack, -tightness]), support
+    if solved.status == 0:
+        point[columns] = solved.x[:size] * unit / column_scale
+        tightness = -solved.ineqlin.marginals
+        multipliers = sign * np.maximum(tightness[: len(sign)], 0.0)
+        if -solved.fun < 1e-6:
+            support = np.flatnonzero(tightness > 1e-9 * tightness.max())
+    return point, multipliers, support
 
 
 def _rounded_proof(problem: ExactProblem, multipliers: np.ndarray) -> Multipliers | None:
@@ -561,23 +346,18 @@ def _rounded_proof(problem: ExactProblem, multipliers: np.ndarray) -> Multiplier
         return None
     cut = np.rint(multipliers / np.abs(multipliers).max() * 2.0**40)
     rounded = {int(i): Fraction(cut[i]) for i in np.flatnonzero(cut)}
-    over = sum(rounded.values(), Fraction(0))
-    if problem.swap is not None:
-        rounded[problem.swap[0]] = rounded.get(problem.swap[0], Fraction(0)) - over
-        if not any(rounded.values()):
-            return None
-    elif len(problem.split(rounded)[0]) in (0, len(rounded)):
+    chosen = sum((value for value in rounded.values() if value > 0), Fraction(0))
+    others = chosen - sum(rounded.values(), Fraction(0))
+    if not chosen or not others:
         return None
-    else:
-        chosen = sum((v for v in rounded.values() if v > 0), Fraction(0))
-        rounded = {i: v if v > 0 else v * chosen / (chosen - over) for i, v in rounded.items()}
+    rounded = {i: v if v > 0 else v * chosen / others for i, v in rounded.items()}
     return rounded if problem.most(rounded)[0] <= 0 else None
 
 
 def _exact_program(
-    problem: ExactProblem, columns: np.ndarray, order: np.ndarray
+    problem: ExactProblem, columns: np.ndarray, some: np.ndarray | None = None
 ) -> Point | Multipliers:
-    """The exact answer with the other coordinates at 0, from the rows that are tight first."""
+    """The exact answer with the other coordinates at 0, from all rows or some of them."""
 
     def logit(i: int) -> list[Fraction]:
         row = [problem.bias[i], *problem.weight[i, columns], -1.0]
@@ -588,23 +368,18 @@ def _exact_program(
         row[0], row[1 + m] = -sign * Fraction(end), Fraction(sign)
         return row
 
-    tied = [] if problem.swap is None else list(problem.swap)
-    rows = [[int(problem.sign[i]) * value for value in logit(i)] for i in problem.strict.tolist()]
+    rows = [[int(sign) * value for value in logit(i)] for i, sign in enumerate(problem.sign)]
     for ends, sign in ((problem.lower[columns], 1), (problem.upper[columns], -1)):
         rows += [side(m, ends[m], sign) for m in np.flatnonzero(np.isfinite(ends)).tolist()]
-    rows = [*map(logit, tied), *(rows[r] for r in order)]
-    solution = solve_strictly(rows, len(tied))
+    order = range(len(rows)) if some is None else some.tolist()
+    solution = solve_strictly([rows[r] for r in order])
     if isinstance(solution, tuple):
         point = [Fraction(0)] * problem.weight.shape[1]
         for column, value in zip(columns.tolist(), solution[:-1], strict=True):
             point[column] = value
         return tuple(point)
-    multipliers = dict(zip(tied, solution, strict=False))
-    for r, value in zip(order.tolist(), solution[len(tied) :], strict=True):
-        if r < len(problem.strict) and value:
-            expert = int(problem.strict[r])
-            multipliers[expert] = int(problem.sign[expert]) * value
-    return multipliers
+    experts = zip(order, solution, strict=True)
+    return {i: int(problem.sign[i]) * v for i, v in experts if i < len(problem.sign) and v}
 
 
 def _rounded(point: np.ndarray, bits: int) -> Point:
@@ -616,10 +391,6 @@ def _rounded(point: np.ndarray, bits: int) -> Point:
     return tuple(Fraction(value) for value in point.tolist())
 
 
-def _positive(size: np.ndarray) -> np.ndarray:
-    return np.where(size > 0, size, 1.0)
-
-
 def _columns(rows: np.ndarray, most: int) -> np.ndarray:
     """At most so many columns that carry most of the rows: pivots of a QR factorization."""
     from scipy.linalg import qr
@@ -629,3 +400,221 @@ def _columns(rows: np.ndarray, most: int) -> np.ndarray:
     longest = np.argsort(-np.abs(rows).sum(axis=0), kind="stable")[: 4 * most]
     *_, pivots = qr(rows[:, longest], mode="r", pivoting=True)
     return np.sort(longest[pivots[:most]])
+
+
+# ----------------------------------------------------------------------------------- witnesses
+#: Cells whose logits are looked at together.
+_AT_ONCE = 4096
+
+#: Shares of the way from the nearest point of a cell to a point inside that are tried.
+_SHARES = tuple(Fraction(1, 2**n) for n in (1, 3, 6, 12, 24, 48))
+
+
+def strict_witnesses(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    expert_set: Int16[np.ndarray, "cells k"],
+    proposed: Float64[np.ndarray, "cells dims"],
+    radius: float = math.inf,
+    half: float = math.inf,
+    tie_broken: bool = False,
+) -> tuple[Float64[np.ndarray, "cells dims"], dict[int, CellPoint]]:
+    r"""A point of each open cell, inside the open ball :math:`|x| < R` and the open box.
+
+    Proposed points are kept where error bounds of float64 prove them, or exact arithmetic does. Of
+    the others the certificate of the cell gives a rational point q; in a ball the point is on the
+    way from the nearest point p of the cell to q, near enough to p. Where rounding it to float64
+    leaves the cell, it stays rational. With ``tie_broken`` equal experts are told apart, the lower
+    number ahead. Returns the points, nan where no float64 point was found, and a rational one for
+    each of those.
+
+    Raises ValueError for an expert set that is no cell, or does not meet the ball or the box.
+    Oracle in tests: logits in fractions.
+    """
+    point = proposed.copy()
+    exact: dict[int, CellPoint] = {}
+    for n in np.flatnonzero(~_surely(weight, bias, expert_set, proposed, radius, half)).tolist():
+        cell = _Cell(weight, bias, expert_set[n].tolist(), radius, half, tie_broken)
+        guess = proposed[n]
+        if np.isfinite(guess).all() and cell.holds(tuple(map(Fraction, guess.tolist()))):
+            continue
+        point[n], rational = np.nan, None
+        for rational in cell.points(guess):
+            near = _as_floats(rational)
+            if near is not None and cell.holds(tuple(map(Fraction, near))):
+                point[n] = near
+                break
+        else:
+            if rational is None:
+                raise ValueError(f"no point of cell {cell.expert_set} in the domain")
+            exact[n] = CellPoint(rational)
+    return point, exact
+
+
+def check_witness(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    expert_set: Sequence[int],
+    point: CellPoint,
+    tie_broken: bool = False,
+) -> None:
+    """Raises ValueError unless a point proves its cell, checked in integers.
+
+    Where ties are broken and the expert set has some of a class of equal experts, the lowest of
+    them, those are above all others but their equals, and the rest of the expert set above them.
+    """
+    for experts, chosen in _parts(weight, bias, expert_set, tie_broken):
+        if chosen:
+            check_certificate(weight[experts], bias[experts], chosen, point)
+
+
+def _surely(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    expert_set: Int16[np.ndarray, "cells k"],
+    point: Float64[np.ndarray, "cells dims"],
+    radius: float,
+    half: float,
+) -> Bool[np.ndarray, "cells"]:
+    """Where float64 proves the points: logits less a bound of their rounding."""
+    dims = weight.shape[1]
+    is_sure = np.zeros(len(point), dtype=bool)
+    sizes = np.abs(weight)
+    for start in range(0, len(point), _AT_ONCE):
+        x = point[start : start + _AT_ONCE]
+        own = expert_set[start : start + _AT_ONCE].astype(np.int64)
+        with np.errstate(all="ignore"):
+            value = x @ weight.T + bias
+            error = 2.0 * (dims + 4) * _UNIT * (np.abs(x) @ sizes.T + np.abs(bias))
+            error += _TINY * (dims + 2)
+            lower, upper = np.take_along_axis(value - error, own, axis=1), value + error
+            np.put_along_axis(upper, own, -np.inf, axis=1)
+            least, most = lower.min(axis=1), upper.max(axis=1)
+            share = ((x / radius) ** 2).sum(axis=1)
+            within = share < 1.0 - 2.0 * (dims + 8) * _UNIT
+            within &= (np.abs(x) < half).all(axis=1)
+            is_sure[start : start + _AT_ONCE] = (least > most) & within & np.isfinite(error).all(1)
+    return is_sure
+
+
+def _parts(
+    weight: np.ndarray, bias: np.ndarray, expert_set: Sequence[int], tie_broken: bool
+) -> list[tuple[list[int], list[int]]]:
+    """Which experts to look at, and those of them that must be above the others.
+
+    One part, or two where equal experts are on both sides and the lower numbers are chosen: one
+    without those that are not chosen, one without those that are.
+    """
+    chosen, everyone = set(expert_set), range(len(bias))
+    split: set[int] = set()
+    if tie_broken:
+        keys = equal_classes(weight, bias).tolist()
+        inside = {keys[i] for i in chosen}
+        outside = {keys[j] for j in everyone if j not in chosen}
+        shared = inside & outside
+        split = {i for i in everyone if keys[i] in shared}
+        lowest = all(i < j for i in split & chosen for j in split - chosen if keys[i] == keys[j])
+        if not lowest:
+            raise ValueError("of equal experts a higher number is chosen before a lower one")
+    parts = []
+    for left_out in [split - chosen, split & chosen] if split else [split]:
+        experts = [i for i in everyone if i not in left_out]
+        parts.append((experts, [n for n, i in enumerate(experts) if i in chosen]))
+    return parts
+
+
+class _Cell:
+    """One cell in its domain, in exact arithmetic."""
+
+    def __init__(
+        self,
+        weight: np.ndarray,
+        bias: np.ndarray,
+        expert_set: Sequence[int],
+        radius: float,
+        half: float,
+        tie_broken: bool,
+    ) -> None:
+        self._weight, self._bias, self.expert_set = weight, bias, list(expert_set)
+        self._radius, self._half = radius, half
+        self._sides = None if math.isinf(half) else np.full(weight.shape[1], half)
+        self._parts = _parts(weight, bias, expert_set, tie_broken)
+
+    def holds(self, point: Point) -> bool:
+        """Whether a point is strictly inside the cell, the ball and the box."""
+        if math.isfinite(self._half) and not all(abs(x) < Fraction(self._half) for x in point):
+            return False
+        squared = sum((x * x for x in point), Fraction(0))
+        if math.isfinite(self._radius) and squared >= Fraction(self._radius) ** 2:
+            return False
+        with np.errstate(all="ignore"):
+            return all(
+                ExactProblem(self._weight[e], self._bias[e], s).holds(point)
+                for e, s in self._parts
+                if s
+            )
+
+    def points(self, guess: np.ndarray) -> Iterator[Point]:
+        """Points strictly inside, those first that a float64 point may be near."""
+        inside = self._inside(guess)
+        if self.holds(inside):
+            yield inside
+        if math.isinf(self._radius):
+            return
+        centre = [Fraction(0)] * len(inside)
+        arrangement = Arrangement.of(self._weight, self._bias)
+        nearest = exact_nearest(arrangement, frozenset(self.expert_set), centre).point
+        if nearest is None:
+            return
+        room = Fraction(self._radius) ** 2 - sum((p * p for p in nearest), Fraction(0))
+        way = sum((abs(q - p) for p, q in zip(nearest, inside, strict=True)), Fraction(0))
+        size = sum((abs(p) for p in nearest), Fraction(0))
+        # half the way that the ball leaves: |p + s w|^2 - |p|^2 <= 2 s |p| |w| + s^2 |w|^2
+        least = room / (4 * way * (size + way)) if way > 0 else Fraction(0)
+        for share in (*_SHARES, min(Fraction(1, 2), least)):
+            on_way = tuple(p + share * (q - p) for p, q in zip(nearest, inside, strict=True))
+            if self.holds(on_way):
+                yield on_way
+
+    def _inside(self, guess: np.ndarray) -> Point:
+        """Any point of the cell and the box."""
+        if len(self._parts) == 1:
+            lower = None if self._sides is None else -self._sides
+            proof = cell_certificate(
+                self._weight,
+                self._bias if self._bias.any() else None,
+                self.expert_set,
+                lower,
+                self._sides,
+                guess if np.isfinite(guess).all() else None,
+            )
+            if isinstance(proof, NoCell):
+                raise ValueError(f"{self.expert_set} is no cell")
+            return proof.point
+        return self._program()
+
+    def _program(self) -> Point:
+        """The widest margin of a cell that splits equal experts: above them, and below."""
+        rows: list[list[Fraction]] = []
+        origin = (Fraction(0),) * self._weight.shape[1]
+        chosen = set(self.expert_set)
+        (some, _), (others, _) = self._parts
+        split = next(i for i in some if i not in others)
+        level = [exact_logit(self._weight[split], self._bias[split], origin)]
+        level += [Fraction(w) for w in self._weight[split].tolist()]
+        for i in (i for i in some if i in others):
+            own = [Fraction(v) for v in (self._bias[i], *self._weight[i].tolist())]
+            sign = 1 if i in chosen else -1
+            rows.append([sign * (a - b) for a, b in zip(own, level, strict=True)])
+        box = [] if math.isinf(self._half) else sides_of_box(len(origin), self._half)
+        solution = solve_strictly([*rows, *box])
+        if not isinstance(solution, tuple):
+            raise ValueError(f"{self.expert_set} is no cell")
+        return solution
+
+
+def _as_floats(point: Point) -> list[float] | None:
+    try:
+        return [float(x) for x in point]
+    except OverflowError:
+        return None

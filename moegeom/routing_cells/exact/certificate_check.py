@@ -1,4 +1,4 @@
-r"""Certificates of cells and facets, and a check in integers that shares no code with the search.
+r"""Certificates of cells, and a check in integers that shares no code with the search.
 
 A point x proves that the open cell of S is not empty where :math:`z_i(x) > z_j(x)` for all i in S
 and j outside. Convex combinations prove that it is empty where
@@ -29,70 +29,47 @@ Weights = tuple[tuple[int, Fraction], ...]
 _NUMBER = re.compile(r"-?0x[0-9a-f]+")
 
 
-class _Written:
-    """A certificate that can be written as JSON."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Hexadecimal numerators, some with an expert, and the common denominator of all."""
-        kind, paired = next((n, f) for n, (kind, f) in _KINDS.items() if kind is type(self))
-        parts: dict[str, Sequence[Any]] = vars(self)
-        numbers = [x[1] if paired[name] else x for name, part in parts.items() for x in part]
-        common = lcm(*(number.denominator for number in numbers))
-
-        def hexadecimal(number: Fraction) -> str:
-            return hex(number.numerator * (common // number.denominator))
-
-        record: dict[str, Any] = {"kind": kind, "denominator": hex(common)}
-        for name, part in parts.items():
-            record[name] = [
-                [x[0], hexadecimal(x[1])] if paired[name] else hexadecimal(x) for x in part
-            ]
-        return record
-
-
 @dataclass(frozen=True)
-class CellPoint(_Written):
+class CellPoint:
     """A point strictly inside a cell."""
 
     point: tuple[Fraction, ...]
 
+    def as_json(self) -> dict[str, Any]:
+        """Hexadecimal numerators and the common denominator of all."""
+        common = lcm(*(x.denominator for x in self.point))
+        point = [_hexadecimal(x, common) for x in self.point]
+        return {"kind": "cell_point", "denominator": hex(common), "point": point}
+
 
 @dataclass(frozen=True)
-class NoCell(_Written):
+class NoCell:
     """Weights of chosen and of other experts, each of sum 1, whose mean logits prove no cell."""
 
     inside: Weights
     outside: Weights
 
-
-@dataclass(frozen=True)
-class FacetPoint(_Written):
-    """A point at which the two experts of a swap tie and all others are strictly apart."""
-
-    point: tuple[Fraction, ...]
-
-
-@dataclass(frozen=True)
-class NoFacet(_Written):
-    r"""Weights of the other experts, and of out and into with any sign, that prove no facet.
-
-    :math:`\sum \lambda_i z_i - \sum \mu_j z_j + \alpha z_{out} + \beta z_{into} \le 0` everywhere,
-    with coefficients of sum 0, while at a facet it is positive.
-    """
-
-    inside: Weights
-    outside: Weights
-    tied: tuple[Fraction, Fraction]
+    def as_json(self) -> dict[str, Any]:
+        """Experts with hexadecimal numerators, and the common denominator of all."""
+        common = lcm(*(value.denominator for _, value in (*self.inside, *self.outside)))
+        inside, outside = (
+            [[expert, _hexadecimal(value, common)] for expert, value in side]
+            for side in (self.inside, self.outside)
+        )
+        kind = {"kind": "no_cell", "denominator": hex(common)}
+        return {**kind, "inside": inside, "outside": outside}
 
 
-Certificate = CellPoint | NoCell | FacetPoint | NoFacet
+def _hexadecimal(number: Fraction, common: int) -> str:
+    return hex(number.numerator * (common // number.denominator))
+
+
+Certificate = CellPoint | NoCell
 
 #: Fields of each kind, and whether its numbers belong to experts.
 _KINDS: dict[str, tuple[Any, dict[str, bool]]] = {
     "cell_point": (CellPoint, {"point": False}),
     "no_cell": (NoCell, {"inside": True, "outside": True}),
-    "facet_point": (FacetPoint, {"point": False}),
-    "no_facet": (NoFacet, {"inside": True, "outside": True, "tied": False}),
 }
 
 
@@ -116,8 +93,6 @@ def from_json(data: object) -> Certificate:
             raise ValueError(f"{name} is not a list")
         read = reader.weight if is_paired else reader.number
         parts.append(tuple(read(entry, name) for entry in data[name]))
-    if kind is NoFacet and len(parts[-1]) != 2:
-        raise ValueError("tied has not two numbers, that of out and that of into")
     return kind(*parts)
 
 
@@ -156,24 +131,19 @@ def check_certificate(
     expert_set: Sequence[int],
     certificate: Certificate,
     *,
-    swap: tuple[int, int] | None = None,
     lower: Float64[np.ndarray, "dims"] | None = None,
     upper: Float64[np.ndarray, "dims"] | None = None,
 ) -> None:
     """Returns where the certificate proves what its kind says; raises ValueError otherwise.
 
-    The statement is about the cell of the expert set, or with ``swap`` (out, into) about the facet
-    over which ``into`` takes the place of ``out``, in the open box. Every sign is that of an
+    The statement is about the cell of the expert set in the open box. Every sign is that of an
     integer: numbers are taken as they are, and nothing is rounded.
     """
-    claim = _Claim(weight, bias, expert_set, swap, lower, upper)
-    if (swap is None) != isinstance(certificate, CellPoint | NoCell):
-        raise ValueError(f"{type(certificate).__name__} says nothing of this claim")
-    if isinstance(certificate, CellPoint | FacetPoint):
+    claim = _Claim(weight, bias, expert_set, lower, upper)
+    if isinstance(certificate, CellPoint):
         claim.check_point(certificate.point)
     else:
-        tied = certificate.tied if isinstance(certificate, NoFacet) else ()
-        claim.check_weights(certificate.inside, certificate.outside, tied)
+        claim.check_weights(certificate.inside, certificate.outside)
 
 
 def _integers(values: np.ndarray) -> tuple[list[Any], int]:
@@ -195,7 +165,6 @@ class _Claim:
         weight: np.ndarray,
         bias: np.ndarray | None,
         expert_set: Sequence[int],
-        swap: tuple[int, int] | None,
         lower: np.ndarray | None,
         upper: np.ndarray | None,
     ) -> None:
@@ -207,9 +176,6 @@ class _Claim:
         if len(self._inside) != len(expert_set) or not self._inside <= set(range(experts)):
             raise ValueError(f"the expert set is no set of experts below {experts}")
         self._outside = frozenset(range(experts)) - self._inside
-        self._swap = swap
-        if swap is not None and not (swap[0] in self._inside and swap[1] in self._outside):
-            raise ValueError(f"{swap[0]} and {swap[1]} are no expert of the expert set and another")
         self._lower = [-np.inf] * self._dims if lower is None else lower.tolist()
         self._upper = [np.inf] * self._dims if upper is None else upper.tolist()
         sides = list(zip(self._lower, self._upper, strict=True))
@@ -226,62 +192,21 @@ class _Claim:
         scaled = [x.numerator * (common // x.denominator) for x in point]
         terms = [(m, x) for m, x in enumerate([*scaled, common]) if x]
         value = [sum(row[m] * x for m, x in terms) for row in self._rows]
-        if self._swap is None:
-            inside, outside = self._inside, self._outside
-            if inside and outside:
-                low = min(inside, key=lambda i: value[i])
-                high = max(outside, key=lambda j: value[j])
-                if not value[low] > value[high]:
-                    raise ValueError(f"expert {low} is not above expert {high} at the point")
-            return
-        out, into = self._swap
-        if value[out] != value[into] or self._rows[out][:-1] == self._rows[into][:-1]:
-            raise ValueError(f"experts {out} and {into} do not cross at the point")
-        free = self.free_to_tie() | {out, into}
-        for expert in set(range(len(value))) - free:
-            if value[expert] == value[out] or (value[expert] > value[out]) != (
-                expert in self._inside
-            ):
-                raise ValueError(f"expert {expert} is not on its side of the level at the point")
+        if self._inside and self._outside:
+            low = min(self._inside, key=lambda i: value[i])
+            high = max(self._outside, key=lambda j: value[j])
+            if not value[low] > value[high]:
+                raise ValueError(f"expert {low} is not above expert {high} at the point")
 
-    def free_to_tie(self) -> frozenset[int]:
-        """Proper mixtures of the pair, where all of them are chosen or none is.
-
-        They tie wherever the pair does and are strictly between the two on either side. Mixtures on
-        both sides of the level change places there themselves, so that there is no such facet.
-        """
-        assert self._swap is not None, "asked of facets"
-        mixtures = frozenset(i for i in range(len(self._rows)) if self._is_between(i, *self._swap))
-        return mixtures if mixtures <= self._inside or mixtures <= self._outside else frozenset()
-
-    def _is_between(self, expert: int, out: int, into: int) -> bool:
-        one, other, own = self._rows[out], self._rows[into], self._rows[expert]
-        m = next((m for m in range(len(one)) if one[m] != other[m]), None)
-        if m is None:
-            return False
-        whole, part = other[m] - one[m], own[m] - one[m]
-        return 0 < part * whole < whole * whole and all(
-            whole * (c - a) == part * (b - a) for c, a, b in zip(own, one, other, strict=True)
-        )
-
-    def check_weights(self, inside: Weights, outside: Weights, tied: Sequence[Fraction]) -> None:
+    def check_weights(self, inside: Weights, outside: Weights) -> None:
         coefficients: dict[int, Fraction] = {}
         for weights, allowed, sign in ((inside, self._inside, 1), (outside, self._outside, -1)):
             for expert, value in weights:
                 if expert in coefficients or expert not in allowed or not value > 0:
                     raise ValueError(f"the weight of expert {expert} is not allowed")
                 coefficients[expert] = sign * value
-            if self._swap is None and sum(value for _, value in weights) != 1:
+            if sum(value for _, value in weights) != 1:
                 raise ValueError("the weights of a side do not sum to 1")
-        if self._swap is not None:
-            if any(expert in coefficients for expert in self._swap):
-                raise ValueError("out and into have one weight each, apart from the others")
-            tying = self.free_to_tie() & set(coefficients)
-            if tying:
-                raise ValueError(f"expert {min(tying)} may tie with the pair on its facet")
-            coefficients.update(zip(self._swap, tied, strict=True))
-            if sum(coefficients.values()) != 0 or not any(coefficients.values()):
-                raise ValueError("the weights do not sum to 0, or are none")
         most = self._most(coefficients)
         if most is None:
             raise ValueError("the weights leave a difference that grows without end")

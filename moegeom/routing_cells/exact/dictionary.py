@@ -31,15 +31,22 @@ Rows = Sequence[Sequence[Fraction]]
 
 @dataclass(frozen=True, eq=False)
 class Integers:
-    """Rows (w, -1) and biases as integers: coordinate m of W times ``units[m]``, b times ``unit``.
-
-    The hyperplanes are the same in coordinates x_m unit / units[m].
-    """
+    """Rows (w, -1) and biases as integers: W and b times ``unit``, with the level t."""
 
     rows: Sequence[Sequence[int]]
     bias: Sequence[int]
-    units: Sequence[int]
     unit: int
+
+    def at(self, place: Sequence[int], whole: int) -> list[int]:
+        """The logits at the point ``place / whole``, times one number > 0."""
+        return [
+            sum(map(mul, row, place)) + whole * offset
+            for row, offset in zip(self.rows, self.bias, strict=True)
+        ]
+
+    def slope(self, one: int, other: int) -> list[int]:
+        """The row of one expert less that of another."""
+        return [a - b for a, b in zip(self.rows[one], self.rows[other], strict=True)][:-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,28 +80,21 @@ class Arrangement:
         """The change of the logits along a direction."""
         return [sum(map(mul, row, direction), Fraction(0)) for row in self.weight]
 
-    def in_columns(self, columns: Sequence[int]) -> Arrangement:
-        """The arrangement restricted to some of the coordinates."""
-        return Arrangement([[row[column] for column in columns] for row in self.weight], self.bias)
-
     @cached_property
     def integers(self) -> Integers:
         """The same hyperplanes without denominators."""
-        units = [lcm(*(value.denominator for value in c)) for c in zip(*self.weight, strict=True)]
-        unit = lcm(*(value.denominator for value in self.bias))
-        rows = [
-            [*(int(value * scale) for value, scale in zip(row, units, strict=True)), -1]
-            for row in self.weight
-        ]
-        return Integers(rows, [int(value * unit) for value in self.bias], units, unit)
+        values = [value for row in self.weight for value in row]
+        unit = lcm(*(value.denominator for value in (*values, *self.bias)))
+        rows = [[*(int(value * unit) for value in row), -1] for row in self.weight]
+        return Integers(rows, [int(value * unit) for value in self.bias], unit)
 
 
 @dataclass(frozen=True, eq=False)
 class Dictionary:
     """A vertex: the experts ``on`` the level there, in order, and the others in terms of them.
 
-    ``inverse`` is that of the rows (w, -1) of ``on`` and ``place`` the vertex, in the units of
-    ``integers`` and both of them times ``denominator`` > 0. What is asked of all experts is
+    ``inverse`` is that of the rows (w, -1) of ``on`` in ``integers`` and ``place`` the vertex, both
+    of them times ``denominator`` > 0. What is asked of all experts is
     computed when it is asked.
     """
 
@@ -107,10 +107,7 @@ class Dictionary:
     @cached_property
     def residual(self) -> list[int]:
         """F of every expert, times ``denominator``."""
-        return [
-            sum(map(mul, row, self.place)) + self.denominator * offset
-            for row, offset in zip(self.integers.rows, self.integers.bias, strict=True)
-        ]
+        return self.integers.at(self.place, self.denominator)
 
     @cached_property
     def tied(self) -> frozenset[int]:
@@ -128,21 +125,14 @@ class Dictionary:
     def _slopes(self) -> dict[int, list[int]]:
         return {}
 
-    def point(self, arrangement: Arrangement) -> tuple[Fraction, ...]:
+    def point(self) -> tuple[Fraction, ...]:
         """x where the experts ``on`` tie, without perturbation."""
-        whole = self.denominator * arrangement.integers.unit
-        units = arrangement.integers.units
-        return tuple(
-            Fraction(value * scale, whole) for value, scale in zip(self.place, units, strict=False)
-        )
+        return tuple(Fraction(value, self.denominator) for value in self.place[:-1])
 
     def direction(self, column: int, upwards: bool) -> tuple[Fraction, ...]:
         """The direction in x in which ``on[column]`` leaves the level and the others stay on it."""
-        sign = 1 if upwards else -1
-        return tuple(
-            Fraction(sign * row[column] * scale, self.denominator)
-            for row, scale in zip(self.inverse, self.integers.units, strict=False)
-        )
+        unit = self.integers.unit if upwards else -self.integers.unit
+        return tuple(Fraction(unit * row[column], self.denominator) for row in self.inverse[:-1])
 
     def slope(self, column: int) -> list[int]:
         """R of every expert and of ``on[column]``, times ``denominator``."""
@@ -202,20 +192,15 @@ class Dictionary:
 def dictionary(arrangement: Arrangement, on: Sequence[int]) -> Dictionary | None:
     """The dictionary of the vertex where ``on`` tie; None where their hyperplanes meet in none."""
     assert len(on) == arrangement.dimension + 1, "a vertex has d + 1 hyperplanes"
-    integers = arrangement.integers
-    solved = _adjugate([integers.rows[i] for i in on])
-    if solved is None:
+    integers, size = arrangement.integers, len(on)
+    rows = [integers.rows[i] for i in on]
+    adjugate = solved([[*row, *(int(r == c) for c in range(size))] for r, row in enumerate(rows)])
+    if adjugate is None:
         return None
-    inverse, denominator = solved
+    inverse, denominator = adjugate
     levels = [integers.bias[i] for i in on]
     place = [-sum(map(mul, row, levels)) for row in inverse]
     return Dictionary(tuple(on), inverse, place, denominator, integers)
-
-
-def _adjugate(matrix: Sequence[Sequence[int]]) -> tuple[list[list[int]], int] | None:
-    """The inverse times a number > 0, and that number; None where the matrix is singular."""
-    size = len(matrix)
-    return solved([[*row, *(int(r == c) for c in range(size))] for r, row in enumerate(matrix)])
 
 
 def solved(rows: list[list[int]]) -> tuple[list[list[int]], int] | None:
@@ -244,6 +229,14 @@ def solved(rows: list[list[int]]) -> tuple[list[list[int]], int] | None:
     return [[sign * value for value in row[size:]] for row in rows], sign * before
 
 
+def equal_classes(
+    weight: Float64[np.ndarray, "experts dims"], bias: Float64[np.ndarray, "experts"]
+) -> Int64[np.ndarray, "experts"]:
+    """A number for each expert, that of all whose rows and biases are equal."""
+    rows = np.column_stack([weight, bias]) + 0.0  # no negative zeros
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+
+
 # --------------------------------------------------------------------------------------------- rank
 #: A Mersenne prime: dyadic numbers have inverses of their denominators modulo it.
 _PRIME, _PRIME_BITS = 2**31 - 1, 31
@@ -256,10 +249,15 @@ _FARTHEST = 2**1000
 
 
 def independent_columns_of(weight: Float64[np.ndarray, "experts dims"]) -> list[int]:
-    """``independent_columns`` of float64 rows; a second for 256 rows of 7168.
+    r"""Columns of W whose differences :math:`w_i - w_1` are independent, as many as the rank.
 
-    Raises ValueError for a rank below E - 1 and d of more than ``MOST_PROVED`` numbers. Oracle in
-    tests: ``independent_columns``.
+    Cells depend on x through these differences alone, so that with the other coordinates at 0 all
+    of them are met. Independent modulo a prime is independent; that the others depend on them is
+    proved with fractions where the rank is below E - 1 and d, the only case in which it matters.
+    Empty for a single row or equal rows; a second for 256 rows of 7168.
+
+    Raises ValueError for a rank below E - 1 and d of more than ``MOST_PROVED`` numbers. Source:
+    docs/theory.md G1, G4; oracle in tests: fractions.
     """
     if len(weight) < 2:
         return []
@@ -275,7 +273,8 @@ def independent_columns_of(weight: Float64[np.ndarray, "experts dims"]) -> list[
             f"the {min(len(weight) - 1, weight.shape[1])} that rows in general have; not proved in "
             f"{weight.shape[1]} dimensions"
         )
-    return independent_columns([[Fraction(value) for value in row] for row in weight.tolist()])
+    rows = Arrangement.of(weight, np.zeros(len(weight))).weight
+    return exact_columns([[a - b for a, b in zip(row, rows[0], strict=True)] for row in rows[1:]])
 
 
 def common_tie(
@@ -300,7 +299,7 @@ def common_tie(
     assert vertex is not None, "rows that are independent modulo a prime are independent"
     if len(vertex.tied) < experts:
         return None
-    tip = vertex.point(arrangement)
+    tip = vertex.point()
     return tip if max(map(abs, tip)) < _FARTHEST else None
 
 
@@ -331,36 +330,15 @@ def _echelon(rows: Int64[np.ndarray, "rows dims"]) -> list[int]:
     return columns
 
 
-def independent_columns(weight: Sequence[Sequence[Fraction]]) -> list[int]:
-    r"""Columns of W whose differences :math:`w_i - w_1` are independent, as many as the rank.
-
-    Cells depend on x through these differences alone, so that with the other coordinates at 0 all
-    of them are met. Independent modulo the prime is independent; that the others depend on them is
-    proved with fractions where the rank is below E - 1 and d, the only case in which it matters.
-    Empty for a single row or equal rows. Source: docs/theory.md G1, G4.
-    """
-    rows = [
-        [value - first for value, first in zip(row, weight[0], strict=True)] for row in weight[1:]
-    ]
-    if not rows:
-        return []
-    residues = [
-        [value.numerator * pow(value.denominator, -1, _PRIME) % _PRIME for value in row]
-        for row in rows
-    ]
-    columns = _echelon(np.array(residues, np.int64))
-    most = min(len(rows), len(rows[0]))
-    return columns if len(columns) == most else _exact_columns(rows)
-
-
 def rank(rows: list[list[Fraction]]) -> int:
     """Rank of a matrix, exactly; 0 for one without rows."""
-    return len(_exact_columns(rows)) if rows else 0
+    return len(exact_columns(rows))
 
 
-def _exact_columns(rows: list[list[Fraction]]) -> list[int]:
+def exact_columns(rows: list[list[Fraction]]) -> list[int]:
+    """Pivot columns of the row echelon form, exactly; none of a matrix without rows."""
     rows, columns, lead = [list(row) for row in rows], [], 0
-    for column in range(len(rows[0])):
+    for column in range(len(rows[0]) if rows else 0):
         pivot = next((r for r in range(lead, len(rows)) if rows[r][column] != 0), None)
         if pivot is None:
             continue

@@ -65,24 +65,23 @@ def exact_nearest(
 ) -> ExactNearest:
     """The nearest point of the closed cell; with a pair (out, into), of their facet."""
     others = set(range(arrangement.num_experts)) - expert_set
-    levels, (start, unit) = _Levels.of(arrangement), _over(centre)
+    levels, (start, unit) = arrangement.integers, _over(centre)
 
     # y in units of 1 / unit, and slopes without their denominator
     def constraint(pair: Pair) -> Constraint:
-        slope = levels.slope(pair)
+        slope = levels.slope(*pair)
         lead = levels.bias[pair[0]] - levels.bias[pair[1]]
         return pair, slope, _dot(slope, start) + unit * lead
 
     def worst(step: Over) -> Constraint | None:
         if not others:
             return None
-        logits = levels.at(_moved(start, unit, step))
+        logits = levels.at(*_moved(start, unit, step))
         out, into = min(expert_set, key=logits.__getitem__), max(others, key=logits.__getitem__)
         return constraint((out, into)) if logits[out] < logits[into] else None
 
-    step, pairs, multipliers = _least(
-        len(centre), worst, None if exchanged is None else constraint(exchanged)
-    )
+    equation = None if exchanged is None else constraint(exchanged)
+    step, pairs, multipliers = shortest_vector(len(centre), worst, equation)
     if step is None:
         return ExactNearest(None, None, pairs, multipliers)
     place, whole = _moved(start, unit, step)
@@ -105,8 +104,8 @@ def inner(
     A direction that leaves all of them towards the inside proves it whole; where there is none the
     multipliers of Farkas name pairs that tie in the whole set.
     """
-    levels = _Levels.of(arrangement)
-    logits = levels.at(_over(point))
+    levels = arrangement.integers
+    logits = levels.at(*_over(point))
     others = set(range(arrangement.num_experts)) - expert_set
     if not others:
         return Inner.WHOLE
@@ -114,7 +113,7 @@ def inner(
     if exchanged is None and level > max(logits[j] for j in others):
         return Inner.WHOLE
     tied = [i for i, value in enumerate(logits) if value == level]
-    if _rank([levels.slope((i, tied[0])) for i in tied[1:]]) == len(tied) - 1:
+    if _rank([levels.slope(i, tied[0]) for i in tied[1:]]) == len(tied) - 1:
         return Inner.WHOLE
     pairs = [
         pair
@@ -123,20 +122,20 @@ def inner(
     ]
 
     def worst(direction: Over) -> Constraint | None:
-        rates = {pair: _dot(levels.slope(pair), direction[0]) for pair in pairs}
+        rates = {pair: _dot(levels.slope(*pair), direction[0]) for pair in pairs}
         least = min(rates, key=rates.__getitem__, default=None)
         if least is None or rates[least] >= direction[1]:
             return None
-        return least, levels.slope(least), -1
+        return least, levels.slope(*least), -1
 
-    across = None if exchanged is None else levels.slope(exchanged)
+    across = None if exchanged is None else levels.slope(*exchanged)
     if across is not None and not any(across):
         return Inner.SHARED
     equation = None if across is None else (exchanged or (0, 0), across, 0)
-    shortest, active, _ = _least(arrangement.dimension, worst, equation)
+    shortest, active, _ = shortest_vector(arrangement.dimension, worst, equation)
     if shortest is not None:
         return Inner.WHOLE
-    tight = [levels.slope(p) for p in active if p != exchanged]
+    tight = [levels.slope(*p) for p in active if p != exchanged]
     if across is None or any(_rank([across, slope]) == 2 for slope in tight):
         return Inner.THIN
     return Inner.SHARED
@@ -161,7 +160,7 @@ def root_bracket(squared: Fraction) -> tuple[float, float]:
     return max(0.0, math.nextafter(value, 0.0)), math.nextafter(value, math.inf)
 
 
-def _least(
+def shortest_vector(
     dims: int, worst: Callable[[Over], Constraint | None], equation: Constraint | None
 ) -> tuple[Over | None, tuple[Pair, ...], Vector]:
     """The shortest vector that satisfies an equation and all constraints that ``worst`` names.
@@ -255,36 +254,6 @@ class _Active:
         share = solved(gram)
         assert share is not None, "active constraints are independent"
         return [value for (value,) in share[0]], share[1]
-
-
-@dataclass(frozen=True, eq=False)
-class _Levels:
-    """Rows and biases times one ``unit``, which makes all of them integers."""
-
-    rows: Sequence[Sequence[int]]
-    bias: Sequence[int]
-    unit: int
-
-    @staticmethod
-    def of(arrangement: Arrangement) -> _Levels:
-        whole = arrangement.integers
-        unit = lcm(*whole.units, whole.unit)
-        scales = [unit // own for own in whole.units]
-        rows = [list(map(mul, row, scales)) for row in whole.rows]
-        return _Levels(rows, [value * (unit // whole.unit) for value in whole.bias], unit)
-
-    def at(self, point: Over) -> list[int]:
-        """The logits at a point, times one number > 0."""
-        place, whole = point
-        return [
-            _dot(row, place) + whole * offset
-            for row, offset in zip(self.rows, self.bias, strict=True)
-        ]
-
-    def slope(self, pair: Pair) -> list[int]:
-        """The row of one expert less that of another."""
-        one, other = self.rows[pair[0]], self.rows[pair[1]]
-        return [a - b for a, b in zip(one, other, strict=True)]
 
 
 def _over(point: Sequence[Fraction]) -> Over:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Bool, Float64, Int32, Int64, Integer, UInt8
 from moegeom.core.text import number_of, percent
 from moegeom.document.chart import INK, Axis, Discs, Key, Label, Picture, PicturePage, Shape
@@ -19,57 +17,7 @@ from moegeom.document.paper import cut
 from moegeom.document.untrusted import printable
 from moegeom.routing_cells.plane.polygons import Frame
 from moegeom.routing_cells.plane.raster import PixelState
-
-#: Widths of one and of two columns in most journals, in millimetres.
-ONE_COLUMN, TWO_COLUMNS = 89.0, 183.0
-
-#: Narrowest and widest page, in millimetres.
-_WIDTHS = (60.0, 600.0)
-
-
-@dataclass(frozen=True)
-class PictureOptions:
-    """``width`` is in millimetres, ``band`` half the width of the shaded strip along facets, in
-    units of the plane; ``expert`` is the one of the view "expert"; ``dpi`` counts where pixels do.
-
-    Raises UsageError for a value out of range.
-    """
-
-    view: str = "cells"
-    expert: int | None = None
-    band: float | None = None
-    width: float = ONE_COLUMN
-    with_caption: bool = False
-    dpi: int = 300
-
-    def __post_init__(self) -> None:
-        if not _WIDTHS[0] <= self.width <= _WIDTHS[1]:
-            raise UsageError(
-                f"A picture of {self.width:g} mm was asked for, {_WIDTHS[0]:g} to {_WIDTHS[1]:g} "
-                "mm are possible.",
-                f"One column is {ONE_COLUMN:g} mm, two are {TWO_COLUMNS:g} mm.",
-            )
-        if self.band is not None and not (math.isfinite(self.band) and self.band >= 0):
-            raise UsageError(
-                f"Band {self.band} of a picture: half a width, 0 or more, was expected.",
-                "It is in units of the plane, as on its axes.",
-            )
-        if not 30 <= self.dpi <= 2400:
-            raise UsageError(
-                f"A picture of {self.dpi} dots per inch was asked for, 30 to 2400 are possible.",
-                "Journals want 300 for photographs, 600 to 1200 for lines; SVG and PDF need none.",
-            )
-
-    def expert_of(self, num_experts: int) -> int:
-        """The expert of the view "expert". Raises UsageError where it is none of these."""
-        if self.expert is None or not 0 <= self.expert < num_experts:
-            which = "no expert" if self.expert is None else f"expert {self.expert}"
-            raise UsageError(
-                f"The view 'expert' was asked for with {which} of {num_experts}.",
-                f"Name one: expert = 0 to {num_experts - 1}.",
-            )
-        return self.expert
-
+from moegeom.routing_cells.request import CellsRequest
 
 #: Experts of a cell, by rising number.
 ExpertSet = tuple[int, ...]
@@ -198,13 +146,13 @@ def caption_text(picture: SlicePicture) -> str:
     caption = _bounded(picture.caption)
     experts = number_of(caption.num_experts, "expert")
     router = f"{experts} of {caption.model}, router {caption.router}"
+    share, seed = caption.variance_share, caption.seed
+    variance = "" if share is None else f" ({percent_text(share)} of the variance)"
     sentences = [
-        f"Cells of the top {caption.top_k} of {router}, on {caption.subspace}"
-        + _variance(picture)
-        + ".",
+        f"Cells of the top {caption.top_k} of {router}, on {caption.subspace}{variance}.",
         f"{_content(picture)}.",
         _own(caption),
-        _seed(picture) + f"moegeom {caption.version}.",
+        f"{'' if seed is None else f'Seed {seed}; '}moegeom {caption.version}.",
     ]
     if caption.remark:
         sentences.insert(3, caption.remark.rstrip(".") + ".")
@@ -233,11 +181,6 @@ def percent_text(share: float) -> str:
     if share > 0.9999:
         return "> 99.99 %"
     return percent(share, ".2f" if share < 0.01 or share > 0.99 else ".1f")
-
-
-def _variance(picture: SlicePicture) -> str:
-    share = picture.caption.variance_share
-    return "" if share is None else f" ({percent_text(share)} of the variance)"
 
 
 def _content(picture: SlicePicture) -> str:
@@ -271,10 +214,6 @@ def _own(caption: SliceCaption) -> str:
         f"{own:,} of {tokens:,} tokens ({percent_text(share)}) "
         f"{'lies' if own == 1 else 'lie'} in the cell they are drawn in."
     )
-
-
-def _seed(picture: SlicePicture) -> str:
-    return "" if picture.caption.seed is None else f"Seed {picture.caption.seed}; "
 
 
 # ------------------------------------------------------------------------------------------- legend
@@ -417,10 +356,10 @@ def token_keys(tokens: TokenMarks | None, frame: Frame) -> tuple[Key, ...]:
 
 
 # -------------------------------------------------------------------------------------------- pages
-def frame_page(frame: Frame, options: PictureOptions) -> PicturePage:
+def frame_page(frame: Frame, request: CellsRequest) -> PicturePage:
     """A page for the frame: as high as it is wide where the frame is, unless that is extreme."""
     ratio = np.clip((frame[3] - frame[2]) / (frame[1] - frame[0]), 0.35, 1.6)
-    return PicturePage(options.width, float(ratio))
+    return PicturePage(request.width, float(ratio))
 
 
 def frame_axes(frame: Frame) -> tuple[Axis, Axis]:
@@ -431,7 +370,7 @@ def frame_axes(frame: Frame) -> tuple[Axis, Axis]:
 
 def picture_of(
     cells: SlicePicture,
-    options: PictureOptions,
+    request: CellsRequest,
     page: PicturePage,
     axes: Sequence[Axis],
     shapes: Sequence[Shape],
@@ -439,6 +378,6 @@ def picture_of(
     subtitle: str = "",
 ) -> Picture:
     """The shapes on their page, with the title and the caption of the slice."""
-    caption = caption_text(cells) if options.with_caption else ""
+    caption = caption_text(cells) if request.caption else ""
     title, keys = title_text(cells), legend.keys
-    return Picture(page, title, subtitle, caption, axes, shapes, keys, legend.head, options.dpi)
+    return Picture(page, title, subtitle, caption, axes, shapes, keys, legend.head, request.dpi)

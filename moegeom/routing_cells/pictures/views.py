@@ -7,11 +7,11 @@ import dataclasses
 import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable
 from moegeom.core.registry import unknown_name
 from moegeom.core.shapes import Bool, Float64, Int64, Integer, UInt8
@@ -37,7 +37,6 @@ from moegeom.routing_cells.pictures.page import (
     PALETTE,
     CircleCells,
     Legend,
-    PictureOptions,
     PlaneCells,
     RasterCells,
     SlicePicture,
@@ -57,6 +56,7 @@ from moegeom.routing_cells.pictures.page import (
 )
 from moegeom.routing_cells.plane.polygons import CellSides, Frame, cut_frame
 from moegeom.routing_cells.plane.raster import PixelState
+from moegeom.routing_cells.request import CellsRequest
 
 # ------------------------------------------------------------------------------------------- circle
 #: Inner and outer radius of the ring, where tokens and names lie, and what the axes show.
@@ -69,7 +69,7 @@ _APART, _ROOM = 0.14, 0.12
 _GOLDEN = 0.6180339887498949
 
 
-def circle_picture(cells: CircleCells, options: PictureOptions) -> Picture:
+def circle_picture(cells: CircleCells, request: CellsRequest) -> Picture:
     """A ring of arcs by expert set, facets with the experts they exchange, tokens outside."""
     sizes, number = cells.stop - cells.start, len(cells.start)
     arcs = np.arange(number)
@@ -94,8 +94,8 @@ def circle_picture(cells: CircleCells, options: PictureOptions) -> Picture:
     middle = _on_circle((cells.start + cells.stop) / 2, (_RING + _OUTER) / 2)
     places = {arc: tuple(middle[arc].tolist()) for arc in legend.letters if sizes[arc] > _ROOM}
     shapes += [*token_discs(tokens), *letter_labels(legend.letters, places)]
-    axis, page = Axis("", low=-_EDGE, high=_EDGE), PicturePage(options.width, 1.0, 4.0, 4.0, 4.0)
-    return picture_of(cells, options, page, (axis, axis), shapes, legend)
+    axis, page = Axis("", low=-_EDGE, high=_EDGE), PicturePage(request.width, 1.0, 4.0, 4.0, 4.0)
+    return picture_of(cells, request, page, (axis, axis), shapes, legend)
 
 
 def _on_circle(
@@ -144,9 +144,9 @@ _MOST_RUNS = 20_000
 _OPEN_GREY, _CROSSED_GREY = "#c8c8c8", "#3a3a3a"
 
 
-def raster_picture(cells: RasterCells, options: PictureOptions) -> Picture:
+def raster_picture(cells: RasterCells, request: CellsRequest) -> Picture:
     """Pixels by expert set; those that a facet crosses are dark, undecided ones hatched."""
-    colours, page = raster_colours(cells), frame_page(cells.frame, options)
+    colours, page = raster_colours(cells), frame_page(cells.frame, request)
     is_open = cells.state == PixelState.OPEN
     decided = cells.label[(cells.label >= 0) & ~is_open]
     counts = np.bincount(decided, minlength=len(cells.expert_sets)).astype(np.float64)
@@ -167,7 +167,7 @@ def raster_picture(cells: RasterCells, options: PictureOptions) -> Picture:
         corners, nothing = list(_run_corners(cells, undecided)), ["none"] * len(undecided)
         shapes.append(Polygons("open", corners, nothing, INK, 0.0, "//////"))
     shapes += [*token_discs(cells.tokens), *_raster_letters(cells, page, legend.letters)]
-    return picture_of(cells, options, page, frame_axes(cells.frame), shapes, legend)
+    return picture_of(cells, request, page, frame_axes(cells.frame), shapes, legend)
 
 
 def raster_colours(cells: RasterCells) -> Int64[np.ndarray, "expert_sets"]:
@@ -232,7 +232,7 @@ def _raster_letters(cells: RasterCells, page: PicturePage, letters: dict[int, st
 _FAR = 6.0
 
 
-def space_picture(cells: SpaceCells, options: PictureOptions) -> Picture:
+def space_picture(cells: SpaceCells, request: CellsRequest) -> Picture:
     """Cells as discs, sized by their tokens or facets, and facets as lines between them."""
     colours = cell_colours(cells.expert_sets, cells.facets)
     (place, is_true), number = near_places(cells), len(cells.place)
@@ -263,8 +263,8 @@ def space_picture(cells: SpaceCells, options: PictureOptions) -> Picture:
         f"{number_of(number, 'cell')}, sized by {'tokens inside' if by_tokens else 'facets'}, "
         f"{number_of(len(cells.facets), 'facet')}{far}"
     )
-    page = PicturePage(options.width, 0.78, left=0.0, right=8.0, bottom=2.0)
-    return picture_of(cells, options, page, axes, shapes, legend, subtitle)
+    page = PicturePage(request.width, 0.78, left=0.0, right=8.0, bottom=2.0)
+    return picture_of(cells, request, page, axes, shapes, legend, subtitle)
 
 
 def near_places(cells: SpaceCells) -> tuple[Float64[np.ndarray, "cells 3"], bool]:
@@ -292,20 +292,20 @@ _NAMES_PER_INCH, _MOST_NAMES = 3.0, 40
 _SERVED, _BORDER, _INNER = "#f3c28b", "#d55e00", "#9a9a9a"
 
 
-def plane_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
+def plane_picture(cells: PlaneCells, request: CellsRequest) -> Picture:
     """Polygons by expert set, named facets, tokens, and the strip along the facets."""
-    page = frame_page(cells.frame, options)
+    page = frame_page(cells.frame, request)
     colours = cell_colours(cells.expert_sets, cells.facet_cells)
     fills = [PALETTE[colour] for colour in colours]
     keys, polygons = (
         token_keys(cells.tokens, cells.frame),
         [Polygons("cells", cells.polygons, fills)],
     )
-    if options.band:
-        inner = [eroded(polygon, cells.frame, options.band) for polygon in cells.polygons]
+    if request.band:
+        inner = [eroded(polygon, cells.frame, request.band) for polygon in cells.polygons]
         strips = Polygons("bands", cells.polygons, [shaded(fill) for fill in fills])
         polygons = [strips, Polygons("cells", inner, fills)]
-        keys = (Key(f"within {options.band:g} of a facet", shaded(PALE)), *keys)
+        keys = (Key(f"within {request.band:g} of a facet", shaded(PALE)), *keys)
     legend = legend_of(cells.expert_sets, areas(cells), colours, *keys)
     letters = _letters(cells, page, legend.letters)
     shapes = [
@@ -315,12 +315,12 @@ def plane_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
         *_names(cells, page, letters),
         *letters,
     ]
-    return picture_of(cells, options, page, frame_axes(cells.frame), shapes, legend)
+    return picture_of(cells, request, page, frame_axes(cells.frame), shapes, legend)
 
 
-def expert_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
+def expert_picture(cells: PlaneCells, request: CellsRequest) -> Picture:
     """Where one expert serves; the subtitle says how much that is and whether it is convex."""
-    expert, page = options.expert_of(cells.caption.num_experts), frame_page(cells.frame, options)
+    expert, page = _expert_of(request, cells.caption.num_experts), frame_page(cells.frame, request)
     region = region_of(cells, expert)
     served, ends, thin = region.is_served, cells.facet_ends, _line_width(cells, page)
     is_border = served[cells.facet_cells].sum(1) == 1
@@ -336,7 +336,19 @@ def expert_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
     legend = Legend("", (*keys, *token_keys(cells.tokens, cells.frame)), {})
     shapes += token_discs(cells.tokens)
     axes, subtitle = frame_axes(cells.frame), _region_text(region, expert)
-    return picture_of(cells, options, page, axes, shapes, legend, subtitle)
+    return picture_of(cells, request, page, axes, shapes, legend, subtitle)
+
+
+def _expert_of(request: CellsRequest, num_experts: int) -> int:
+    """The expert of the view "expert". Raises UsageError where it is none of these."""
+    _, expert = request.parsed_view
+    if expert is None or not 0 <= expert < num_experts:
+        which = "no expert" if expert is None else f"expert {expert}"
+        raise UsageError(
+            f"The view 'expert' was asked for with {which} of {num_experts}.",
+            f"Name one: expert = 0 to {num_experts - 1}.",
+        )
+    return expert
 
 
 def _region_text(region: Region, expert: int) -> str:
@@ -352,7 +364,7 @@ def _region_text(region: Region, expert: int) -> str:
     )
 
 
-def tropical_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
+def tropical_picture(cells: PlaneCells, request: CellsRequest) -> Picture:
     """The surface of the sum of the k largest logits, above its cells."""
     colours = cell_colours(cells.expert_sets, cells.facet_cells)
     rows = [row for row, polygon in enumerate(cells.polygons) if len(polygon) > 2]
@@ -378,8 +390,8 @@ def tropical_picture(cells: PlaneCells, options: PictureOptions) -> Picture:
     ]
     legend = legend_of(cells.expert_sets, areas(cells), colours)
     subtitle = f"sum of the {cells.caption.top_k} largest logits over its cells"
-    page = PicturePage(options.width, 0.78, left=0.0, right=8.0, bottom=2.0)
-    return picture_of(cells, options, page, axes, shapes, legend, subtitle)
+    page = PicturePage(request.width, 0.78, left=0.0, right=8.0, bottom=2.0)
+    return picture_of(cells, request, page, axes, shapes, legend, subtitle)
 
 
 # --------------------------------------------------------------------------- names and letters
@@ -657,7 +669,7 @@ def _pieces(picture: PlaneCells, is_served: Bool[np.ndarray, "cells"]) -> int:
     return int(connected_components(graph, directed=False)[0]) - int((~is_served).sum())
 
 
-_View = Callable[[Any, PictureOptions], Picture]
+_View = Callable[[Any, CellsRequest], Picture]
 
 #: What each kind of picture shows, by view.
 _VIEWS: Mapping[type, Mapping[str, _View]] = {
@@ -670,27 +682,51 @@ _VIEWS: Mapping[type, Mapping[str, _View]] = {
 _HINT = f"Known: {', '.join(paper.ENDINGS)}. --html FILE writes the tables as a page."
 
 
-def write_picture(cells: SlicePicture, path: Path, options: PictureOptions) -> None:
+def write_picture(cells: SlicePicture, request: CellsRequest) -> None:
     """Writes the picture whole or not at all; equal input gives equal bytes.
 
     Raises UsageError for a view that this kind of picture has not.
     """
-    views = _VIEWS[type(cells)]
-    if options.view not in views:
-        raise unknown_name(f"view of {type(cells).__name__}", options.view, views)
-    paper.write_picture(views[options.view](cells, options), path)
+    views, (view, _) = _VIEWS[type(cells)], request.parsed_view
+    if view not in views:
+        raise unknown_name(f"view of {type(cells).__name__}", view, views)
+    assert request.plot is not None
+    paper.write_picture(views[view](cells, request), request.plot)
 
 
-def check_picture(path: Path, options: PictureOptions) -> None:
-    """Raises UsageError for an ending or a view that no picture has.
+#: Widths of one and of two columns in most journals, and of the narrowest and the widest page, in
+#: millimetres.
+_ONE_COLUMN, _TWO_COLUMNS, _WIDTHS = 89.0, 183.0, (60.0, 600.0)
+
+
+def check_picture(request: CellsRequest) -> None:
+    """Raises UsageError for an ending, a view or a value that no picture has.
 
     And for a file that could not be written: before the picture is computed, not after it.
     """
-    paper.refuse_undrawable(path, _HINT)
-    refuse_unwritable(path)
+    (view, _), width, band, dpi = request.parsed_view, request.width, request.band, request.dpi
+    if not _WIDTHS[0] <= width <= _WIDTHS[1]:
+        raise UsageError(
+            f"A picture of {width:g} mm was asked for, {_WIDTHS[0]:g} to {_WIDTHS[1]:g} "
+            "mm are possible.",
+            f"One column is {_ONE_COLUMN:g} mm, two are {_TWO_COLUMNS:g} mm.",
+        )
+    if band is not None and not 0 <= band < np.inf:
+        raise UsageError(
+            f"Band {band} of a picture: half a width, 0 or more, was expected.",
+            "It is in units of the plane, as on its axes.",
+        )
+    if not 30 <= dpi <= 2400:
+        raise UsageError(
+            f"A picture of {dpi} dots per inch was asked for, 30 to 2400 are possible.",
+            "Journals want 300 for photographs, 600 to 1200 for lines; SVG and PDF need none.",
+        )
+    assert request.plot is not None
+    paper.refuse_undrawable(request.plot, _HINT)
+    refuse_unwritable(request.plot)
     views = sorted({name for views in _VIEWS.values() for name in views})
-    if options.view not in views:
-        raise unknown_name("view of a picture", options.view, views)
+    if view not in views:
+        raise unknown_name("view of a picture", view, views)
 
 
 # ------------------------------------------------------------------------------------------ numbers

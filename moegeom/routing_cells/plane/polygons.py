@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linprog, nnls
 
-from moegeom.core.shapes import Float64, Int16, Int64
-from moegeom.routing_cells.facet_graph import swaps
+from moegeom.core.shapes import Float64, Int64
+from moegeom.routing_cells.walk.enumeration import Enumeration
 
 #: x0, x1, y0, y1 of the part of a plane that is drawn.
 Frame = tuple[float, float, float, float]
@@ -28,22 +29,16 @@ class Outlines:
 
 
 def polygons(
-    weight: Float64[np.ndarray, "experts 2"],
-    bias: Float64[np.ndarray, "experts"],
-    expert_set: Int16[np.ndarray, "cells k"],
-    facets: Int64[np.ndarray, "facets 2"],
-    frame: Frame,
-    equal: Sequence[Int64[np.ndarray, "_"]] = (),
+    sides: Iterable[CellSides], facets: Int64[np.ndarray, "facets 2"], frame: Frame
 ) -> Outlines:
     """The frame (x0, x1, y0, y1) cut by the facets of each cell, and each facet cut by the others.
 
-    ``facets`` are those of the whole diagram: a cell is the intersection of the half-planes of its
-    own, and of those against ties where experts are ``equal``. Corners carry the rounding of their
-    intersections, some units of 1e-16 of the frame over the sine of the angle. Oracle in tests: the
-    cell of every point of a grid.
+    ``facets`` are those of the whole diagram, ``sides`` those of each cell. Corners carry the
+    rounding of their intersections, some units of 1e-16 of the frame over the sine of the angle.
+    Oracle in tests: the cell of every point of a grid.
     """
     corners, ends = [], np.full((len(facets), 2, 2), np.nan)
-    for cell, own in enumerate(cell_sides(weight, bias, expert_set, facets, equal)):
+    for cell, own in enumerate(sides):
         outline, label = cut_frame(own, frame)
         corners.append(outline)
         for n, facet in enumerate(label):
@@ -68,9 +63,8 @@ class CellSides:
 def cell_sides(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
-    expert_set: Int16[np.ndarray, "cells k"],
-    facets: Int64[np.ndarray, "facets 2"],
-    equal: Sequence[Int64[np.ndarray, "_"]],
+    cells: Enumeration,
+    equal: Sequence[Int64[np.ndarray, "_"]] = (),
 ) -> Iterator[CellSides]:
     """The half-spaces whose intersection each cell is: of its facets, and against ties.
 
@@ -79,7 +73,7 @@ def cell_sides(
     leads there: a cell holds all of a class, which stay ahead of every expert outside, or none,
     which stay behind every expert inside.
     """
-    out, into = swaps(expert_set, facets).first
+    expert_set, facets, (out, into) = cells.expert_set, cells.facets, cells.exchanged
     normal, offset = weight[out] - weight[into], bias[out] - bias[into]
     sides: list[list[int]] = [[] for _ in expert_set]
     for number, (one, other) in enumerate(facets.tolist()):
@@ -136,13 +130,7 @@ _CLOSE = 1e-6
 _ROUNDS = 12
 
 
-def inradii(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"],
-    expert_set: Int16[np.ndarray, "cells k"],
-    facets: Int64[np.ndarray, "facets 2"],
-    equal: Sequence[Int64[np.ndarray, "_"]] = (),
-) -> Float64[np.ndarray, "cells"]:
+def inradii(sides: Iterable[CellSides]) -> list[float]:
     r"""Radius of the largest ball in each cell, :math:`\max r: a_w x + c_w \ge r |a_w|`.
 
     Linear programs over the sides of the cell (scipy, HiGHS), each around the centre and in units
@@ -153,15 +141,14 @@ def inradii(
     Source: the Chebyshev centre; oracle in tests: distances of the centre to all pairs of experts,
     and the same cells in other units.
     """
-    radii = np.full(len(expert_set), np.inf)
+    radii = []
     with np.errstate(all="ignore"):
-        for cell, sides in enumerate(cell_sides(weight, bias, expert_set, facets, equal)):
+        for own in sides:
             # of equal rows the one with the larger bias is ahead everywhere: that is no side
-            is_side = sides.normal.any(axis=1)
-            if is_side.any():
-                normal = sides.normal[is_side]
-                length = np.linalg.norm(normal, axis=1)
-                radii[cell] = _inradius(normal / length[:, None], sides.offset[is_side] / length)
+            is_side = own.normal.any(axis=1)
+            normal, offset = own.normal[is_side], own.offset[is_side]
+            length = np.linalg.norm(normal, axis=1)
+            radii.append(_inradius(normal / length[:, None], offset / length))
     return radii
 
 
@@ -171,7 +158,7 @@ def _inradius(
     """The radius of one cell; ``normal`` are unit vectors that point inside."""
     if not (np.isfinite(normal).all() and np.isfinite(offset).all()):
         return float("nan")
-    if _is_wide(normal):
+    if not len(normal) or _is_wide(normal):
         return float("inf")
     centre = np.zeros(normal.shape[1])
     scale = float(np.abs(offset).max())
@@ -180,11 +167,11 @@ def _inradius(
             break
         limits = (offset + normal @ centre) / scale
         # the centre of the ball, from the last centre on, and its radius: both in units of scale
-        solved = _solve(-normal, limits)
+        solved = _widest(-normal, limits, [(None, None)] * (len(centre) + 1))
         if solved is None:
             break
-        step, radius, multipliers = solved
-        centre = centre + step * scale
+        (*step, radius), multipliers = solved.x, np.maximum(-solved.ineqlin.marginals, 0.0)
+        centre = centre + np.array(step) * scale
         inner = float((offset + normal @ centre).min())
         outer = _upper(normal, offset + normal @ centre, multipliers)
         if inner > 0.0 and outer - inner <= _CLOSE * inner:
@@ -193,21 +180,16 @@ def _inradius(
     return float("nan")
 
 
-def _solve(
-    rows: Float64[np.ndarray, "facets dims"], limits: Float64[np.ndarray, "facets"]
-) -> tuple[np.ndarray, float, np.ndarray] | None:
-    """Centre, radius and multipliers of the program; None where the solver has no answer."""
-    dims = rows.shape[1]
+def _widest(rows: np.ndarray, limits: np.ndarray, bounds: list[tuple[Any, Any]]) -> Any:
+    """The program of the largest r with rows x + r <= limits; None where it has no answer."""
     solved = linprog(
-        np.append(np.zeros(dims), -1.0),
+        np.append(np.zeros(rows.shape[1]), -1.0),
         np.column_stack([rows, np.ones(len(rows))]),
         limits,
-        bounds=[(None, None)] * (dims + 1),
+        bounds=bounds,
         method="highs",
     )
-    if solved.status != 0 or not np.isfinite(solved.x).all():
-        return None
-    return solved.x[:-1], float(solved.x[-1]), np.maximum(-solved.ineqlin.marginals, 0.0)
+    return solved if solved.status == 0 and np.isfinite(solved.x).all() else None
 
 
 def _upper(
@@ -230,15 +212,9 @@ def _upper(
 
 def _is_wide(normal: Float64[np.ndarray, "facets dims"]) -> bool:
     """Whether some direction goes away from all facets: then balls of any size fit."""
-    dims = normal.shape[1]
-    solved = linprog(
-        np.append(np.zeros(dims), -1.0),
-        np.column_stack([-normal, np.ones(len(normal))]),
-        np.zeros(len(normal)),
-        bounds=[(-1.0, 1.0)] * dims + [(None, 1.0)],
-        method="highs",
-    )
-    if solved.status != 0:
+    bounds = [*[(-1.0, 1.0)] * normal.shape[1], (None, 1.0)]
+    solved = _widest(-normal, np.zeros(len(normal)), bounds)
+    if solved is None:
         return False
     direction = solved.x[:-1]
     return bool((normal @ direction).min() > 1e-12 * np.abs(direction).max(initial=0.0))

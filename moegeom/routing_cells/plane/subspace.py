@@ -147,7 +147,7 @@ def circle_arcs(
 
     One arc without start (0) where nothing changes. Ends are right to some units of rounding over
     the angle at which logits cross. For 0 < k <= E. Oracle in tests: dense angles, and
-    ``exact_cells`` of a central router in two dimensions.
+    cells of a central router in two dimensions.
     """
     ties = np.unique(_ties(cosine, sine, bias))
     if not len(ties):

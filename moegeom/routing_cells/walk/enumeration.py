@@ -1,32 +1,31 @@
-"""All cells and facets of an affine top-k router, by the method that fits the instance.
-
-The reference is :func:`moegeom.routing_cells.exact.exact_cells.exact_cells`.
-"""
+"""All cells and facets of an affine top-k router, by the method that fits the instance."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from math import comb
 from operator import mul
 
 import numpy as np
 
 from moegeom.core.shapes import Bool, Float64, Int16, Int64, UInt32, UInt64
+from moegeom.routing_cells.exact.certificate_check import CellPoint
 from moegeom.routing_cells.exact.dictionary import (
     Arrangement,
     Dictionary,
     common_tie,
     dictionary,
+    equal_classes,
     independent_columns_of,
 )
-from moegeom.routing_cells.exact.exact_cells import ExactCells, Hull, exact_cells, first_equals
 from moegeom.routing_cells.facet_graph import swaps
 from moegeom.routing_cells.walk._level_diagram import Corners, cells_of, facets_of
 from moegeom.routing_cells.walk._level_vertex import RAY, UNORDERED
 from moegeom.routing_cells.walk.level_walk import Walked, WalkWatch, level_walk, points_of
+from moegeom.routing_cells.walk.segment_crossings import sweep
 
 #: Sets of experts are kept as int16.
 MOST_EXPERTS = 2**15
@@ -45,15 +44,17 @@ class Enumeration:
     """Cells in the order of their sorted experts, with a point inside each, and facets as pairs.
 
     A facet's first cell is the one that comes first; its two cells differ in one expert but where
-    several pairs tie on one hyperplane. ``road`` says how: "sweep", "walk", "charts", "exact
-    walk", "one cell", "search", "walk and filter". ``num_exact`` vertices or facets were settled in
+    several pairs tie on one hyperplane. ``road`` says how: "sweep", "walk", "charts", "one
+    cell", "search", "walk and filter". ``num_exact`` vertices or facets were settled in
     exact arithmetic, the others in float64 with proof; ``gap`` is how many error bounds the nearest
     of those vertices is from a tie. ``is_whole`` is False where a limit was reached and more is
     left: then a walk has no cells. ``simple`` are vertices of the diagram, where a caller needs
     them and they are few. ``tied`` are sets that would be cells with ties broken: equal experts tie
     all over an open set of inputs. Where a ball, a box or steps bound the search, ``is_bounded`` is
     None; distances from its centre to closed cells and facets are proved brackets, and ``hops`` the
-    facets crossed from the first cell.
+    facets crossed from the first cell, that of the token ``at``. ``exact`` has a rational point of
+    each cell in which no float64 point was found: there the witness is nan. ``is_cone`` where all
+    experts tie at one point of the ball: then these are the cells of the whole slice.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
@@ -70,6 +71,23 @@ class Enumeration:
     cell_distance: Float64[np.ndarray, "cells 2"] | None = None
     facet_distance: Float64[np.ndarray, "facets 2"] | None = None
     hops: Int64[np.ndarray, "cells"] | None = None
+    at: int | None = None
+    exact: Mapping[int, CellPoint] = field(default_factory=dict)
+    is_cone: bool = False
+
+    def part(
+        self, cells: Bool[np.ndarray, "cells"], facets: Bool[np.ndarray, "facets"]
+    ) -> Enumeration:
+        """The selected cells and facets, renumbered."""
+        number = np.cumsum(cells) - 1
+        return replace(
+            self,
+            expert_set=self.expert_set[cells],
+            witness=self.witness[cells],
+            facets=number[self.facets[facets]].reshape(-1, 2),
+            is_bounded=None,
+            tied=None,
+        )
 
     @property
     def exchanged(self) -> tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]]:
@@ -90,10 +108,6 @@ class AllSubsets:
     @property
     def num_cells(self) -> int:
         return comb(self.num_experts, self.k)
-
-    @property
-    def num_facets(self) -> int:
-        return self.num_cells * self.k * (self.num_experts - self.k) // 2
 
 
 def enumerate_cells(
@@ -120,7 +134,7 @@ def enumerate_cells(
     are ``simple`` are kept.
 
     Raises ValueError for k outside 1..E, for E above 2^15 and for numbers that are not finite.
-    Source: docs/theory.md G1; oracle in tests: the certified instances there, and ``exact_cells``.
+    Source: docs/theory.md G1; oracle in tests: the certified instances there, and exact arithmetic.
     """
     experts = len(weight)
     if not 1 <= k <= experts:
@@ -162,17 +176,45 @@ class _Job:
 
     def run(self) -> Enumeration:
         if self.weight.shape[1] == 1:
-            return self._exactly("sweep")
+            return self._swept()
         if self.bias is None:
             return self._central()
         tip = common_tie(self.weight, self.bias)
-        if tip is not None and _chart_column(self.weight) is not None:
+        if tip is not None and _chart(self.weight) is not None:
             return _moved(replace(self, bias=None)._central(), tip)
         return self._walked()
 
+    @property
+    def _offset(self) -> Float64[np.ndarray, "experts"]:
+        return np.zeros(len(self.weight)) if self.bias is None else self.bias
+
+    def _swept(self) -> Enumeration:
+        """The intervals of a line, from end to end in exact arithmetic."""
+        arrangement = Arrangement.of(self.weight, self._offset)
+        pieces = [*sweep([row[0] for row in arrangement.weight], arrangement.bias, self.k)]
+        ends = [(start, stop) for _, start, stop in pieces]
+        sets = np.array([sorted(chosen) for chosen, *_ in pieces], np.int16)
+        label = equal_classes(self.weight, self._offset)
+        others = [np.delete(label, chosen) for chosen in sets]
+        is_tied = [np.isin(label[own], rest).any() for own, rest in zip(sets, others, strict=True)]
+        is_cell = np.full(len(sets), self.tie_broken) | ~np.array(is_tied)
+        beside = np.array([*pairwise(range(len(sets)))], np.int64).reshape(-1, 2)
+        beside = beside[is_cell[beside].all(axis=1)]
+        middles = [float(interval_middle(*both)) for both in ends]
+        return _sorted(
+            Enumeration(
+                expert_set=sets[is_cell],
+                witness=np.array(middles)[is_cell, None],
+                is_bounded=np.array([None not in both for both in ends])[is_cell],
+                facets=(np.cumsum(is_cell) - 1)[beside],
+                road="sweep",
+                tied=np.unique(sets[~is_cell], axis=0),
+            )
+        )
+
     def one_cell(self) -> Enumeration:
         """All experts, or those with the largest biases where no row differs from another."""
-        offset = np.zeros(len(self.weight)) if self.bias is None else self.bias
+        offset = self._offset
         order = np.argsort(-offset, kind="stable")
         chosen, rest = np.sort(order[: self.k]), order[self.k :]
         is_tie = len(rest) > 0 and offset[order[self.k - 1]] == offset[rest[0]]
@@ -188,11 +230,7 @@ class _Job:
 
     def _walked(self) -> Enumeration:
         assert self.bias is not None
-        if 2 * self.k > len(self.weight):
-            return self._complement()
         walked = level_walk(self.weight, self.bias, self.k, self.most, self.threads, self.watch)
-        if walked is None:
-            return self._exactly("exact walk")
         facts = {"num_vertices": len(walked.on), "num_exact": walked.num_exact, "gap": walked.gap}
         if not walked.is_whole:
             return replace(_nothing(self.weight.shape[1], self.k), is_whole=False, **facts)
@@ -221,40 +259,23 @@ class _Job:
             **facts,
         )
 
-    def _complement(self) -> Enumeration:
-        """The cells for k > E / 2: the experts not chosen are the E - k largest of -z."""
-        assert self.bias is not None
-        experts = len(self.weight)
-        opposite = replace(
-            self, weight=-self.weight[::-1], bias=-self.bias[::-1], k=experts - self.k
-        )._walked()
-        expert_set = _others(opposite.expert_set, experts)
-        tied = np.unique(_others(_tied(opposite), experts), axis=0)
-        return _sorted(replace(opposite, expert_set=expert_set, tied=tied, simple=None))
-
     def _central(self) -> Enumeration:
         """Cells are cones: each meets one of two affine charts, on either side of a coordinate."""
-        d = self.weight.shape[1]
-        column = _chart_column(self.weight)
-        if column is None:
-            return self._exactly("exact walk")
-        others = [m for m in range(d) if m != column]
+        d, chart = self.weight.shape[1], _chart(self.weight)
+        if chart is None:
+            return replace(self, bias=self._offset)._walked()
+        others = [m for m in range(d) if m != chart.column]
         charts = []
         for side in (1.0, -1.0):
-            rows = np.ascontiguousarray(self.weight[:, others])
-            offset = side * self.weight[:, column]
-            part = replace(self, weight=rows, bias=offset)
+            part = replace(self, weight=chart.rows, bias=side * self.weight[:, chart.column])
             cells = part.run()
             if not cells.is_whole:
                 return replace(cells, witness=np.empty((0, d)))
             witness = np.empty((len(cells.witness), d))
-            witness[:, others], witness[:, column] = cells.witness, side
+            witness[:, others] = cells.witness
+            witness[:, chart.column] = side - cells.witness @ chart.mixture
             charts.append(replace(cells, witness=witness))
         return _united(charts)
-
-    def _exactly(self, road: str) -> Enumeration:
-        exact = exact_cells(self.weight, self.bias, self.k, self.tie_broken)
-        return replace(_from_exact(exact, self.weight.shape[1], self.k), road=road)
 
 
 def _tied(whole: Enumeration) -> Int16[np.ndarray, "tied k"]:
@@ -275,23 +296,41 @@ def _nothing(dims: int, k: int) -> Enumeration:
     )
 
 
-def _others(expert_set: Int16[np.ndarray, "sets k"], experts: int) -> Int16[np.ndarray, "sets k2"]:
-    """The complement of each set, with experts numbered backwards, ascending."""
-    is_member = np.ones((len(expert_set), experts), dtype=bool)
-    rows = np.arange(len(is_member))[:, None]
-    is_member[rows, experts - 1 - expert_set.astype(np.int64)] = False
-    rest = experts - expert_set.shape[1]
-    return np.nonzero(is_member)[1].reshape(len(is_member), rest).astype(np.int16)
+#: Shares of the other coordinates in the one on which a chart lies, where none alone will do:
+#: without pattern.
+_MIXTURE = (3, -7, 11, -13, 17, -19, 23, -29, 31, -37, 41)
 
 
-def _chart_column(weight: Float64[np.ndarray, "experts dims"]) -> int | None:
-    """A coordinate along which no facet lies: no two rows differ in it alone; None without any."""
-    distinct = len(np.unique(weight, axis=0))
-    for column in reversed(range(weight.shape[1])):
-        others = np.delete(weight, column, axis=1)
-        if len(np.unique(others, axis=0)) == distinct:
-            return column
+@dataclass(frozen=True, eq=False)
+class _Chart:
+    """Where a coordinate and a ``mixture`` of the others sum to 1 or -1; the ``rows`` there."""
+
+    column: int
+    mixture: Float64[np.ndarray, "others"]
+    rows: Float64[np.ndarray, "experts others"]
+
+
+def _chart(weight: Float64[np.ndarray, "experts dims"]) -> _Chart | None:
+    """A chart along which no facet lies: rows that differ do so on it; None where none is exact."""
+    dims, distinct = weight.shape[1], len(np.unique(weight, axis=0))
+    for mixture in (np.zeros(dims - 1), np.resize(_MIXTURE, dims - 1).astype(np.float64)):
+        for column in reversed(range(dims)):
+            others = np.delete(weight, column, axis=1)
+            rows = np.ascontiguousarray(others - np.outer(weight[:, column], mixture))
+            if len(np.unique(rows, axis=0)) == distinct and (
+                not mixture.any() or _is_exact(rows, others, weight[:, column], mixture)
+            ):
+                return _Chart(column, mixture, rows)
     return None
+
+
+def _is_exact(rows: np.ndarray, others: np.ndarray, own: np.ndarray, mixture: np.ndarray) -> bool:
+    """Whether rounding changed no row of a chart."""
+    return all(
+        Fraction(made) == Fraction(value) - Fraction(factor) * Fraction(share)
+        for new, old, factor in zip(rows.tolist(), others.tolist(), own.tolist(), strict=True)
+        for made, value, share in zip(new, old, mixture.tolist(), strict=True)
+    )
 
 
 def _moved(cones: Enumeration, tip: Sequence[Fraction]) -> Enumeration:
@@ -346,22 +385,14 @@ def _sorted(cells: Enumeration) -> Enumeration:
     )
 
 
-def _from_exact(exact: ExactCells, dims: int, k: int) -> Enumeration:
-    cells = sorted(exact.cells, key=sorted)
-    number = {cell: n for n, cell in enumerate(cells)}
-    facets = [(number[one], number[other]) for one, other in exact.facets]
-    witness = [[float(value) for value in exact.cells[cell]] for cell in cells]
-    return Enumeration(
-        expert_set=np.array([sorted(cell) for cell in cells], np.int16).reshape(-1, k),
-        witness=np.array(witness, np.float64).reshape(-1, dims),
-        is_bounded=np.array([cell not in exact.unbounded for cell in cells], dtype=bool),
-        facets=_ordered(np.array(facets, np.int64).reshape(-1, 2)),
-        road="exact walk",
-        tied=np.array(sorted(map(sorted, exact.tied)), np.int16).reshape(-1, k),
-    )
-
-
 # ---------------------------------------------------------------- walks with ties
+def interval_middle(start: Fraction | None, stop: Fraction | None) -> Fraction:
+    """A point inside an interval of a line; None is an end at infinity."""
+    if start is None:
+        return Fraction(0) if stop is None else stop - 1
+    return start + 1 if stop is None else (start + stop) / 2
+
+
 #: A set of experts, as the bits of an integer.
 Mask = int
 
@@ -403,15 +434,6 @@ class Settled:
             self._dictionaries[vertex] = made
         return self._dictionaries[vertex]
 
-    def tied(self, vertex: int) -> Mask:
-        """The experts that are on the level there without perturbation."""
-        return mask_of(self.at(vertex).tied)
-
-    def tied_along(self, vertex: int, edge: int) -> Mask:
-        """The experts that stay as far from the level along an edge."""
-        rates = self.at(vertex).slope(edge // 2)
-        return mask_of(j for j, rate in enumerate(rates) if rate == 0)
-
 
 @dataclass(frozen=True, eq=False)
 class Faces:
@@ -452,14 +474,16 @@ def settled_faces(walked: Walked, k: int, settled: Settled) -> Faces:
         cells, facets = _left(faces, *_around(settled.on[vertex], over, k))
         if not cells and not facets:
             continue
-        _meet(faces, cells, facets, settled.tied(vertex))
+        _meet(faces, cells, facets, mask_of(settled.at(vertex).tied))
         for cell in cells:
             faces.vertices.setdefault(cell, []).append(vertex)
         for edge, end in enumerate(ends):
             if end != RAY:
                 continue
             cells, facets = _left(faces, *_around(*_along(settled.on[vertex], over, edge), k))
-            _meet(faces, cells, facets, settled.tied_along(vertex, edge))
+            # the experts that stay as far from the level along the edge
+            rates = enumerate(settled.at(vertex).slope(edge // 2))
+            _meet(faces, cells, facets, mask_of(j for j, rate in rates if rate == 0))
             for cell in cells:
                 faces.rays.setdefault(cell, []).append((vertex, edge))
     return faces
@@ -523,7 +547,8 @@ def settled_cells(
 
     With ``tie_broken`` equal experts (rows and biases) count as apart, the lower number ahead; else
     no cell splits them. A tenth of a millisecond for each vertex that was settled in exact
-    arithmetic, some more where no vertex of a cell is simple. Oracle in tests: ``exact_cells``.
+    arithmetic, some more where no vertex of a cell is simple. Oracle in tests: a walk in
+    exact arithmetic alone.
     """
     arrangement = Arrangement.of(weight, bias)
     rising = _rising(walked, arrangement)
@@ -533,7 +558,7 @@ def settled_cells(
     faces = settled_faces(walked, k, settled)
     masks = masks_of(cells.masks)
     number = {mask: n for n, mask in enumerate(masks)}
-    class_of, apart = first_equals(arrangement), range(len(bias))
+    class_of, apart = equal_classes(weight, bias).tolist(), range(len(bias))
     is_open, is_tied = np.ones(len(masks), bool), np.zeros(len(masks), bool)
     vertex_of = cells.vertex_of.copy()
     for cell, tied in faces.cells.items():
@@ -544,7 +569,7 @@ def settled_cells(
         vertex_of[number[cell]] = vertex
     point = points_of(walked.on, weight, bias)
     for vertex in np.flatnonzero(~walked.is_simple).tolist():
-        point[vertex] = [float(value) for value in settled.at(vertex).point(arrangement)]
+        point[vertex] = [float(value) for value in settled.at(vertex).point()]
     witness = Corners.of(walked, vertex_of).points_near(weight, cells.masks, point)
     for cell in faces.cells:
         if is_cell[number[cell]]:
@@ -581,8 +606,7 @@ def _rising(walked: Walked, arrangement: Arrangement) -> UInt32[np.ndarray, "ver
     rising = walked.rising.copy()
     along = [Fraction(value) for value in walked.upwards.tolist()]
     unit = max(value.denominator for value in along)  # a power of two, as all of them
-    units = arrangement.integers.units
-    scaled = [int(value * unit) * scale for value, scale in zip(along, units, strict=True)]
+    scaled = [int(value * unit) for value in along]
     for vertex in np.flatnonzero(rising & UNORDERED).tolist():
         at = dictionary(arrangement, walked.on[vertex].tolist())
         assert at is not None, "the hyperplanes of a vertex meet"
@@ -599,11 +623,12 @@ def _is_open(cell: Mask, tied: Mask, class_of: Sequence[int]) -> bool:
 
 
 def _inner(cell: Mask, faces: Faces, settled: Settled) -> list[Fraction]:
-    """A point inside a cell that is spanned by these vertices and rays."""
-    places = {settled.at(v).point(settled.arrangement) for v in faces.vertices[cell]}
+    """A point inside a cell: the mean of its vertices, and the sum of its rays."""
+    places = {settled.at(v).point() for v in faces.vertices[cell]}
     rays = faces.rays.get(cell, [])
     away = [settled.at(v).direction(edge // 2, edge % 2 == 1) for v, edge in rays]
-    return Hull(list(places), away).inner()
+    means = [sum(column, Fraction(0)) / len(places) for column in zip(*places, strict=True)]
+    return [mean + sum((ray[m] for ray in away), Fraction(0)) for m, mean in enumerate(means)]
 
 
 def _facets(faces: Faces, arrangement: Arrangement, k: int) -> Iterator[tuple[Mask, Mask]]:

@@ -1,11 +1,13 @@
 """All vertices of the order-k diagram of an affine router, by ray shooting in certified float64.
 
-The reference is :func:`moegeom.routing_cells.exact.exact_cells.exact_walk`, which is also where
-vertices go whose signs float64 cannot prove.
+Vertices whose signs float64 cannot prove go to exact arithmetic. The reference in the
+tests is a walk in exact arithmetic alone.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +16,6 @@ import numpy as np
 
 from moegeom.core.shapes import Bool, Float64, Int16, Int32, Int64, UInt32, UInt64
 from moegeom.routing_cells.exact.dictionary import Arrangement, Dictionary, dictionary
-from moegeom.routing_cells.exact.exact_cells import diagram_edges, first_vertex, is_of_order
 from moegeom.routing_cells.walk._level_vertex import (
     BOTH,
     EMPTY,
@@ -84,26 +85,13 @@ class Walked:
     links: Int32[np.ndarray, "vertices edges"]
     is_simple: Bool[np.ndarray, "vertices"]
     upwards: Float64[np.ndarray, "dims"]
-    num_experts: int
     gap: float
     is_whole: bool
-
-    @property
-    def above(self) -> Bool[np.ndarray, "vertices experts"]:
-        """The experts above the level at each vertex."""
-        octets = self.bits.astype("<u8").view(np.uint8)
-        is_above = np.unpackbits(octets, axis=1, count=self.num_experts, bitorder="little")
-        return is_above.astype(bool)
 
     @property
     def num_exact(self) -> int:
         """Vertices that exact arithmetic decided."""
         return int((~self.is_simple).sum())
-
-    @property
-    def rays(self) -> Bool[np.ndarray, "vertices edges"]:
-        """Edges without end."""
-        return self.links == RAY
 
 
 def level_walk(
@@ -113,8 +101,8 @@ def level_walk(
     most: int,
     threads: int = 1,
     watch: WalkWatch | None = None,
-) -> Walked | None:
-    """Every vertex with k - d to k - 1 experts above it; None where there is none.
+) -> Walked:
+    """Every vertex with k - d to k - 1 experts above it.
 
     For 0 < k < E, d >= 2 and rows of full rank. About a microsecond for each vertex and each
     thousand multiply-adds of its E (d + 1)^2; vertices that are not proved take a thousand times
@@ -122,8 +110,6 @@ def level_walk(
     told from time to time how many vertices are done and known.
     """
     walk = _Walk(weight, bias, k, most, threads, watch)
-    if not walk.begin():
-        return None
     return walk.walked(walk.run())
 
 
@@ -153,6 +139,7 @@ class _Walk:
         self._notes = np.array([np.inf, 0.0])
         self._room = room_for(self._size, len(self._level.bias))
         self._make(_SLOTS)
+        self._add(first_vertex(self._arrangement, k).on)
 
     def _make(self, slots: int) -> None:
         """Makes a table with room for its vertices and copies the known vertices.
@@ -190,11 +177,6 @@ class _Walk:
             return False
         self._make(2 * len(self._seen.table))
         return True
-
-    def begin(self) -> bool:
-        """A first vertex; False where there is none."""
-        first = first_vertex(self._arrangement, self._level.k)
-        return first is not None and self._add(first.on) is not None
 
     def _advance(
         self,
@@ -326,10 +308,53 @@ class _Walk:
             links=links,
             is_simple=state == PROVED,
             upwards=self._level.upwards,
-            num_experts=len(self._weight),
             gap=float(self._notes[0]),
             is_whole=is_whole,
         )
+
+
+def first_vertex(arrangement: Arrangement, k: int) -> Dictionary:
+    """A vertex of the order-k diagram: no cell holds a line where rows have full rank.
+
+    Often one of the experts around rank k at a point without pattern, else of any experts.
+    """
+    size = arrangement.dimension + 1
+    every = itertools.combinations(range(arrangement.num_experts), size)
+    for on in itertools.chain(_guesses(arrangement, k), every):
+        vertex = dictionary(arrangement, on)
+        if vertex is not None and is_of_order(vertex, k, arrangement.dimension):
+            return vertex
+    raise AssertionError("rows of full rank have a vertex of each order")
+
+
+def is_of_order(vertex: Dictionary, k: int, dimension: int) -> bool:
+    """Whether cells with k experts above meet at the vertex."""
+    return k - dimension <= len(vertex.above) <= k - 1
+
+
+def _guesses(arrangement: Arrangement, k: int) -> Iterator[tuple[int, ...]]:
+    """As many experts around rank k as a vertex takes, at points of the size of the numbers."""
+    experts, d = arrangement.num_experts, arrangement.dimension
+    weight, bias = (np.array(part, np.float64) for part in (arrangement.weight, arrangement.bias))
+    generator = np.random.default_rng(1)
+    # one scale for rows and one for biases, so that points lie where logits are comparable
+    scale = max(float(np.abs(bias).max()), 1e-12) / max(float(np.abs(weight).max()), 1e-12)
+    starts = np.clip(k - 1 - np.arange(d + 1), 0, experts - d - 1)
+    for attempt in range(16):
+        point = generator.standard_normal(d) * scale * 2.0 ** (attempt % 4 - 2)
+        order = np.argsort(-(weight @ point + bias), kind="stable")
+        for around in np.sort(order[starts[:, None] + np.arange(d + 1)], axis=1).tolist():
+            yield tuple(around)
+
+
+def diagram_edges(vertex: Dictionary, k: int, dimension: int) -> Iterator[tuple[int, bool]]:
+    """Edges of the diagram at a vertex: which expert leaves the level, and to which side."""
+    above = len(vertex.above)
+    for column in range(len(vertex.on)):
+        if above <= k - 2:
+            yield column, True
+        if above >= k - dimension + 1:
+            yield column, False
 
 
 def _columns(

@@ -20,8 +20,8 @@ from moegeom.core import extras
 from moegeom.core.errors import UsageError
 from moegeom.core.extras import install_command, left_out
 from moegeom.document.paper import ENDINGS
-from moegeom.routing_cells.pictures.page import PictureOptions
 from moegeom.routing_cells.pictures.views import check_picture
+from moegeom.routing_cells.request import CellsRequest
 from moegeom.studies.track.exports import SERIES_EXPORTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,10 +61,10 @@ def test_an_export_without_its_package_is_refused_with_the_extra_that_brings_it(
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_picture_is_refused_without_its_package_alone(tmp_path, request, ending):
-    check_picture(tmp_path / f"a{ending}", PictureOptions())
+    check_picture(CellsRequest("", plot=tmp_path / f"a{ending}"))
     request.getfixturevalue("bare")
     with pytest.raises(UsageError) as caught:
-        check_picture(tmp_path / f"a{ending}", PictureOptions())
+        check_picture(CellsRequest("", plot=tmp_path / f"a{ending}"))
     package, extra = refused(caught.value)
     assert any(package in entry for entry in EXTRAS[extra])
 

@@ -16,11 +16,9 @@ import pytest
 
 from moegeom.core.errors import UsageError
 from moegeom.document.paper import ENDINGS
-from moegeom.routing_cells.exact.exact_cells import exact_cells, expert_sets
 from moegeom.routing_cells.pictures import views
 from moegeom.routing_cells.pictures.page import (
     CircleCells,
-    PictureOptions,
     PlaneCells,
     RasterCells,
     SliceCaption,
@@ -29,7 +27,9 @@ from moegeom.routing_cells.pictures.page import (
     caption_text,
     cell_colours,
 )
+from moegeom.routing_cells.request import CellsRequest
 from tests.by_day import by_day, one_of_each
+from tests.oracle.exact_cells import exact_cells, expert_sets
 
 FRAME = (-3.0, 3.0, -2.0, 2.0)
 CAPTION = SliceCaption(
@@ -150,7 +150,7 @@ WAYS = {
 
 def written(picture, folder: Path, suffix: str, **options) -> bytes:
     path = folder / f"picture{suffix}"
-    views.write_picture(picture, path, PictureOptions(**options))
+    views.write_picture(picture, CellsRequest("", plot=path, **options))
     assert [file.name for file in folder.iterdir()] == [path.name]
     content = path.read_bytes()
     path.unlink()
@@ -189,9 +189,9 @@ def test_equal_input_gives_equal_bytes_where_names_of_others_are_text(
     others = dict.fromkeys(("model", "router", "subspace", "remark"), hostile)
     caption = dataclasses.replace(CAPTION, **others)
     picture = dataclasses.replace(PICTURES[kind], caption=caption)
-    first = written(picture, tmp_path, suffix, **options, with_caption=True)
+    first = written(picture, tmp_path, suffix, **options, caption=True)
     assert first.startswith(STARTS[suffix])
-    assert written(picture, tmp_path, suffix, **options, with_caption=True) == first
+    assert written(picture, tmp_path, suffix, **options, caption=True) == first
     if suffix == ".svg":
         assert "<script>alert(1)</script>" in text_of(first).replace("\n", " ")
 
@@ -220,11 +220,13 @@ NO_OPTIONS = [
 def test_endings_and_options_that_mean_nothing_are_refused_with_a_hint(tmp_path):
     for ending in ("gif", "", "svg.gz", "html"):
         with pytest.raises(UsageError, match="a name that ends in") as refused:
-            views.check_picture(tmp_path / f"picture.{ending}", PictureOptions())
+            views.check_picture(CellsRequest("", plot=tmp_path / f"picture.{ending}"))
         assert all(way in refused.value.hint for way in (*ENDINGS, "--html FILE"))
     for kind, options in NO_OPTIONS:
+        request = CellsRequest("", plot=tmp_path / "picture.svg", **options)
         with pytest.raises(UsageError) as refused:
-            views.write_picture(PICTURES[kind], tmp_path / "picture.svg", PictureOptions(**options))
+            views.check_picture(request)
+            views.write_picture(PICTURES[kind], request)
         assert refused.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -276,7 +278,7 @@ def test_a_caption_is_drawn_only_when_asked_for_and_as_it_is_or_by_number(tmp_pa
     svg = written(dataclasses.replace(PLANE, caption=caption), tmp_path, ".svg")
     assert "$x_1$ \\u4e2d" in text_of(svg)
     assert b"Seed 5;" not in written(PLANE, tmp_path, ".svg")
-    assert b"Seed 5;" in written(PLANE, tmp_path, ".svg", with_caption=True, width=183.0)
+    assert b"Seed 5;" in written(PLANE, tmp_path, ".svg", caption=True, width=183.0)
 
 
 def read_csv(text: str) -> pd.DataFrame:
@@ -316,7 +318,7 @@ def test_a_name_of_a_million_letters_leaves_a_page(tmp_path):
     text = caption_text(picture)
     assert len(text) < 2000
     assert "mmm\u2026mmm" in text
-    content = written(picture, tmp_path, ".svg", with_caption=True)
+    content = written(picture, tmp_path, ".svg", caption=True)
     height = ET.fromstring(content).get("height", "")
     assert 200 < float(height.removesuffix("pt")) < 800
 

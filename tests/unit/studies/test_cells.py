@@ -14,9 +14,9 @@ from moegeom.geometry.capacity import expected_diagram
 from moegeom.router.requested_family import RequestedFamily
 from moegeom.routing_cells.document import document
 from moegeom.routing_cells.record import Answer, Cells, CutShort, Enumerations, RouterCells
-from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.router import enough_vertices
-from moegeom.routing_cells.study.study import cells
+from moegeom.routing_cells.request import CellsRequest
+from moegeom.routing_cells.router import enough_vertices
+from moegeom.routing_cells.study import cells
 from tests.unit.studies.samples import unwrapped, worded
 
 

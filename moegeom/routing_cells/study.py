@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
-from moegeom.core.tokens import TokenSource
 from moegeom.engine.session import Session
 from moegeom.routing_cells.exact.certificate import cell_certificate
 from moegeom.routing_cells.exact.certificate_check import CellPoint, Weights, check_certificate
+from moegeom.routing_cells.files import CellFiles, draw
 from moegeom.routing_cells.record import Answer, Enumerations, RouterCells
-from moegeom.routing_cells.study.files import CellFiles, draw
-from moegeom.routing_cells.study.request import CellsRequest, check_request
-from moegeom.routing_cells.study.router import prediction, sliced_router
-from moegeom.routing_cells.study.slices import (
+from moegeom.routing_cells.request import CellsRequest, check_request
+from moegeom.routing_cells.router import instance_of, prediction, sliced_router
+from moegeom.routing_cells.slices import (
     RequestedSlice,
     matrix_router,
     requested_slice,
@@ -58,49 +56,31 @@ def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
         return _cells(request, watch)
 
 
-class _Opened(NamedTuple):
-    """Routers, their tokens if there are any, and the facts of the run; None for a bare matrix."""
-
-    name: str
-    routers: Sequence[Router]
-    source: TokenSource | None = None
-    run: Mapping[str, Any] | None = None
-    left_out: tuple[tuple[str, str], ...] = ()
-
-    @staticmethod
-    def of(request: CellsRequest) -> _Opened:
-        """Opens the input that a request names."""
-        if request.weights is not None:
-            assert request.asked.top_k is not None
-            router = matrix_router(request.weights, request.asked.top_k)
-            return _Opened(request.weights.name, [router])
-        opened = Session.open(request)
-        routers, run = opened.recorded, opened.facts(opened.recorded)
-        return _Opened(opened.routers.checkpoint, routers, opened.source, run, opened.left_out)
-
-    @property
-    def model(self) -> str:
-        """Family and name of the checkpoint, for captions."""
-        family = "" if self.run is None else f"{self.run['checkpoint']['family']} "
-        return family + self.name
-
-
 def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
-    opened = _Opened.of(request)
-    if request.plot is not None and len(opened.routers) > 1:
+    run, source, left_out, family = None, None, (), ""
+    if request.weights is not None:
+        assert request.asked.top_k is not None
+        name = request.weights.name
+        routers = [matrix_router(request.weights, request.asked.top_k)]
+    else:
+        opened = Session.open(request)
+        name, routers, source = opened.routers.checkpoint, opened.recorded, opened.source
+        run, left_out = opened.facts(routers), opened.left_out
+        family = f"{run['checkpoint']['family']} "
+    if request.plot is not None and len(routers) > 1:
         raise UsageError(
-            f"--plot draws one router, {len(opened.routers)} were asked for.", "Add --layer L."
+            f"--plot draws one router, {len(routers)} were asked for.", "Add --layer L."
         )
-    recording = "" if opened.source is None else opened.source.facts.name
+    recording = "" if source is None else source.facts.name
     subspace = request.subspace
     if subspace is None:
-        subspace = "full" if request.plot is None or opened.source is None else "pca:2"
-    routers: list[RouterCells] = []
+        subspace = "full" if request.plot is None or source is None else "pca:2"
+    records: list[RouterCells] = []
     answers: list[Answer] = []
     names: list[str] = []
     with nullcontext() if request.out is None else CellFiles(request) as files:
-        for router in opened.routers:
-            sample = None if opened.source is None else token_sample(router, opened.source, request)
+        for router in routers:
+            sample = None if source is None else token_sample(router, source, request)
             part = requested_slice(subspace, router, sample, recording, request.seed)
             if watch is not None:
                 watch.begin(f"{router.name}{prediction(router, part, request)}")
@@ -110,17 +90,17 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
             listener = None if watch is None else WalkListener(watch, router.name)
             sliced = sliced_router(router, part, sample, request, listener)
             num_checked = None if files is None else files.add(sliced)
-            routers.append(replace(sliced.record, num_checked=num_checked))
+            records.append(replace(sliced.record, num_checked=num_checked))
             if request.plot is not None:
-                names += draw(sliced, opened.model, request)
+                names += draw(sliced, family + name)
         if files is not None:
             names = [*files.finish(), *names]
     return Enumerations(
-        name=opened.name,
-        run=opened.run,
-        routers=tuple(routers),
+        name=name,
+        run=run,
+        routers=tuple(records),
         answers=tuple(answers),
-        left_out=opened.left_out,
+        left_out=left_out,
         seed=request.seed,
         written=None if request.out is None else str(request.out),
         files=tuple(names),
@@ -182,19 +162,16 @@ def answer(
             f"router {router.name}: certificates are for linear routers on a flat slice "
             f"({router.rule.selection_score_unit})."
         )
-    weight = router.weight.astype(np.float64)
-    bias = None if router.affine_bias is None else router.affine_bias.astype(np.float64)
-    if part.part is not None:
-        weight, bias = part.part.instance(weight, bias)
+    weight, bias = instance_of(router, part)
     upper = None if box is None else np.full(weight.shape[1], box)
     lower = None if upper is None else -upper
     proof = cell_certificate(weight, bias, chosen, lower, upper)
     margin, weights = None, None
     if isinstance(proof, CellPoint):
-        if bias is None and box is None:
+        if box is None and not bias.any():
             proof = _of_usual_size(proof)
         point = np.array([float(value) for value in proof.point])
-        logits = weight @ point + (0.0 if bias is None else bias)
+        logits = weight @ point + bias
         inside = np.isin(np.arange(experts), chosen)
         margin = float(logits[inside].min() - logits[~inside].max()) if k < experts else np.inf
     else:

@@ -18,7 +18,7 @@ from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import Sample, draw_sample
 from moegeom.routing_cells.plane.polygons import Frame
 from moegeom.routing_cells.plane.subspace import Slice, principal_slice, random_slice, slice_through
-from moegeom.routing_cells.study.request import CellsRequest
+from moegeom.routing_cells.request import CellsRequest
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 from moegeom.tokens.stages import INPUT_STAGES
 
@@ -129,14 +129,13 @@ KINDS = "full, pca:D, random:D, plane:A,B,C, circle:A,B or FILE.npz"
 class RequestedSlice:
     """A slice and how it came about; ``part`` is None for the whole input space.
 
-    A ``circle`` [hidden, 2] holds its two axes: inputs are ``centre + circle (cos, sin)``.
+    Inputs of a ``circle`` are those of its plane at (cos, sin); its two axes are the basis.
     """
 
     text: str
     part: Slice | None
     variance_share: float | None = None
-    circle: Float64[np.ndarray, "hidden 2"] | None = None
-    centre: Float64[np.ndarray, "hidden"] | None = None
+    circle: Slice | None = None
     at: tuple[int, ...] = ()
 
 
@@ -252,7 +251,7 @@ def _circle(query: _SliceQuery) -> RequestedSlice:
     radius = math.sqrt(hidden) if router.gain is not None else float(np.linalg.norm(unit[0]))
     axes = radius * gain[:, None] * np.column_stack([first, second / length])
     text = f"the great circle through the tokens {_listed(numbers)}"
-    return RequestedSlice(text, None, circle=axes, centre=shift, at=numbers)
+    return RequestedSlice(text, None, circle=Slice(shift, axes), at=numbers)
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

@@ -1,25 +1,20 @@
-"""All cells of a top-k router and the facets between them, proved in exact arithmetic."""
+"""The reference of the enumeration: all cells and facets of a router, in exact arithmetic alone."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import combinations, product
-from operator import mul
+from itertools import product
 
 import numpy as np
 
 from moegeom.core.shapes import Float64
-from moegeom.routing_cells.exact.crossings import sweep
-from moegeom.routing_cells.exact.dictionary import (
-    Arrangement,
-    Dictionary,
-    dictionary,
-    independent_columns,
-    rank,
-)
+from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, exact_columns, rank
+from moegeom.routing_cells.walk.enumeration import interval_middle
+from moegeom.routing_cells.walk.level_walk import diagram_edges, first_vertex
+from moegeom.routing_cells.walk.segment_crossings import sweep
 
 ExpertSet = frozenset[int]
 Point = tuple[Fraction, ...]
@@ -50,6 +45,14 @@ class ExactDiagram:
     num_vertices: int = 0
 
 
+def independent_columns(weight: Sequence[Sequence[Fraction]]) -> list[int]:
+    """Columns of W whose differences w_i - w_1 are independent, as many as the rank."""
+    first = weight[0]
+    return exact_columns(
+        [[value - own for value, own in zip(row, first, strict=True)] for row in weight[1:]]
+    )
+
+
 def exact_walk(arrangement: Arrangement, k: int) -> ExactDiagram:
     """All cells with k experts above and the facets between them, for d >= 2 and full rank.
 
@@ -58,13 +61,11 @@ def exact_walk(arrangement: Arrangement, k: int) -> ExactDiagram:
     """
     diagram = ExactDiagram()
     first = first_vertex(arrangement, k)
-    if first is None:
-        return diagram
     seen, left = {frozenset(first.on)}, [first]
     while left:
         vertex = left.pop()
         diagram.num_vertices += 1
-        point = vertex.point(arrangement)
+        point = vertex.point()
         for hull in _around(diagram, vertex.on, vertex.above, k):
             hull.vertices.append(point)
         for column, upwards in diagram_edges(vertex, k, arrangement.dimension):
@@ -86,16 +87,6 @@ def exact_walk(arrangement: Arrangement, k: int) -> ExactDiagram:
     return diagram
 
 
-def diagram_edges(vertex: Dictionary, k: int, dimension: int) -> Iterator[tuple[int, bool]]:
-    """Edges of the diagram at a vertex: which expert leaves the level, and to which side."""
-    above = len(vertex.above)
-    for column in range(len(vertex.on)):
-        if above <= k - 2:
-            yield column, True
-        if above >= k - dimension + 1:
-            yield column, False
-
-
 def _around(
     diagram: ExactDiagram, on: Sequence[int], above: frozenset[int], k: int
 ) -> Iterator[Hull]:
@@ -109,60 +100,17 @@ def _around(
                 yield diagram.facets.setdefault(pair, Hull())
 
 
-def first_vertex(arrangement: Arrangement, k: int) -> Dictionary | None:
-    """A vertex of the order-k diagram; None where there is none.
-
-    Often one of the experts around rank k at a point without pattern, else of any experts.
-    """
-    size = arrangement.dimension + 1
-    every = itertools.combinations(range(arrangement.num_experts), size)
-    for on in itertools.chain(_guesses(arrangement, k), every):
-        vertex = dictionary(arrangement, on)
-        if vertex is not None and is_of_order(vertex, k, arrangement.dimension):
-            return vertex
-    return None
-
-
-def is_of_order(vertex: Dictionary, k: int, dimension: int) -> bool:
-    """Whether cells with k experts above meet at the vertex."""
-    return k - dimension <= len(vertex.above) <= k - 1
-
-
-def _guesses(arrangement: Arrangement, k: int) -> Iterator[tuple[int, ...]]:
-    """As many experts around rank k as a vertex takes, at points of the size of the numbers."""
-    experts, d = arrangement.num_experts, arrangement.dimension
-    weight, bias = (np.array(part, np.float64) for part in (arrangement.weight, arrangement.bias))
-    generator = np.random.default_rng(1)
-    # one scale for rows and one for biases, so that points lie where logits are comparable
-    scale = max(float(np.abs(bias).max()), 1e-12) / max(float(np.abs(weight).max()), 1e-12)
-    starts = np.clip(k - 1 - np.arange(d + 1), 0, experts - d - 1)
-    for attempt in range(16):
-        point = generator.standard_normal(d) * scale * 2.0 ** (attempt % 4 - 2)
-        order = np.argsort(-(weight @ point + bias), kind="stable")
-        for around in np.sort(order[starts[:, None] + np.arange(d + 1)], axis=1).tolist():
-            yield tuple(around)
-
-
 # ----------------------------------------------------------------------------------------- cells
 Pair = tuple[ExpertSet, ExpertSet]
 
-#: From a point of a chart, or of a few columns, to the same point in all coordinates.
-Place = Callable[[Sequence[Fraction]], list[Fraction]]
 
-
-def _in_columns(columns: Sequence[int], total: int, place: Place = list) -> Place:
-    """The place of points that have some of the columns only; the others are 0."""
-
-    def whole(inner: Sequence[Fraction]) -> list[Fraction]:
-        value = dict(zip(columns, inner, strict=True))
-        return place([value.get(column, Fraction(0)) for column in range(total)])
-
-    return whole
-
-
-def _on_chart(mixture: Sequence[Fraction], side: Fraction) -> Place:
-    """The place of points whose last coordinate is such that the mixed one is ``side``."""
-    return lambda inner: [*inner, side - sum(map(mul, mixture, inner))]
+def first_equals(router: Arrangement) -> list[int]:
+    """For each expert the first one whose row and bias are equal."""
+    first: dict[tuple[Fraction, ...], int] = {}
+    experts = zip(router.weight, router.bias, strict=True)
+    return [
+        first.setdefault((*row, offset), number) for number, (row, offset) in enumerate(experts)
+    ]
 
 
 class _Checked:
@@ -224,19 +172,6 @@ class _Checked:
         return True
 
 
-def first_equals(router: Arrangement) -> list[int]:
-    """For each expert the first one whose row and bias are equal."""
-    first: dict[tuple[Fraction, ...], int] = {}
-    experts = zip(router.weight, router.bias, strict=True)
-    return [
-        first.setdefault((*row, offset), number) for number, (row, offset) in enumerate(experts)
-    ]
-
-
-#: Coefficients of the coordinate on which the charts of a central router lie: without pattern.
-_MIXTURE = (3, -7, 11, -13, 17, -19, 23, -29, 31, -37, 41)
-
-
 @dataclass(frozen=True)
 class ExactCells:
     """Cells by expert set with a point strictly inside each, and facets with one inside each.
@@ -264,7 +199,7 @@ def exact_cells(
     .. math:: C_S = \{x : z_i(x) > z_j(x), i \in S, j \notin S\}, \quad z = W x + b
 
     The numbers are taken as they are, exact dyadic rationals; every cell and facet comes with a
-    rational point that was checked. ``bias`` None is a central router. With ``tie_broken`` equal
+    rational point that was checked. ``bias`` None is one of zeros. With ``tie_broken`` equal
     experts (rows and biases) count as apart, the lower number ahead of the higher; else no cell
     splits them. For d >= 2 a walk over the vertices in exact arithmetic: some hundred microseconds
     each, for references and for small instances. k = E is the one cell of all experts.
@@ -275,78 +210,44 @@ def exact_cells(
     experts, dims = weight.shape
     if not 1 <= k <= experts:
         raise ValueError(f"top_k {k} of {experts} experts")
-    router = Arrangement.of(weight, np.zeros(experts) if bias is None else bias)
-    columns = independent_columns(router.weight)
-    inner = router.in_columns(columns)
-    checked = _Checked(inner, tie_broken)
-    if k == experts:
-        checked.add_cell(frozenset(range(experts)), [Fraction(0)] * len(columns), is_bounded=False)
-    elif bias is None and len(columns) > 1:  # on a line the charts would miss the facet at 0
-        _central(inner.weight, k, checked)
+    whole = Arrangement.of(weight, np.zeros(experts) if bias is None else bias)
+    columns = independent_columns(whole.weight)
+    router = Arrangement([[row[c] for c in columns] for row in whole.weight], whole.bias)
+    checked = _Checked(router, tie_broken)
+    if k == experts or not columns:
+        order = sorted(range(experts), key=lambda i: (-router.bias[i], i))
+        _ = checked.add_cell(frozenset(order[:k]), [Fraction(0)] * len(columns), is_bounded=False)
+    elif len(columns) == 1:
+        _swept(router, k, checked)
     else:
-        _affine(inner, k, checked, list)
-    place = _in_columns(columns, dims)
+        _walked(router, k, checked)
+
+    def place(point: Point) -> Point:
+        """In all coordinates; those of the other columns are 0."""
+        value = dict(zip(columns, point, strict=True))
+        return tuple(value.get(column, Fraction(0)) for column in range(dims))
+
     return ExactCells(
-        {cell: tuple(place(point)) for cell, point in checked.cells.items()},
-        {pair: tuple(place(point)) for pair, point in checked.facets.items()},
+        {cell: place(point) for cell, point in checked.cells.items()},
+        {pair: place(point) for pair, point in checked.facets.items()},
         frozenset(checked.cells if len(columns) < dims else checked.unbounded),
         frozenset(checked.tied),
     )
 
 
-def _central(rows: Sequence[Sequence[Fraction]], k: int, checked: _Checked) -> None:
-    """Logits without bias: cells are cones, met by one of two affine charts on either side of 0.
-
-    The charts lie at +1 and -1 of a coordinate that is mixed from all, so that no facet lies in the
-    plane between them, where no chart would meet it.
-    """
-    for shift in range(len(_MIXTURE)):
-        turned = [*_MIXTURE[shift:], *_MIXTURE[:shift]]
-        mixture = [Fraction(turned[m % len(turned)]) for m in range(len(rows[0]) - 1)]
-        if not any(_is_along([*mixture, Fraction(1)], a, b) for a, b in combinations(rows, 2)):
-            break
-    chart = [[v - c * row[-1] for v, c in zip(row, mixture, strict=False)] for row in rows]
-    for side in (Fraction(1), Fraction(-1)):
-        part = Arrangement(chart, [side * row[-1] for row in rows])
-        _affine(part, k, checked, _on_chart(mixture, side))
-    checked.unbounded |= set(checked.cells)
+def _walked(router: Arrangement, k: int, checked: _Checked) -> None:
+    diagram = exact_walk(router, k)
+    is_simple = True
+    for expert_set, hull in diagram.cells.items():
+        is_simple &= checked.add_cell(expert_set, hull.inner(), is_bounded=not hull.rays)
+    for pair, hull in diagram.facets.items():
+        is_simple &= checked.add_facet(pair, hull.inner())
+    for expert_set, hull in {} if is_simple else diagram.cells.items():
+        if expert_set in checked.cells:
+            _facets(expert_set, hull, router, checked)
 
 
-def _is_along(normal: Sequence[Fraction], a: Sequence[Fraction], b: Sequence[Fraction]) -> bool:
-    """Whether the facet between two rows is the plane with this normal."""
-    difference = [x - y for x, y in zip(a, b, strict=True)]
-    if not any(difference):
-        return False
-    return all(d == difference[-1] * n for d, n in zip(difference, normal, strict=True))
-
-
-def _affine(router: Arrangement, k: int, checked: _Checked, place: Place) -> None:
-    """Cells of an affine instance; ``place`` takes its points to those of the router."""
-    columns = independent_columns(router.weight) if router.weight[0] else []
-    if len(columns) < len(router.weight[0]):
-        inner = _in_columns(columns, len(router.weight[0]), place)
-        _affine(router.in_columns(columns), k, checked, inner)
-    elif not columns:
-        order = sorted(range(len(router.bias)), key=lambda i: (-router.bias[i], i))
-        checked.add_cell(frozenset(order[:k]), place([]), is_bounded=False)
-    elif len(columns) == 1:
-        _swept([row[0] for row in router.weight], router.bias, k, checked, place)
-    else:
-        diagram = exact_walk(router, k)
-        is_simple = True
-        for expert_set, hull in diagram.cells.items():
-            point = place(hull.inner())
-            is_simple &= checked.add_cell(expert_set, point, is_bounded=not hull.rays)
-        for pair, hull in diagram.facets.items():
-            is_simple &= checked.add_facet(pair, place(hull.inner()))
-        for expert_set, hull in {} if is_simple else diagram.cells.items():
-            if expert_set in checked.cells:
-                _facets(expert_set, hull, router, checked, place)
-
-
-def _facets(
-    expert_set: ExpertSet, hull: Hull, router: Arrangement, checked: _Checked, place: Place
-) -> None:
+def _facets(expert_set: ExpertSet, hull: Hull, router: Arrangement, checked: _Checked) -> None:
     """Facets of a cell at which more than one pair may tie: what lies behind each of its facets."""
     experts = range(router.num_experts)
     at = [(vertex, router.at(vertex)) for vertex in hull.vertices]
@@ -363,29 +264,17 @@ def _facets(
         away = [b - a for a, b in zip(router.weight[out], router.weight[into], strict=True)]
         keys = list(zip(router.at(inner), router.along(away), (-i for i in experts), strict=True))
         behind = sorted(experts, key=keys.__getitem__, reverse=True)[: len(expert_set)]
-        checked.add_known_facet(expert_set, frozenset(behind), place(inner))
+        _ = checked.add_known_facet(expert_set, frozenset(behind), inner)
 
 
-def _swept(
-    slope: Sequence[Fraction],
-    offset: Sequence[Fraction],
-    k: int,
-    checked: _Checked,
-    place: Place,
-) -> None:
+def _swept(router: Arrangement, k: int, checked: _Checked) -> None:
     before: ExpertSet | None = None
-    for expert_set, start, stop in sweep(slope, offset, k):
+    for expert_set, start, stop in sweep([row[0] for row in router.weight], router.bias, k):
         is_bounded = start is not None and stop is not None
-        checked.add_cell(expert_set, place([_middle(start, stop)]), is_bounded)
+        _ = checked.add_cell(expert_set, [interval_middle(start, stop)], is_bounded)
         if before is not None and start is not None:
-            checked.add_known_facet(before, expert_set, place([start]))
+            _ = checked.add_known_facet(before, expert_set, [start])
         before = expert_set
-
-
-def _middle(start: Fraction | None, stop: Fraction | None) -> Fraction:
-    if start is None:
-        return Fraction(0) if stop is None else stop - 1
-    return start + 1 if stop is None else (start + stop) / 2
 
 
 def expert_sets(exact: ExactCells) -> list[tuple[int, ...]]:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ from moegeom.engine.plan import num_workers
 from moegeom.results.reader import SCHEMA_VERSION
 from moegeom.results.writer import slug
 from moegeom.routing_cells.ball.ball_cells import facet_distances
+from moegeom.routing_cells.exact.certificate import check_witness
 from moegeom.routing_cells.exact.certificate_check import CellPoint
-from moegeom.routing_cells.exact.witness import check_witness
 from moegeom.routing_cells.facet_graph import Swaps, swaps
 from moegeom.routing_cells.pictures.page import (
     CircleCells,
@@ -34,18 +33,18 @@ from moegeom.routing_cells.pictures.page import (
     TokenMarks,
 )
 from moegeom.routing_cells.pictures.views import figure_csv, write_picture
-from moegeom.routing_cells.plane.polygons import inradii, polygons
+from moegeom.routing_cells.plane.polygons import cell_sides, inradii, polygons
 from moegeom.routing_cells.plane.raster import PixelState
 from moegeom.routing_cells.plane.subspace import Arcs
-from moegeom.routing_cells.study.request import CellsRequest
-from moegeom.routing_cells.study.router import (
+from moegeom.routing_cells.request import CellsRequest
+from moegeom.routing_cells.router import (
     MOST_MEASURED,
     Scaled,
-    SliceCells,
     SlicedRouter,
     equal_experts,
 )
-from moegeom.routing_cells.study.slices import frame_of
+from moegeom.routing_cells.slices import frame_of
+from moegeom.routing_cells.walk.enumeration import Enumeration
 
 #: Numbers of witnesses in input coordinates that are written per router; beyond they are missing,
 #: and follow from the slice.
@@ -60,10 +59,6 @@ _RECURRING = [
 ]
 
 
-def _are_cells(folder: Path) -> bool:
-    return (folder / "cells.parquet").is_file()
-
-
 class CellFiles:
     """The folder ``out``: written beside it, and moved there when it is whole."""
 
@@ -71,7 +66,8 @@ class CellFiles:
         assert request.out is not None
         self._out, self._request = request.out, request
         hint = "Choose another --out, or --overwrite."
-        refuse_existing(self._out, hint, _are_cells if request.overwrite else None)
+        may_replace = (lambda at: (at / "cells.parquet").is_file()) if request.overwrite else None
+        refuse_existing(self._out, hint, may_replace)
         self._work = new_folder(self._out)
         self._partial = self._work / "whole"  # with the rights of a folder that is made now
         self._partial.mkdir()
@@ -91,8 +87,8 @@ class CellFiles:
         num_checked = 0
         for cells in sliced.cells:
             if cells.is_whole:
-                self._tables["cells"].append(_cells(sliced, cells, self._request))
-                self._tables["facets"].append(_facets(sliced, cells, self._request))
+                self._tables["cells"].append(_cells(sliced, cells))
+                self._tables["facets"].append(_facets(sliced, cells))
                 num_checked += len(cells.expert_set)
         part = sliced.requested.part
         if part is not None and sliced.weight is not None:
@@ -117,8 +113,8 @@ class CellFiles:
         return names
 
 
-def _cells(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> Any:
-    count = len(cells.expert_set)
+def _cells(sliced: SlicedRouter, cells: Enumeration) -> Any:
+    request, count = sliced.request, len(cells.expert_set)
     columns: dict[str, Any] = {
         "router": pa.repeat(sliced.router.name, count),
         "cell": np.arange(count),
@@ -139,14 +135,14 @@ def _cells(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> An
         columns["num_own_tokens"] = np.bincount(own, minlength=count)
     weight, bias = sliced.instance
     if request.inradius:
-        columns["inradius"] = _inradii(weight, bias, cells, request)
+        columns["inradius"] = _inradii(sliced, cells)
     if request.certify:
         _check(weight, bias, cells, request.tie_broken)
         columns["is_checked"] = pa.repeat(True, count)
     return cell_table("cells", columns)
 
 
-def _facets(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> Any:
+def _facets(sliced: SlicedRouter, cells: Enumeration) -> Any:
     count, swapped = len(cells.facets), swaps(cells.expert_set, cells.facets)
     ends = np.cumsum(swapped.num)
     columns = {
@@ -156,42 +152,36 @@ def _facets(sliced: SlicedRouter, cells: SliceCells, request: CellsRequest) -> A
         "other_cell": cells.facets[:, 1],
         "experts_out": _lists(swapped.out, ends),
         "experts_in": _lists(swapped.into, ends),
-        **_bracket(_distances(sliced, cells, swapped, request)),
+        **_bracket(_distances(sliced, cells, swapped)),
     }
     return cell_table("facets", columns)
 
 
-def _inradii(
-    weight: np.ndarray, bias: np.ndarray, cells: SliceCells, request: CellsRequest
-) -> list[float | None]:
+def _inradii(sliced: SlicedRouter, cells: Enumeration) -> list[float | None]:
     """None where no radius could be proved."""
-    scaled = Scaled.of(weight, bias, request, is_metric=True)
-    equal = equal_experts(scaled.weight, scaled.bias, request)
-    radii = inradii(scaled.weight, scaled.bias, cells.expert_set, cells.facets, equal)
-    radii = np.ldexp(radii, scaled.longer)
+    scaled = Scaled.of(*sliced.instance, sliced.request, is_metric=True)
+    equal = equal_experts(scaled.weight, scaled.bias, sliced.request)
+    radii = np.ldexp(inradii(cell_sides(scaled.weight, scaled.bias, cells, equal)), scaled.longer)
     return [None if np.isnan(radius) else radius for radius in radii.tolist()]
 
 
-def _distances(
-    sliced: SlicedRouter, cells: SliceCells, swapped: Swaps, request: CellsRequest
-) -> np.ndarray | None:
+def _distances(sliced: SlicedRouter, cells: Enumeration, swapped: Swaps) -> np.ndarray | None:
     """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
     if cells.at is not None or cells.facet_distance is not None:
         return cells.facet_distance
     if len(cells.facets) > MOST_MEASURED or (swapped.num != 1).any():
         return None
-    weight, bias = sliced.instance
-    centre = np.zeros(weight.shape[1])
+    centre = np.zeros(cells.witness.shape[1])
     if sliced.sample is not None and sliced.requested.part is not None:
         mean = sliced.sample.inputs.astype(np.float64).mean(axis=0)
         centre = sliced.requested.part.coordinates(mean[None, :])[0]
-    scaled = Scaled.of(weight, bias, request, is_metric=True)
+    scaled = Scaled.of(*sliced.instance, sliced.request, is_metric=True)
     brackets = facet_distances(
         scaled.weight,
         scaled.bias,
         cells,
         np.ldexp(centre, -scaled.exponent),
-        request.num_workers or num_workers(),
+        sliced.request.num_workers or num_workers(),
     )
     return np.ldexp(brackets, scaled.longer)
 
@@ -206,7 +196,7 @@ def _inputs(sliced: SlicedRouter, witness: np.ndarray) -> pa.Array:
     return _rows(rows, np.logical_not(np.isfinite(rows).all(axis=1)))
 
 
-def _rational(cells: SliceCells) -> pa.Array:
+def _rational(cells: Enumeration) -> pa.Array:
     """Certificates of the cells that have no float64 witness, as JSON."""
     texts = np.full(len(cells.expert_set), None, object)
     for n, point in cells.exact.items():
@@ -235,7 +225,7 @@ def _bracket(distance: np.ndarray | None) -> Mapping[str, np.ndarray]:
     return dict(zip(("distance_lower", "distance_upper"), ends, strict=False))
 
 
-def _check(weight: np.ndarray, bias: np.ndarray, cells: SliceCells, tie_broken: bool) -> None:
+def _check(weight: np.ndarray, bias: np.ndarray, cells: Enumeration, tie_broken: bool) -> None:
     """Every witness in integers. Raises InternalError for one that lies in no cell of its own."""
     rows = zip(cells.expert_set.tolist(), cells.witness.tolist(), strict=True)
     for n, (row, point) in enumerate(rows):
@@ -295,7 +285,7 @@ def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
 
 
 # ----------------------------------------------------------------------------------------- pictures
-def draw(sliced: SlicedRouter, model: str, request: CellsRequest) -> tuple[str, ...]:
+def draw(sliced: SlicedRouter, model: str) -> tuple[str, ...]:
     """Writes the picture, and one CSV file beside it for each of its tables; their names.
 
     Raises
@@ -303,19 +293,19 @@ def draw(sliced: SlicedRouter, model: str, request: CellsRequest) -> tuple[str, 
     UsageError
         When the slice has neither two nor three dimensions, or the file cannot be written.
     """
-    assert request.plot is not None
-    picture = _picture(sliced, model, request)
-    write_picture(picture, request.plot, request.picture)
-    names = [request.plot.name]
+    plot, picture = sliced.request.plot, _picture(sliced, model)
+    assert plot is not None
+    write_picture(picture, sliced.request)
+    names = [plot.name]
     for name, text in figure_csv(picture).items():
-        path = request.plot.with_name(f"{request.plot.stem}.{name}.csv")
+        path = plot.with_name(f"{plot.stem}.{name}.csv")
         write_whole(path, text)
         names.append(path.name)
     return tuple(names)
 
 
-def _picture(sliced: SlicedRouter, model: str, request: CellsRequest) -> SlicePicture:
-    caption = _caption(sliced, model, request)
+def _picture(sliced: SlicedRouter, model: str) -> SlicePicture:
+    caption = _caption(sliced, model)
     if sliced.arcs is not None:
         return _circle(sliced, sliced.arcs, caption)
     if sliced.pixels is not None:
@@ -332,15 +322,21 @@ def _picture(sliced: SlicedRouter, model: str, request: CellsRequest) -> SlicePi
         )
     if not len(cells.expert_set) or not np.isfinite(cells.witness).all():
         raise UsageError(f"--plot: {sliced.requested.text} has no cell that could be drawn.")
-    if dims == 3:
-        return _space(sliced, cells, caption)
-    return _plane(sliced, cells, caption, request)
+    if dims == 2:
+        return _plane(sliced, cells, caption)
+    inside = None
+    if sliced.tokens is not None:
+        cell = sliced.tokens.cell
+        inside = np.bincount(cell[cell >= 0], minlength=len(cells.expert_set)).astype(np.int64)
+    expert_sets = tuple(map(tuple, cells.expert_set.tolist()))
+    return SpaceCells(caption, cells.witness, expert_sets, cells.facets, *cells.exchanged, inside)
 
 
-def _caption(sliced: SlicedRouter, model: str, request: CellsRequest) -> SliceCaption:
+def _caption(sliced: SlicedRouter, model: str) -> SliceCaption:
     record, is_own = sliced.record, None
     if sliced.tokens is not None:
         is_own = sliced.tokens.is_own[_drawn_rows(sliced)]
+    tied = "Where nothing is drawn equal experts tie for the last place: that is in no cell."
     is_certified = sliced.arcs is None or bool(sliced.arcs.is_proved.all())
     if sliced.pixels is not None:
         is_certified = sliced.pixels.count(PixelState.OPEN) == 0
@@ -353,25 +349,21 @@ def _caption(sliced: SlicedRouter, model: str, request: CellsRequest) -> SliceCa
         variance_share=record.variance_share,
         num_own=None if is_own is None else int(is_own.sum()),
         num_tokens=None if is_own is None else len(is_own),
-        seed=request.seed,
+        seed=sliced.request.seed,
         version=__version__,
         is_certified=is_certified,
-        remark=_TIED if record.cells is not None and record.cells.num_tied else "",
+        remark=tied if record.cells is not None and record.cells.num_tied else "",
     )
 
 
-#: What is blank in a picture of a router with equal experts.
-_TIED = "Where nothing is drawn equal experts tie for the last place: that is in no cell."
-
-
-def _plane(
-    sliced: SlicedRouter, cells: SliceCells, caption: SliceCaption, request: CellsRequest
-) -> PlaneCells:
+def _plane(sliced: SlicedRouter, cells: Enumeration, caption: SliceCaption) -> PlaneCells:
     weight, bias = sliced.instance
     points = None if sliced.tokens is None else sliced.tokens.place
-    frame = frame_of(points, sliced.requested, sliced.sample, request, _spread(cells))
-    equal = equal_experts(weight, bias, request)
-    outlines = polygons(weight, bias, cells.expert_set, cells.facets, frame, equal)
+    # without tokens a frame that holds most of the bounded cells
+    reach = float(np.quantile(np.abs(cells.witness).max(axis=1), 0.8)) or 1.0
+    frame = frame_of(points, sliced.requested, sliced.sample, sliced.request, reach)
+    equal = equal_experts(weight, bias, sliced.request)
+    outlines = polygons(cell_sides(weight, bias, cells, equal), cells.facets, frame)
     is_inside = ~np.isnan(outlines.facet_ends[:, 0, 0])
     out, into = (experts[is_inside] for experts in cells.exchanged)
     chosen = cells.expert_set.astype(np.int64)
@@ -388,13 +380,6 @@ def _plane(
         facet_into=into,
         tokens=_marks(sliced),
     )
-
-
-def _spread(cells: SliceCells) -> float:
-    """Half the side of a frame that holds most of the bounded cells."""
-    if not len(cells.witness):
-        return 1.0
-    return float(np.quantile(np.abs(cells.witness).max(axis=1), 0.8)) or 1.0
 
 
 def _marks(sliced: SlicedRouter) -> TokenMarks | None:
@@ -418,22 +403,13 @@ def _drawn_rows(sliced: SlicedRouter) -> np.ndarray:
     return np.arange(len(sliced.sample.token))
 
 
-def _space(sliced: SlicedRouter, cells: SliceCells, caption: SliceCaption) -> SpaceCells:
-    inside = None
-    if sliced.tokens is not None:
-        cell = sliced.tokens.cell
-        inside = np.bincount(cell[cell >= 0], minlength=len(cells.expert_set)).astype(np.int64)
-    expert_sets = tuple(map(tuple, cells.expert_set.tolist()))
-    return SpaceCells(caption, cells.witness, expert_sets, cells.facets, *cells.exchanged, inside)
-
-
 def _circle(sliced: SlicedRouter, arcs: Arcs, caption: SliceCaption) -> CircleCells:
     requested, sample = sliced.requested, sliced.sample
     angle, is_own = None, None
-    if sample is not None and requested.circle is not None and requested.centre is not None:
+    if sample is not None and requested.circle is not None:
         rows = sample.rows_of(requested.at, "--subspace")
-        steps = sample.inputs[rows].astype(np.float64) - requested.centre
-        cosine, sine = np.linalg.pinv(requested.circle) @ steps.T
+        steps = sample.inputs[rows].astype(np.float64) - requested.circle.centre
+        cosine, sine = np.linalg.pinv(requested.circle.basis) @ steps.T
         angle = np.mod(np.arctan2(sine, cosine), 2.0 * np.pi)
         turned = np.where(angle < arcs.start[0], angle + 2.0 * np.pi, angle)
         arc = np.searchsorted(arcs.start, turned, side="right") - 1

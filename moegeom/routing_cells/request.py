@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from moegeom.core.errors import UsageError
 from moegeom.core.option import argument, option
 from moegeom.engine.parameters import option_of
 from moegeom.engine.request import CHECKPOINT, StudyRequest, WorkerOptions
-
-if TYPE_CHECKING:
-    from moegeom.routing_cells.pictures.page import PictureOptions
 
 
 @dataclass(frozen=True)
@@ -71,13 +68,17 @@ class CellsRequest(StudyRequest, WorkerOptions):
     dpi: int = option("Dots per inch where they count.", 300)
 
     @property
-    def picture(self) -> PictureOptions:
-        """What was asked of the picture. Raises UsageError for a value out of range."""
-        from moegeom.routing_cells.pictures.page import PictureOptions
+    def parsed_view(self) -> tuple[str, int | None]:
+        """The view and its expert, of ``expert:E`` too; others stay as they are, to be refused.
 
-        view, expert = parse_view(self.view)
-        expert = self.expert if expert is None else expert
-        return PictureOptions(view, expert, self.band, self.width, self.caption, self.dpi)
+        Raises UsageError for an expert that is no number.
+        """
+        view, colon, expert = self.view.partition(":")
+        if not colon:
+            return view, self.expert
+        if not expert.isdecimal():
+            raise UsageError(f"--view {self.view}: expected a number of an expert, as in {view}:3.")
+        return view, int(expert)
 
 
 def check_request(request: CellsRequest) -> None:
@@ -175,17 +176,4 @@ def _check_plot(request: CellsRequest) -> None:
             f"--plot draws the whole slice, not what {name} leaves of it.",
             "frame=R, from Python, is half the side of what is drawn.",
         )
-    check_picture(request.plot, request.picture)
-
-
-def parse_view(text: str) -> tuple[str, int | None]:
-    """``expert:E`` as the view and its expert; others stay as they are, for the renderer to name.
-
-    Raises UsageError for an expert that is no number.
-    """
-    view, colon, expert = text.partition(":")
-    if not colon:
-        return text, None
-    if not expert.isdecimal():
-        raise UsageError(f"--view {text}: expected a number of an expert, as in {view}:3.")
-    return view, int(expert)
+    check_picture(request)

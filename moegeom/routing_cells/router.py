@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from math import comb
@@ -20,7 +20,6 @@ from moegeom.engine.plan import num_workers
 from moegeom.geometry.capacity import expected_diagram, most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.routing_cells.ball.ball_cells import (
-    BallCells,
     BallProblem,
     TooManyTies,
     cells_of_ball,
@@ -28,13 +27,15 @@ from moegeom.routing_cells.ball.ball_cells import (
     filter_ball,
     filter_box,
 )
+from moegeom.routing_cells.exact.certificate import strict_witnesses
 from moegeom.routing_cells.exact.certificate_check import CellPoint
-from moegeom.routing_cells.exact.crossings import crossing_rate
-from moegeom.routing_cells.exact.dictionary import common_tie, independent_columns_of
-from moegeom.routing_cells.exact.witness import strict_witnesses
+from moegeom.routing_cells.exact.dictionary import (
+    common_tie,
+    equal_classes,
+    independent_columns_of,
+)
 from moegeom.routing_cells.facet_graph import facet_graph, visited_graph
-from moegeom.routing_cells.plane.raster import Frame, PixelState, Raster, plane_raster
-from moegeom.routing_cells.plane.score_ranges import plane_router
+from moegeom.routing_cells.plane.raster import Frame, PixelState, Raster, plane_raster, plane_router
 from moegeom.routing_cells.plane.subspace import Arcs, Slice, circle_arcs
 from moegeom.routing_cells.record import (
     Between,
@@ -43,10 +44,9 @@ from moegeom.routing_cells.record import (
     Outcome,
     RandomRouterCells,
     RouterCells,
-    Visited,
 )
-from moegeom.routing_cells.study.request import CellsRequest, bounds_of
-from moegeom.routing_cells.study.slices import RequestedSlice, SliceTokens, frame_of
+from moegeom.routing_cells.request import CellsRequest, bounds_of
+from moegeom.routing_cells.slices import RequestedSlice, SliceTokens, frame_of
 from moegeom.routing_cells.walk.enumeration import (
     MOST_EXPERTS,
     AllSubsets,
@@ -54,7 +54,7 @@ from moegeom.routing_cells.walk.enumeration import (
     enumerate_cells,
 )
 from moegeom.routing_cells.walk.level_walk import WalkWatch
-from moegeom.routing_cells.walk.segment_crossings import segment_crossings
+from moegeom.routing_cells.walk.segment_crossings import crossing_rate, segment_crossings
 from moegeom.variants.random_router import random_router
 
 #: Dimensions in which cells are looked for from facet to facet.
@@ -76,17 +76,24 @@ class TokensOnSlice:
 
 
 @dataclass(frozen=True, eq=False)
-class SlicedRouter:
+class RouterOnSlice:
+    """One router with its slice, its tokens and the request."""
+
+    router: Router
+    requested: RequestedSlice
+    sample: SliceTokens | None
+    request: CellsRequest
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SlicedRouter(RouterOnSlice):
     """What there is of one router on a slice: the record for the screen, and the numbers behind it.
 
     ``weight`` and ``bias`` are those of the slice, for straight facets.
     """
 
     record: RouterCells
-    router: Router
-    requested: RequestedSlice
-    sample: SliceTokens | None
-    cells: tuple[SliceCells, ...] = ()
+    cells: tuple[Enumeration, ...] = ()
     tokens: TokensOnSlice | None = None
     weight: Float64[np.ndarray, "experts dims"] | None = None
     bias: Float64[np.ndarray, "experts"] | None = None
@@ -123,19 +130,11 @@ def sliced_router(
     return slicing.cells(watch) if router.rule.is_affine else slicing.pixels()
 
 
-@dataclass(frozen=True, eq=False)
-class _Slicing:
-    """One router with its slice, its tokens and the request."""
-
-    router: Router
-    requested: RequestedSlice
-    sample: SliceTokens | None
-    request: CellsRequest
-
+class _Slicing(RouterOnSlice):
     def cells(self, watch: WalkWatch | None) -> SlicedRouter:
         """Cells with straight facets."""
         router, requested, sample, request = self.router, self.requested, self.sample, self.request
-        part, (weight, bias) = requested.part, _instance(router, requested)
+        part, (weight, bias) = requested.part, instance_of(router, requested)
         k, dims = router.rule.top_k, weight.shape[1]
         points = starts = np.empty((0, dims))
         if sample is not None:
@@ -155,8 +154,10 @@ class _Slicing:
                 raise UsageError(f"router {router.name}: {error.message}", error.hint) from error
             if not isinstance(answer, AllSubsets):
                 answer = [with_witnesses(cells, weight, bias, request) for cells in answer]
-        domain, facts, tokens = domain_text(request), None, None
+        equal = [] if k == len(weight) else equal_experts(weight, bias, request)
+        facts, tokens, domain = None, None, domain_text(request)
         outcome: Outcome = "all subsets"
+        more: dict[str, Any] = {"num_equal": sum(map(len, equal))}
         if isinstance(answer, AllSubsets):
             if request.box is not None or request.out is not None:
                 raise UsageError(
@@ -168,7 +169,17 @@ class _Slicing:
         else:
             cells, is_whole = tuple(answer), all(each.is_whole for each in answer)
             outcome = "cells" if is_whole else "unfinished"
-            facts = facts_of(cells) if is_whole else None
+            size = router.num_experts, k, dims, _is_central(weight, bias)
+            expected = expected_vertices(*size)
+            more |= {"most_cells": most_cells(*size), "expected_vertices": expected}
+            if is_whole:
+                facts = facts_of(cells)
+            else:
+                # the limit of a search or a walk, and one that should do
+                is_cut = any(each.road == "search" and not each.is_whole for each in cells)
+                enough = enough_vertices(None if is_cut else expected, request.vertices)
+                what = "cells" if is_cut else "vertices"
+                more["cut_short"] = CutShort(request.vertices, what, enough)
             if cells[0].is_cone:
                 domain += (
                     ", where all experts tie at one point: the cells are those of the whole slice"
@@ -178,32 +189,13 @@ class _Slicing:
                 logits = points @ weight.T + bias
                 choice = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
                 tokens = _on_slice(points, choice, listed, sample)
-        equal = [] if k == len(weight) else equal_experts(weight, bias, request)
-        random = None
-        if request.random_routers and part and outcome == "cells" and request.hops is None:
-            random = random_routers_of(router, part, request)
-        record = self._record(
-            dims,
-            outcome,
-            facts,
-            tokens,
-            took,
-            domain=domain,
-            random=random,
-            num_equal=sum(map(len, equal)),
-            num_on_ties=_on_ties(tokens.choice, equal) if equal and tokens is not None else None,
+                more["num_on_ties"] = _on_ties(choice, equal) if equal else None
+            if request.random_routers and part and is_whole and request.hops is None:
+                more["random"] = random_routers_of(router, part, request)
+        record = self._record(dims, outcome, facts, tokens, took, domain=domain, **more)
+        return SlicedRouter(
+            **vars(self), record=record, cells=cells, tokens=tokens, weight=weight, bias=bias
         )
-        if outcome != "all subsets":
-            size = router.num_experts, k, dims, _is_central(weight, bias)
-            expected = expected_vertices(*size)
-            cut_short = None if facts else _cut_short(cells, expected, request.vertices)
-            record = replace(
-                record,
-                most_cells=most_cells(*size),
-                expected_vertices=expected,
-                cut_short=cut_short,
-            )
-        return SlicedRouter(record, router, requested, sample, cells, tokens, weight, bias)
 
     def pixels(self) -> SlicedRouter:
         """Pixels of a plane, for any rule."""
@@ -222,15 +214,7 @@ class _Slicing:
             raise UsageError(f"{name} is for routers whose facets are straight.")
         points = None if sample is None else part.coordinates(sample.inputs)
         frame = frame_of(points, self.requested, sample, self.request, _reach(router))
-        plane = plane_router(
-            router.rule,
-            router.weight,
-            router.logit_bias,
-            router.selection_bias,
-            part.centre,
-            part.basis,
-            router.projection,
-        )
+        plane = plane_router(router, part)
         with stopwatch() as took:
             pixels = plane_raster(plane, Frame(*frame, self.request.pixels, self.request.pixels))
         facts = Cells(
@@ -245,13 +229,11 @@ class _Slicing:
         x0, x1, y0, y1 = frame
         window = f"x from {x0:.3g} to {x1:.3g}, y from {y0:.3g} to {y1:.3g}"
         record = self._record(2, "pixels", facts, tokens, took, domain=window)
-        return SlicedRouter(
-            record, router, self.requested, sample, tokens=tokens, pixels=pixels, frame=frame
-        )
+        return SlicedRouter(**vars(self), record=record, tokens=tokens, pixels=pixels, frame=frame)
 
-    def arcs(self, circle: Float64[np.ndarray, "hidden 2"]) -> SlicedRouter:
+    def arcs(self, circle: Slice) -> SlicedRouter:
         """Arcs of a great circle, for a router with linear facets."""
-        router, requested = self.router, self.requested
+        router = self.router
         if not router.rule.is_affine:
             raise RouterRuleError(
                 f"router {router.name}: on a great circle only routers with linear facets are "
@@ -259,11 +241,7 @@ class _Slicing:
                 "A plane is drawn, proved pixel by pixel: --subspace plane:A,B,C.",
             )
         self._refuse_out()
-        assert requested.centre is not None
-        weight = router.weight.astype(np.float64)
-        axes, offset = weight @ circle, weight @ requested.centre
-        if router.affine_bias is not None:
-            offset = offset + router.affine_bias
+        axes, offset = circle.instance(router.weight, router.affine_bias)
         with stopwatch() as took:
             arcs = circle_arcs(axes[:, 0], axes[:, 1], offset, router.rule.top_k)
         lengths = arcs.stop - arcs.start
@@ -274,7 +252,7 @@ class _Slicing:
             proved_share=float(lengths[arcs.is_proved].sum() / (2.0 * np.pi)),
         )
         record = self._record(1, "arcs", facts, None, took)
-        return SlicedRouter(record, router, requested, self.sample, arcs=arcs)
+        return SlicedRouter(**vars(self), record=record, arcs=arcs)
 
     def _refuse_out(self) -> None:
         if self.request.out is not None:
@@ -300,7 +278,7 @@ class _Slicing:
             more |= {"num_tokens": len(tokens.cell), "num_own": int(tokens.is_own.sum())}
             more |= {"num_cells_with_tokens": len(np.unique(cell)) or None}
         if sample is not None:
-            more |= {"left_out": sample.num_non_finite, "visited": visited_of(sample)}
+            more |= {"left_out": sample.num_non_finite, "visited": visited_graph(sample.chosen)}
         return RouterCells(
             router=self.router.name,
             num_experts=experts,
@@ -317,13 +295,6 @@ class _Slicing:
         )
 
 
-def _cut_short(cells: tuple[SliceCells, ...], expected: float | None, most: int) -> CutShort:
-    """The limit of a search or a walk, and one that should do."""
-    if any(part.road == "search" and not part.is_whole for part in cells):
-        return CutShort(most, "cells", enough_vertices(None, most))
-    return CutShort(most, "vertices", enough_vertices(expected, most))
-
-
 def equal_experts(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
@@ -332,10 +303,8 @@ def equal_experts(
     """The classes of two or more experts with equal rows and biases; none with ``tie_broken``."""
     if request.tie_broken:
         return []
-    _, label, sizes = np.unique(
-        np.column_stack([weight, bias]), axis=0, return_inverse=True, return_counts=True
-    )
-    return [np.flatnonzero(label.reshape(-1) == n) for n in np.flatnonzero(sizes > 1)]
+    label = equal_classes(weight, bias)
+    return [np.flatnonzero(label == n) for n in np.flatnonzero(np.bincount(label) > 1)]
 
 
 def _on_ties(choice: Integer[np.ndarray, "tokens k"], equal: list[Int64[np.ndarray, "_"]]) -> int:
@@ -346,7 +315,7 @@ def _on_ties(choice: Integer[np.ndarray, "tokens k"], equal: list[Int64[np.ndarr
     return int(is_tie.sum())
 
 
-def _instance(
+def instance_of(
     router: Router, requested: RequestedSlice
 ) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"]]:
     """Rows and biases on the slice; equal biases change no choice and become 0."""
@@ -380,7 +349,7 @@ def prediction(router: Router, requested: RequestedSlice, request: CellsRequest)
     is_walked = request.expert_set is None and not set(bounds_of(request)) - {"box"}
     if not is_walked or not router.rule.is_affine or requested.circle is not None:
         return ""
-    weight, bias = _instance(router, requested)
+    weight, bias = instance_of(router, requested)
     experts, dims = weight.shape
     is_central = _is_central(weight, bias)
     expected = expected_vertices(experts, router.rule.top_k, dims, is_central)
@@ -406,7 +375,7 @@ def _reach(router: Router) -> float:
 _SEGMENTS = 1000
 
 
-def facts_of(cells: tuple[SliceCells, ...]) -> Cells:
+def facts_of(cells: tuple[Enumeration, ...]) -> Cells:
     """The figures of all searches together, and of the graph of facets where there is one."""
     first = cells[0]
     graph = None
@@ -422,10 +391,7 @@ def facts_of(cells: tuple[SliceCells, ...]) -> Cells:
         road=first.road,
         num_bounded=None if first.is_bounded is None else int(first.is_bounded.sum()),
         num_facets=None if is_around else len(first.facets),
-        num_components=None if graph is None else graph.num_components,
-        degrees=None if graph is None else (graph.degree_min, graph.degree_mean, graph.degree_max),
-        diameter=None if graph is None else graph.diameter,
-        is_diameter_exact=graph is None or graph.is_diameter_exact,
+        **({} if graph is None else vars(graph)),
         num_vertices=sum(part.num_vertices for part in cells),
         num_exact=sum(part.num_exact for part in cells),
         gap=min(gaps, default=None),
@@ -476,12 +442,6 @@ def between_of(router: Router, sample: SliceTokens | None, seed: int) -> Between
     )
 
 
-def visited_of(sample: SliceTokens) -> Visited:
-    """The graph of the sets that the tokens chose."""
-    graph = visited_graph(sample.chosen)
-    return Visited(**{each.name: getattr(graph, each.name) for each in fields(Visited)})
-
-
 # ------------------------------------------------------------------------------------------- search
 #: Facets whose distance is measured.
 MOST_MEASURED = 500_000
@@ -496,40 +456,6 @@ _LEAST_EXACT, _VERTICES_AN_ANSWER = 500, 50
 _USUAL = 16
 #: Factors of two between columns beyond which each is scaled by itself.
 _SPREAD = 200
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SliceCells(Enumeration):
-    """Cells and facets of a slice, or around the token ``at`` which the search began.
-
-    ``exact`` has a rational point of each cell in which no float64 point was found: there the
-    witness is nan. ``is_cone`` where all experts tie at one point of the ball: then these are the
-    cells of the whole slice. ``tied`` is None where it was not looked for.
-    """
-
-    at: int | None = None
-    exact: Mapping[int, CellPoint] = field(default_factory=dict)
-    is_cone: bool = False
-
-    @staticmethod
-    def of(cells: Enumeration, **changes: Any) -> SliceCells:
-        """The same cells as a record of a slice, with some changes."""
-        facts = {each.name: getattr(cells, each.name) for each in fields(Enumeration)}
-        return SliceCells(**(facts | changes))
-
-    def part(
-        self, cells: Bool[np.ndarray, "cells"], facets: Bool[np.ndarray, "facets"]
-    ) -> SliceCells:
-        """The selected cells and facets, renumbered."""
-        number = np.cumsum(cells) - 1
-        return replace(
-            self,
-            expert_set=self.expert_set[cells],
-            witness=self.witness[cells],
-            facets=number[self.facets[facets]].reshape(-1, 2),
-            is_bounded=None,
-            tied=None,
-        )
 
 
 def domain_text(request: CellsRequest) -> str:
@@ -552,7 +478,7 @@ def cells_of_slice(
     request: CellsRequest,
     points: Float64[np.ndarray, "points dims"],
     watch: WalkWatch | None,
-) -> list[SliceCells] | AllSubsets:
+) -> list[Enumeration] | AllSubsets:
     """The cells of a request: a list of one entry, or of one entry for each of ``points``.
 
     Rows, biases and coordinates are taken to the size of 1 first, each by a power of two, which
@@ -620,7 +546,7 @@ class Scaled:
         """The exponent of two by which distances of the original coordinates are longer."""
         return int(self.exponent.max()) if len(self.exponent) else 0
 
-    def back(self, cells: SliceCells) -> SliceCells:
+    def back(self, cells: Enumeration) -> Enumeration:
         """The cells with points and distances in the original coordinates."""
         if not self.exponent.any():
             return cells
@@ -630,11 +556,11 @@ class Scaled:
 
 
 def with_witnesses(
-    cells: SliceCells,
+    cells: Enumeration,
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
     request: CellsRequest,
-) -> SliceCells:
+) -> Enumeration:
     """The cells with points that are proved to lie strictly inside them and the domain.
 
     Raises InternalError for a cell without a point: it would be none.
@@ -643,10 +569,10 @@ def with_witnesses(
     half = np.inf if request.box is None else request.box
     sets, ties = cells.expert_set, request.tie_broken
     try:
-        made = strict_witnesses(weight, bias, sets, cells.witness, radius, half, ties)
+        point, exact = strict_witnesses(weight, bias, sets, cells.witness, radius, half, ties)
     except ValueError as error:
         raise InternalError(f"a cell has no witness: {error}") from error
-    return replace(cells, witness=made.point, exact=made.exact)
+    return replace(cells, witness=point, exact=exact)
 
 
 @dataclass(frozen=True, eq=False)
@@ -659,9 +585,9 @@ class _Search:
     request: CellsRequest
     watch: WalkWatch | None
 
-    def whole(self) -> SliceCells | AllSubsets:
+    def whole(self) -> Enumeration | AllSubsets:
         """All cells of the slice."""
-        whole = enumerate_cells(
+        return enumerate_cells(
             self.weight,
             self.bias,
             self.k,
@@ -671,27 +597,21 @@ class _Search:
             watch=self.watch,
             most_simple=0 if self.request.out is None else MOST_MEASURED,
         )
-        if isinstance(whole, AllSubsets):
-            return whole
-        return SliceCells.of(whole)
 
-    def in_box(self) -> SliceCells | AllSubsets:
+    def in_box(self) -> Enumeration | AllSubsets:
         """The cells that meet the box."""
         whole = self.whole()
         if isinstance(whole, AllSubsets) or not whole.is_whole:
             return whole
         assert self.request.box is not None
-        sides = np.full(self.weight.shape[1], self.request.box)
-        sets, facets, (out, into) = whole.expert_set, whole.facets, whole.exchanged
-        met = filter_box(
-            self.weight, self.bias, sets, facets, out, into, -sides, sides, whole.witness
-        )
+        met = filter_box(self.weight, self.bias, whole, self.request.box)
         points = [proof.point for proof in met.cells if isinstance(proof, CellPoint)]
         witness = np.array([[float(x) for x in point] for point in points])
         part = whole.part(met.has_cell, met.has_facet)
-        return replace(part, road="walk and filter", witness=witness.reshape(-1, len(sides)))
+        shape = len(points), self.weight.shape[1]
+        return replace(part, road="walk and filter", witness=witness.reshape(shape))
 
-    def in_ball(self) -> SliceCells | AllSubsets:
+    def in_ball(self) -> Enumeration | AllSubsets:
         """The cells that meet the ball: by a search, or by a walk where too many experts tie."""
         radius, experts = self.request.radius, len(self.weight)
         assert radius is not None
@@ -707,7 +627,7 @@ class _Search:
         if isinstance(whole, AllSubsets):
             if tip is not None and len(rows) == experts:
                 return whole
-            return _of_ball(cells_of_ball(problem, self.request.vertices, watch=self.watch))
+            return cells_of_ball(problem, self.request.vertices, watch=self.watch)
         if not whole.is_whole:
             return whole
         met = filter_ball(rows, biases, whole, centre, radius)
@@ -728,7 +648,7 @@ class _Search:
             tied=whole.tied if is_cone else None,
         )
 
-    def _searched(self, problem: BallProblem) -> SliceCells | None:
+    def _searched(self, problem: BallProblem) -> Enumeration | None:
         """The cells by a search from facet to facet; None where a walk is needed.
 
         Raises UsageError where that would be too long as well.
@@ -739,7 +659,7 @@ class _Search:
             expected = math.inf if dims > 1 else 0.0
         most_exact = min(_MOST_EXACT, _LEAST_EXACT + expected / _VERTICES_AN_ANSWER)
         try:
-            return _of_ball(cells_of_ball(problem, most, most_exact, self.watch))
+            return cells_of_ball(problem, most, most_exact, self.watch)
         except TooManyTies as error:
             if expected > most:
                 enough, others = (
@@ -762,7 +682,7 @@ class _Search:
                 raise
         return None
 
-    def around(self, token: int, point: Float64[np.ndarray, "dims"]) -> SliceCells:
+    def around(self, token: int, point: Float64[np.ndarray, "dims"]) -> Enumeration:
         """Cells a few facets away from the cell of a token, where the rows span the slice."""
         hops, most = self.request.hops, self.request.vertices
         assert hops is not None
@@ -773,7 +693,7 @@ class _Search:
                 "that they span"
             )
         near = cells_within_hops(self.weight, self.bias, self.k, point, hops, most)
-        return SliceCells.of(near, at=token)
+        return replace(near, at=token)
 
 
 def _tip_inside(weight: np.ndarray, bias: np.ndarray, radius: float) -> tuple[Fraction, ...] | None:
@@ -796,14 +716,6 @@ def _nearer(
     length = np.maximum(np.linalg.norm(away, axis=1), np.finfo(np.float64).tiny)
     exponent = np.frexp((radius - np.linalg.norm(place)) / length)[1] - 1
     return place + np.ldexp(away, np.minimum(exponent, 0)[:, None])
-
-
-def _of_ball(cells: BallCells) -> SliceCells:
-    """The cells of a whole search, without ties.
-
-    At the border of a region where equal experts tie for the last place a search is refused.
-    """
-    return SliceCells.of(cells, hops=None, tied=cells.expert_set[:0])
 
 
 #: Vertices that a walk can number.

@@ -1,1 +1,0 @@
-"""The question that ``moegeom cells`` answers, step by step."""
