@@ -21,14 +21,15 @@ from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
-from moegeom.studies.faults.choice_values import ChoiceValues, weights_of
 from moegeom.studies.faults.operator import (
     AS_STORED,
+    ChoiceValues,
     Proposal,
     Site,
     Values,
     of_sets,
     plain,
+    weights_of,
 )
 from moegeom.studies.faults.operators.rule import CAPS
 from moegeom.studies.faults.scope import Where, best_region
@@ -114,7 +115,7 @@ def look(
         scores = as_stored.compared(all_logits)
         selection, _ = group_masked(router.rule, scores, sides.kernels)
     else:
-        all_logits = of_sets(mine, len(own.matching), np.ones(len(rows), bool))
+        all_logits = of_sets(mine, len(own.matching))
         scores = selection = all_logits
     site = Site(
         router=router,

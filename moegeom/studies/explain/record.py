@@ -11,8 +11,8 @@ from typing import Any, Literal
 from moegeom.core.finding import EXIT_INCONCLUSIVE, EXIT_OK
 from moegeom.core.option import argument, option
 from moegeom.engine.request import CHECKPOINT, RunBTerms, TokensRequest
-from moegeom.studies.faults.causes import Cause as FaultCause
 from moegeom.studies.faults.exchangeable import Spread
+from moegeom.studies.faults.operator import Cause as FaultCause
 from moegeom.studies.log_probs import LOG_PROBS, LogProbs
 
 

@@ -36,10 +36,17 @@ from moegeom.studies.explain.layer import (
 from moegeom.studies.explain.record import ExplainRequest, Explanation, LayerEvidence, NamedFault
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain.verdict import Evidence, verdict
-from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import FlippedRouter, Spread, spread
 from moegeom.studies.faults.scope import Where
-from moegeom.studies.faults.score import Fault, SiteScores, believed, faults, score_site
+from moegeom.studies.faults.score import (
+    Fault,
+    SiteScores,
+    believed,
+    faults,
+    met_under,
+    score_site,
+    with_composed,
+)
 from moegeom.studies.log_probs import log_probs
 from moegeom.tokens.traces.alignment import RunB, match_run_b
 from moegeom.tokens.traces.source import CountedSource

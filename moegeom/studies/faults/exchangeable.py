@@ -30,7 +30,7 @@ _LEANING = 0.75
 #: Classes of distance from the boundary, and of positions; groups of ranks.
 _CLASSES, _POSITIONS, _RANKS = 24, 16, 16
 
-#: FlippedRouter from which it can be told how they are spread.
+#: Flips from which it can be told how they are spread.
 LEAST = 20
 
 

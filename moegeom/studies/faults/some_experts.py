@@ -74,7 +74,7 @@ def _experts(
         other = edited.compared(logits).astype(own.dtype)
     theirs, experts = site.theirs[rows], own.shape[1]
     side = 1.0 - 2.0 * chosen_mask(theirs, experts)
-    by_told = ToldOfSome.of(site, edited.router, rows, logits)
+    recorded = RecordedOfSome.of(site, edited.router, rows, logits)
 
     def costs(is_some: np.ndarray) -> list[np.ndarray]:
         mixed, _ = group_masked(rule, np.where(is_some, other, own), site.kernels)
@@ -93,8 +93,8 @@ def _experts(
     for _ in range(_ROUNDS):
         cost = costs(is_some)
         gained = cost[0] - cost[1]
-        if by_told is not None:
-            gained = gained + by_told.gained(is_some, weight)
+        if recorded is not None:
+            gained = gained + recorded.gained(is_some, weight)
         better = gained > _LEAST_BETTER
         if (better == is_some).all():
             break
@@ -108,7 +108,7 @@ def _experts(
         mixed, _ = group_masked(rule, np.where(one, other, own), site.kernels)
         distances = set_distances(mixed, theirs)
         (bits,) = bits_by_chance(distances, _SOFT * distances.spacing, 1)
-        return float(weight @ (bits if by_told is None else bits + by_told.bits(one)))
+        return float(weight @ (bits if recorded is None else bits + recorded.bits(one)))
 
     unlike = {guess.tobytes(): guess for guess in guesses}
     return is_some if len(unlike) == 1 else min(unlike.values(), key=total)
@@ -150,7 +150,7 @@ def _nearer(
 
 
 @dataclass(frozen=True, eq=False)
-class ToldOfSome:
+class RecordedOfSome:
     """B's recorded values of some experts per token, and predictions with and without the edit."""
 
     values: Float[np.ndarray, "rows told"]
@@ -165,7 +165,7 @@ class ToldOfSome:
         edited: Router,
         rows: Int64[np.ndarray, "rows"],
         logits: Float[np.ndarray, "rows experts"],
-    ) -> ToldOfSome | None:
+    ) -> RecordedOfSome | None:
         """B's values of these rows, or None; ``scale`` is that of the better prediction."""
         recorded = site.recorded
         if recorded is None:
@@ -180,7 +180,7 @@ class ToldOfSome:
         near = np.minimum(*apart)
         finite = near[np.isfinite(near)]
         scale = max(FINEST, float(np.quantile(finite, _FITS)) if len(finite) else 0.0)
-        return ToldOfSome(values, expert, own, other, scale)
+        return RecordedOfSome(values, expert, own, other, scale)
 
     def bits(self, is_some: Bool[np.ndarray, "experts"]) -> Float64[np.ndarray, "rows"]:
         """Bits of B's recorded values if these experts are edited."""

@@ -16,14 +16,21 @@ from moegeom.geometry.set_code import fitted_bias, set_distances
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.faults._bits import STEP, bits_by_chance
-from moegeom.studies.faults.choice_values import ChoiceValues, weights_of
-from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
-from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Site
-from moegeom.studies.faults.operators.damaged import EXCHANGED, TRANSPOSED, row_costs
+from moegeom.studies.faults.operator import AS_STORED, OPERATORS, ChoiceValues, Site, weights_of
+from moegeom.studies.faults.operators.damaged import row_costs, rows_exchanged, transposed
 from moegeom.studies.faults.scope import SCOPES, Where, best_region, found_by_chance
-from moegeom.studies.faults.score import LEAST_BITS, Fault, believed, faults, score_site
-from moegeom.studies.faults.shared_rows import composed, sources
+from moegeom.studies.faults.score import (
+    LEAST_BITS,
+    Fault,
+    believed,
+    composed,
+    faults,
+    met_under,
+    score_site,
+    sources,
+    with_composed,
+)
 from moegeom.variants.emulated import emulate
 from tests.by_day import by_day
 from tests.museum.healthy import softmax_model
@@ -211,7 +218,7 @@ def test_rows_that_left_their_biases_are_proposed_and_rows_read_as_columns_of_an
         ("transposed", turned, bias),
     ):
         one = biased_site(router, bias, inputs @ weight.T + added)
-        every = itertools.chain(EXCHANGED.candidates(one), TRANSPOSED.candidates(one))
+        every = itertools.chain(rows_exchanged.candidates(one), transposed.candidates(one))
         edited = next(p.routed.router for p in every if p.name == name)
         np.testing.assert_array_equal(edited.weight, weight)
         np.testing.assert_array_equal(edited.logit_bias, added)
