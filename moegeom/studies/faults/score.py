@@ -104,6 +104,11 @@ class Fault:
         return self.routers[0]
 
     @property
+    def scope(self) -> str:
+        """Words for the tokens that it is about; empty for all."""
+        return self.region.text
+
+    @property
     def share(self) -> float:
         """Share of the tokens that it is about."""
         return float(self.region.is_inside.mean())
