@@ -24,7 +24,7 @@ from moegeom.pipeline import Watch
 from moegeom.research.perturb import STUDY
 from moegeom.research.perturb.record import Perturbed, PerturbRequest, RouterPaths
 from moegeom.research.perturb.router import SAMPLE, Moved, router_paths, why_not
-from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
+from moegeom.studies.boundary.study import asked_noise, second_recording
 from moegeom.studies.study import each
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.row_keys import SIDES
+from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, SIDES
 from moegeom.core.text import number_of, percent, percent_of_all, small_percent
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
@@ -25,7 +25,6 @@ from moegeom.document.model import (
 )
 from moegeom.document.rule_trust import rule_facts
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
-from moegeom.studies.boundary.verdict import share_text, verdict_sentence
 
 #: Pairs of experts that are named, and layers.
 _NAMED = 3
@@ -139,7 +138,7 @@ def _against(report: BoundaryReport) -> Iterator[Fact]:
 
 
 def _verdict(report: BoundaryReport) -> list[Block]:
-    blocks: list[Block] = [Fact("VERDICT", verdict_sentence(report))]
+    blocks: list[Block] = [Fact("VERDICT", _verdict_sentence(report))]
     if typed := report.summary.run.get("next_command"):
         blocks.append(Command("next: ", str(typed)))
     return blocks
@@ -223,15 +222,15 @@ def _cells(report: BoundaryReport, variant: VariantFlips) -> Sequence[str]:
     place = report.summary.place(worst["router"])
     return (
         f"  {variant.name}",
-        share_text(variant.mean("flipped_share")),
-        share_text(variant.random_share),
-        f"{share_text(worst['flipped_share'])}  {'L' if place.isdigit() else ''}{place}"
+        _share(variant.mean("flipped_share")),
+        _share(variant.random_share),
+        f"{_share(worst['flipped_share'])}  {'L' if place.isdigit() else ''}{place}"
         if worst["flipped_share"]
         else "-",
-        share_text(variant.any_share),
-        share_text(variant.mean("weight_moved_mean")),
+        _share(variant.any_share),
+        _share(variant.mean("weight_moved_mean")),
         "-" if is_side else _certain(variant.mean("proved_share")),
-        "-" if is_side else share_text(variant.mean("predicted_flipped_share")),
+        "-" if is_side else _share(variant.mean("predicted_flipped_share")),
     )
 
 
@@ -251,8 +250,8 @@ def _noise(report: BoundaryReport) -> list[str]:
         return []
     worst = max(simulated, key=lambda pair: pair[1])
     text = (
-        f"{_noise_size(report)} flips {share_text(_mean(simulated))} of the choices in a "
-        f"simulation ({report.summary.places([worst[0]])}: {share_text(worst[1])})"
+        f"{_noise_size(report)} flips {_share(_mean(simulated))} of the choices in a "
+        f"simulation ({report.summary.places([worst[0]])}: {_share(worst[1])})"
     )
     means = [
         _mean(report.share_column(f"noise_flipped_share{end}")) for end in ("", "_lower", "_upper")
@@ -260,8 +259,8 @@ def _noise(report: BoundaryReport) -> list[str]:
     if means[0] is not None:
         expected, least, most = means
         text += (
-            f"; {share_text(expected)} by the noise model, {share_text(least)} to "
-            f"{share_text(most)} by its bounds"
+            f"; {_share(expected)} by the noise model, {_share(least)} to "
+            f"{_share(most)} by its bounds"
         )
     lines = [f"{text}."]
     early, late = (report.share_column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
@@ -282,10 +281,10 @@ def _jumps(report: BoundaryReport) -> list[str]:
     most = max(over, key=lambda pair: pair[1])
     text = (
         f"Where the nearest boundary of a token is crossed, the output of the experts jumps by "
-        f"{share_text(_median(over))} of its length for half of the tokens"
+        f"{_share(_median(over))} of its length for half of the tokens"
     )
     if len(over) > 1:
-        text += f" (most in {report.summary.places([most[0]])}: {share_text(most[1])})"
+        text += f" (most in {report.summary.places([most[0]])}: {_share(most[1])})"
     expected = report.share_column("expected_jump_over_output")
     if expected:
         text += (
@@ -307,7 +306,7 @@ def _cost(variant: VariantFlips) -> str:
         for name in ("num_flip_jumps", "num_flip_jump_tokens")
     )
     return (
-        f"{variant.name}: a flip costs {share_text(over)} of the output ({points:,} of "
+        f"{variant.name}: a flip costs {_share(over)} of the output ({points:,} of "
         f"{number_of(flips, 'flip')} with a known boundary point), {small_percent(cost)} a token."
     )
 
@@ -328,7 +327,7 @@ def _looked_at(report: BoundaryReport) -> str:
     text = f"Of a sample of {number_of(int(tokens), 'token')} of all routers; {experts}."
     if points < tokens:
         text += (
-            f" {share_text(1.0 - points / tokens)} of them are left out: their nearest boundary "
+            f" {_share(1.0 - points / tokens)} of them are left out: their nearest boundary "
             "point is not known."
         )
     return text
@@ -349,7 +348,7 @@ def _noise_size(report: BoundaryReport) -> str:
     return (
         f"Noise as between the two recordings ({100 * min(relative):.3g} to "
         f"{percent(max(relative), '.3g')} of the input's rms, {min(kappa):.2g} to {max(kappa):.2g} "
-        f"roundings to bfloat16; up to {share_text(max(shared))} of its square is common to all "
+        f"roundings to bfloat16; up to {_share(max(shared))} of its square is common to all "
         f"tokens{left_out})"
     )
 
@@ -371,7 +370,7 @@ def _worst_layers(report: BoundaryReport, variant: VariantFlips) -> str:
     """The layers that a variant flips most, beside a random router's."""
     ranked = sorted(variant.rows, key=lambda row: -row["flipped_share"])[:_NAMED]
     return ", ".join(
-        f"{report.summary.places([row['router']])} {share_text(row['flipped_share'])}"
+        f"{report.summary.places([row['router']])} {_share(row['flipped_share'])}"
         for row in ranked
         if row["flipped_share"] or row is ranked[0]
     )
@@ -413,7 +412,7 @@ def _traders(report: BoundaryReport, variant: VariantFlips) -> str:
     """The pairs of experts that trade most of the flipped tokens of their layer."""
     return ", ".join(
         f"{report.summary.places([pair['router']])} {pair['first']}<->{pair['second']} "
-        f"{share_text(pair['share'])}"
+        f"{_share(pair['share'])}"
         for pair in variant.swaps[:_NAMED]
     )
 
@@ -430,7 +429,7 @@ def _remarks(report: BoundaryReport) -> list[str]:
             else "counted as the lowest expert wins"
         )
         remarks.append(
-            f"{variant.name}: as exact ties break, {share_text(least)} to {share_text(most)} of "
+            f"{variant.name}: as exact ties break, {_share(least)} to {_share(most)} of "
             f"the choices flip; {anyhow}."
         )
     remarks += [
@@ -505,7 +504,7 @@ def _record(report: BoundaryReport) -> Mapping[str, Any]:
     ]
     run = report.summary.run
     return {
-        "verdict": verdict_sentence(report),
+        "verdict": _verdict_sentence(report),
         "distances": _distances(report),
         "noise": _noise(report),
         "jumps": _jumps(report),
@@ -520,3 +519,97 @@ def _record(report: BoundaryReport) -> Mapping[str, Any]:
 def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a variant's row that have a value."""
     return {name: value for name, value in row.items() if value is not None}
+
+
+# ------------------------------------------------------------------------------------------ verdict
+def _verdict_sentence(report: BoundaryReport) -> str:
+    """The verdict as one sentence."""
+    sides = [variant for variant in report.variants if variant.name in SIDES]
+    if sides:
+        return " ".join(_SIDE_VERDICTS[variant.name](report, variant) for variant in sides)
+    most = max(report.variants, key=lambda variant: variant.mean("flipped_share") or 0.0)
+    share = most.mean("flipped_share")
+    if not share:
+        return _nothing_flips(report)
+    worst = most.worst
+    place = report.summary.places([worst["router"]])
+    text = (
+        f"{most.name} flips most: {_share(share)} of the choices ({place}: "
+        f"{_share(worst['flipped_share'])})"
+    )
+    if most.any_share is not None:
+        text += f", {_share(most.any_share)} of the tokens at some layer"
+    return f"{text}; {_share(most.mean('weight_moved_mean'))} of the routing weight moves."
+
+
+def _nothing_flips(report: BoundaryReport) -> str:
+    """The verdict where nothing flips, with the share that flips if exact ties break otherwise."""
+    tied = [(v.mean("flipped_share_most") or 0.0, v.name) for v in report.variants if v.is_tied]
+    if not tied:
+        return "No arithmetic asked for flips any of these tokens."
+    most, name = max(tied)
+    return (
+        "No arithmetic asked for flips a token unless an exact tie breaks otherwise; if it does, "
+        f"{name} flips up to {_share(most)} of the choices. Ties are counted as the lowest "
+        "expert wins."
+    )
+
+
+def _difference(report: BoundaryReport, variant: VariantFlips) -> str:
+    """How A and B differ, and where it begins."""
+    share = variant.mean("flipped_share")
+    if not share:
+        return "A and B choose the same experts for every token."
+    first, worst = variant.rows[0], variant.worst
+    text = f"A and B choose differently in {_share(share)} of (token, layer) pairs"
+    if variant.any_share is not None:
+        text += f"; {_share(variant.any_share)} of the tokens differ somewhere"
+    where = next(row for row in variant.rows if row["flipped_share"])
+    begins = report.summary.places([where["router"]])
+    return (
+        f"{text}. It begins in {begins} ({_share(where['flipped_share'])}), the first layer "
+        f"{'itself' if where is first else 'being equal'}; most in "
+        f"{report.summary.places([worst['router']])} ({_share(worst['flipped_share'])}). "
+        f"{_share(variant.mean('weight_moved_mean'))} of the routing weight differs."
+    )
+
+
+def _replaced(report: BoundaryReport, variant: VariantFlips) -> str:
+    """What the routers of another checkpoint choose otherwise."""
+    share, against = variant.mean("flipped_share"), report.summary.run.get("checkpoint_b")
+    if not share and against:
+        others = against["num_compared"] - len(against["equal"])
+        why = (
+            f"though {others} of {against['num_compared']} routers are others"
+            if others
+            else "because its routers are the same"
+        )
+        return f"C chooses the same experts as A for every token, {why}."
+    text = f"The routers of C choose differently from those of A in {_share(share)} of "
+    text += "(token, layer) pairs"
+    if variant.any_share is not None:
+        text += f"; {_share(variant.any_share)} of the tokens differ somewhere"
+    worst = variant.worst
+    return (
+        f"{text}. Most in {report.summary.places([worst['router']])} "
+        f"({_share(worst['flipped_share'])}). {_share(variant.mean('weight_moved_mean'))} "
+        "of the routing weight differs."
+    )
+
+
+#: The sentence on a side, by its variant.
+_SIDE_VERDICTS: Mapping[str, Callable[[BoundaryReport, VariantFlips], str]] = {
+    RUN_B: _difference,
+    CHECKPOINT_B: _replaced,
+}
+
+
+def _share(share: float | None) -> str:
+    """Two significant figures below ten per cent; ``0`` is said only where nothing flipped."""
+    if share is None:
+        return "-"
+    if share == 0.0:
+        return "0 %"
+    if share < 0.00005:
+        return "<.01 %"
+    return percent(share, ".2f" if share < 0.01 else ".1f" if share < 0.9995 else ".0f")
