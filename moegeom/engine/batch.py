@@ -37,8 +37,7 @@ from moegeom.geometry.rounding import bf16_noise_scale
 from moegeom.geometry.rows import ROWS_IN_CACHE, cosine_scale, unit_rows
 from moegeom.geometry.selection import SCORES, fill_decides, mapped_logits, score_sum
 from moegeom.geometry.whatif.moved import same_sets
-from moegeom.geometry.whatif.smooth import packed
-from moegeom.geometry.whatif.threshold import threshold_distance
+from moegeom.geometry.whatif.smooth import packed, threshold_distance
 from moegeom.kernels.batch import Flip, NoisyFlip, OrderDistances, TokenBatch
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.emulated import Emulated

@@ -42,7 +42,7 @@ from moegeom.geometry.noise import boundary_sigmas, noisy_distances
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.paths import exit_probability, face_quantile
 from moegeom.geometry.rounding import flip_probability, rounding_sigmas
-from moegeom.geometry.whatif.sinkhorn import osr_cost, sinkhorn
+from moegeom.geometry.whatif.batches import osr_cost, sinkhorn
 from moegeom.geometry.whatif.smooth import activation, smooth_gate, smoothing_budget
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.trainable import SmoothTopKRouter

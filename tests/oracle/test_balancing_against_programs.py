@@ -22,10 +22,8 @@ from moegeom.geometry.balancing import (
 )
 from moegeom.geometry.selection import SCORES, top_k
 from moegeom.geometry.selection import top_k as picked
-from moegeom.geometry.whatif.quotas import expert_choice
-from moegeom.geometry.whatif.sinkhorn import column_error, osr_cost, sinkhorn
-from moegeom.geometry.whatif.smooth import smooth_gate
-from moegeom.geometry.whatif.threshold import relu_gate
+from moegeom.geometry.whatif.batches import column_error, expert_choice, osr_cost, sinkhorn
+from moegeom.geometry.whatif.smooth import relu_gate, smooth_gate
 from tests.by_day import by_day
 
 SHAPES = [(1, 4, 2), (7, 5, 2), (50, 8, 1), (97, 12, 11), (160, 16, 4), (250, 48, 8)]

@@ -37,8 +37,11 @@ _LAYERS = 8
 #: Hypotheses, and layers, that a screen shows where it has no room for more.
 _LEAST = 2
 
-#: Verdicts that are no fault.
-_FINE = ("no disagreement", "arithmetic noise only")
+#: Verdicts that are no fault: green only where none is there.
+_LOOKS: Mapping[str, Look] = {
+    **dict.fromkeys(("no disagreement", "arithmetic noise only"), "good"),
+    "inconclusive": "warning",
+}
 
 #: The last column is for pages alone.
 _LAYER_HEADS = (
@@ -53,8 +56,12 @@ def document(report: Explanation, view: View) -> Document:
         "explain",
         report.run["checkpoint"]["name"],
         [
-            _verdict(report),
-            _header(report),
+            [*_verdict(report)],
+            [
+                *header(report.summary, "routers", "rule"),
+                Fact("A", tokens_line(report.summary)),
+                *_sides(report),
+            ],
             [_cut(report, _faults, _SHOWN, _faults(report, None), view)],
             [_cut(report, _layers, _LAYERS, _layers(report, None, is_page=True), view)],
             _costs(report),
@@ -79,15 +86,6 @@ def _cut(
     return Excerpt(tell(report, first), page, shorter=[tell(report, number) for number in shorter])
 
 
-def _header(report: Explanation) -> list[Block]:
-    summary = report.summary
-    return [
-        *header(summary, "routers", "rule"),
-        Fact("A", tokens_line(summary)),
-        *_sides(report),
-    ]
-
-
 def _sides(report: Explanation) -> Iterator[Fact]:
     """Run B, how its tokens were matched, and checkpoint C."""
     other = report.other
@@ -106,26 +104,16 @@ def _sides(report: Explanation) -> Iterator[Fact]:
         yield Fact("C", f"{report.against}: what B may have loaded instead")
 
 
-def _verdict(report: Explanation) -> list[Block]:
-    remedy = report.verdict.remedy
-    verdict = Fact("VERDICT", _verdict_sentence(report), _look(report))
-    return [verdict, Fact("next", remedy)] if remedy else [verdict]
-
-
-def _look(report: Explanation) -> Look:
-    """Green only where no fault was found."""
-    if report.verdict.cause in _FINE:
-        return "good"
-    return "warning" if report.verdict.cause == "inconclusive" else "error"
-
-
-def _verdict_sentence(report: Explanation) -> str:
+def _verdict(report: Explanation) -> Iterator[Block]:
     """The verdict as one sentence, with the number of things that were not checked."""
-    verdict, unseen = report.verdict, len(report.not_looked_at)
+    verdict, look = report.verdict, _LOOKS.get(report.verdict.cause, "error")
     text = f"{verdict.cause}: {verdict.meaning}"
     if verdict.detail:
         text += f" {verdict.detail[:1].upper()}{verdict.detail[1:]}"
-    return f"{text} Not checked: {unseen} thing{'' if unseen == 1 else 's'}, below."
+    unseen = number_of(len(report.not_looked_at), "thing")
+    yield Fact("VERDICT", f"{text} Not checked: {unseen}, below.", look)
+    if verdict.remedy:
+        yield Fact("next", verdict.remedy)
 
 
 def _faults(report: Explanation, most: int | None) -> list[Block]:
@@ -205,10 +193,8 @@ def _layers(report: Explanation, most: int | None, is_page: bool = False) -> lis
 
 def _name(summary: Summary, layers: Sequence[LayerEvidence]) -> str:
     """``3``, or ``3-7 (5)``."""
-    first = summary.place(layers[0].router)
-    if len(layers) == 1:
-        return first
-    return f"{span([layer.router for layer in layers], first)} ({len(layers)})"
+    first, number = summary.place(layers[0].router), len(layers)
+    return first if number == 1 else f"{span([one.router for one in layers], first)} ({number})"
 
 
 def _shown_layers(report: Explanation, most: int | None) -> list[list[LayerEvidence]]:
@@ -277,7 +263,6 @@ def _growth(report: Explanation) -> Iterator[str]:
 
 def _details(report: Explanation) -> Iterator[str]:
     """What else was found: examples, renamed experts, weights."""
-    summary = report.summary
     for layer in report.layers:
         if layer.noise is not None and layer.noise.num_beyond:
             named = ", ".join(f"document {d} position {p}" for d, p in layer.noise.examples)
@@ -287,7 +272,7 @@ def _details(report: Explanation) -> Iterator[str]:
             )
             break
     if not report.verdict.faults:  # a fault is not doubted by a numbering that chance makes better
-        yield _numbering(report.layers, summary)
+        yield _numbering(report)
     weights = [
         (layer.weights.error, layer.router) for layer in report.layers if layer.weights is not None
     ]
@@ -299,13 +284,13 @@ def _details(report: Explanation) -> Iterator[str]:
         )
 
 
-def _numbering(layers: Sequence[LayerEvidence], summary: Summary) -> str:
+def _numbering(report: Explanation) -> str:
     """Whether B's experts fit A's choices best under another numbering."""
-    renamed = [layer for layer in layers if layer.num_renamed]
+    renamed = [layer for layer in report.layers if layer.num_renamed]
     if not renamed:
         return "numbers of experts: each fits itself best, in all layers."
     most = max(renamed, key=lambda layer: layer.num_renamed)
-    where = summary.places([layer.router for layer in renamed])
+    where = report.summary.places([layer.router for layer in renamed])
     return (
         f"numbers of experts: in {where} another numbering fits better (most in "
         f"{report.place(most.router)}: {most.num_renamed} experts)."

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from moegeom.core.errors import InternalError
 from moegeom.core.finding import EXIT_INCONCLUSIVE, EXIT_OK
 from moegeom.core.option import argument, option
 from moegeom.document.summary import Summary
 from moegeom.engine.request import CHECKPOINT, RunBTerms, TokensRequest
 from moegeom.studies.faults.exchangeable import Spread
-from moegeom.studies.faults.operator import Cause as FaultCause
+from moegeom.studies.faults.operator import Cause
 from moegeom.studies.log_probs import LOG_PROBS, LogProbs
 
 if TYPE_CHECKING:
@@ -37,23 +38,8 @@ class ExplainRequest(TokensRequest, RunBTerms):
     yes: bool = option("Read more than 2 GB of experts.", False)
 
 
-#: The closed list of verdicts: what an operator may name, and what is said without one.
-Cause = (
-    FaultCause
-    | Literal[
-        "no disagreement",
-        "arithmetic noise only",
-        "bias in routing weights",
-        "routing weights differ",
-        "not the router",
-        "another checkpoint",
-        "beyond noise",
-        "inconclusive",
-    ]
-)
-
-#: What each verdict means, and what to do about it.
-VERDICTS: Mapping[Cause, tuple[str, str]] = {
+#: The closed list of verdicts, what each means, and what to do about it.
+VERDICTS: Mapping[str, tuple[str, str]] = {
     "no disagreement": (
         "A and B choose the same experts for every token.",
         "",
@@ -279,6 +265,10 @@ class CauseVerdict:
     router: str = ""
     faults: tuple[str, ...] = ()
     margin: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.cause not in VERDICTS:
+            raise InternalError(f"'{self.cause}' is none of the {len(VERDICTS)} verdicts.")
 
     @property
     def meaning(self) -> str:

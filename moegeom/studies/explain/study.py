@@ -278,7 +278,8 @@ def _flip_cost(choice: MatchedChoices, sides: Sides, opened: Session) -> OutputC
     if reason or not len(flipped):
         return OutputChange(router.name, len(flipped), reason=reason)
     experts = CountedExperts(open_expert_functions(opened.store, router))
-    row = _spread(flipped)
+    some = np.linspace(0, len(flipped) - 1, min(len(flipped), _MOST_FLIPS)).astype(np.int64)
+    row = flipped[some]
     with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
         inputs = [batch.values for batch in sides.batches(choice.prepared, row)]
     values = np.concatenate([part for part in inputs if part is not None])
@@ -295,10 +296,3 @@ def _flip_cost(choice: MatchedChoices, sides: Sides, opened: Session) -> OutputC
         experts_read=experts.facts["experts_read"],
         expert_bytes=experts.facts["expert_bytes"],
     )
-
-
-def _spread(rows: Int64[np.ndarray, "flipped"]) -> Int64[np.ndarray, "some"]:
-    """At most ``_MOST_FLIPS`` of the rows, evenly spaced."""
-    if len(rows) <= _MOST_FLIPS:
-        return rows
-    return rows[np.linspace(0, len(rows) - 1, _MOST_FLIPS).astype(np.int64)]

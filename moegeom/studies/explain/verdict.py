@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -85,18 +85,15 @@ def _weights_first(case: Evidence) -> CauseVerdict | None:
     for number, layer in enumerate(case.layers):
         if layer.agreement < _AGREES:
             return None
-        before = case.layers[:number]
-        if any(one.agreement < 1.0 for one in before):
+        if any(one.agreement < 1.0 for one in case.layers[:number]):
             return None
-        if (cause := _wrong_weights(case, (layer,))) is not None:
+        if (cause := _wrong_weights(case, layer)) is not None:
             return cause
     return None
 
 
-def _wrong_weights(
-    case: Evidence, layers: Sequence[LayerEvidence] | None = None
-) -> CauseVerdict | None:
-    for layer in case.layers if layers is None else layers:
+def _wrong_weights(case: Evidence, *layers: LayerEvidence) -> CauseVerdict | None:
+    for layer in layers or case.layers:
         rule = layer.weights
         if rule is None:
             continue
@@ -144,7 +141,7 @@ def _outlying_weights(case: Evidence) -> CauseVerdict | None:
         if rule is None or rule.outlying == 0.0 or case.inputs_of == "A":
             continue
         if layer.reproduced == 1.0:  # else it may be the router that gives them
-            if (cause := _wrong_weights(case, (layer,))) is not None:
+            if (cause := _wrong_weights(case, layer)) is not None:
                 return cause
             detail = (
                 f"in {case.place(layer.router)} the weights of {_percent(rule.outlying)} of the "

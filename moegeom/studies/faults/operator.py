@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
@@ -16,10 +15,9 @@ from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32, Int64, Int
 from moegeom.core.tokens import TokenColumns
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
-from moegeom.geometry.contrasts import contrasts
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
-from moegeom.geometry.set_code import TIE_WAYS, fitted_bias, set_distances
+from moegeom.geometry.set_code import TIE_WAYS, contrasts, fitted_bias, set_distances
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.arithmetic import Arithmetic
 from moegeom.variants.emulated import Emulated, emulate
@@ -27,30 +25,8 @@ from moegeom.variants.emulated import Emulated, emulate
 #: The router as stored, in float32; top-k of an affine rule compares logits.
 AS_STORED = Arithmetic(name="", text="", engine="none", version="", source="", compared="logits")
 
-#: The closed list of causes that an operator may name.
-Cause = Literal[
-    "weights rounded",
-    "inputs rounded",
-    "logits rounded",
-    "bias rounded",
-    "bias missing",
-    "bias stale",
-    "bias differs",
-    "router stale",
-    "rows of another layer",
-    "rows damaged",
-    "inputs differ",
-    "gain not folded",
-    "rule differs",
-    "ties broken by number",
-    "experts renamed",
-    "tokens shifted",
-    "layers shifted",
-    "padding counted",
-    "rows repeated",
-    "capacity",
-    "unrelated",
-]
+#: What an operator names: one of ``VERDICTS`` of ``studies/explain/record.py``.
+Cause = str
 
 #: Inputs of a router for some tokens.
 Values = Callable[[np.ndarray], Float[np.ndarray, "rows hidden"] | None]

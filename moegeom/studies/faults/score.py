@@ -42,9 +42,9 @@ class Scored:
     """
 
     candidate: Proposal
-    as_is: tuple[float, float]
-    saved: tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]
-    of_sets: tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]
+    as_is: Sequence[float]
+    saved: Float64[np.ndarray, "2 tokens"]
+    of_sets: Float64[np.ndarray, "2 tokens"]
     is_met: Bool[np.ndarray, "tokens"]
 
 
@@ -188,15 +188,13 @@ def _tried(
         for candidate in operator.candidates(site):
             if only_logits and not candidate.changes_logits(site):
                 continue
-            some: list[Proposal] = []
+            logits, some = None, iter(())
             if candidate.routed is not None:
                 with np.errstate(over="ignore", invalid="ignore"):  # as below
                     logits = candidate.logits(site, rows, sample)
-                apart = _apart(site, candidate, rows, logits)
-                some = list(of_some_experts(site, candidate, rows, logits, weight))
-            else:
-                apart = _apart(site, candidate, rows, None)
+                some = of_some_experts(site, candidate, rows, logits, weight)
             if not candidate.of_some_only:
+                apart = _apart(site, candidate, rows, logits)
                 trials.append(_compared(candidate, apart, own, base, weight, groups))
             for part in some:
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -212,7 +210,7 @@ def _of_part(
     site: Site,
     part: Proposal,
     whole: Proposal,
-    logits: Float[np.ndarray, "rows experts"],
+    logits: Float[np.ndarray, "rows experts"] | None,
     plain: tuple[Emulated, Float[np.ndarray, "rows experts"]] | None,
 ) -> Float[np.ndarray, "rows experts"] | None:
     """Logits of an edit of some rows from those of the edit of all and of the router as it is.
@@ -223,6 +221,7 @@ def _of_part(
         return None
     assert part.routed is not None
     assert whole.routed is not None
+    assert logits is not None
     source = sources(part.routed, (whole.routed, plain[0]))
     return None if source is None else composed(source, (logits, plain[1]))
 
@@ -283,11 +282,14 @@ def _on_all(
     share: Float64[np.ndarray, "tokens"],
     values: Values,
 ) -> dict[str, Scored]:
-    before = [[as_it_is(*own, noise) for noise in one.noise] for one in trials]
-    saved = [[share * bits.both for bits in ways] for ways in before]
-    of_sets = [[share * bits.sets for bits in ways] for ways in before]
-    as_is = [[float(bits.sum()) for bits in ways] for ways in of_sets]
-    is_met = [np.zeros(len(share), bool) for _ in trials]
+    scored = []
+    for one in trials:
+        before = [as_it_is(*own, noise) for noise in one.noise]
+        saved, of_sets = (
+            share * np.stack([getattr(bits, kind) for bits in before]) for kind in ("both", "sets")
+        )
+        as_is, is_met = [float(bits.sum()) for bits in of_sets], np.zeros(len(share), bool)
+        scored.append(Scored(one.candidate, as_is, saved, of_sets, is_met))
     needs = any(one.candidate.routed is not None for one in trials) and site.has_inputs
     again = _Again.of(site, [one.candidate for one in trials]) if needs else None
     for start in range(0, len(share), _AT_ONCE):
@@ -296,29 +298,18 @@ def _on_all(
         shared: dict[int, np.ndarray] = {}
         if again is not None and inputs is not None:
             shared = again.logits(inputs)
-        for number, one in enumerate(trials):
+        for number, (one, sums) in enumerate(zip(trials, scored, strict=True)):
             logits = shared.get(number)
             if one.candidate.routed is not None and logits is None:
                 with np.errstate(over="ignore", invalid="ignore"):
                     logits = one.candidate.logits(site, rows, inputs)
             apart = _apart(site, one.candidate, rows, logits)
-            is_met[number][rows] = apart.sets.is_met
+            sums.is_met[rows] = apart.sets.is_met
             for way, noise in enumerate(one.noise):
                 bits = noise.code(apart)
-                saved[number][way][rows] -= share[rows] * bits.both
-                of_sets[number][way][rows] -= share[rows] * bits.sets
-    return {
-        one.candidate.name: Scored(
-            one.candidate,
-            (total[0], total[1]),
-            (all_of_it[0], all_of_it[1]),
-            (sets[0], sets[1]),
-            met,
-        )
-        for one, total, all_of_it, sets, met in zip(
-            trials, as_is, saved, of_sets, is_met, strict=True
-        )
-    }
+                sums.saved[way, rows] -= share[rows] * bits.both
+                sums.of_sets[way, rows] -= share[rows] * bits.sets
+    return {one.candidate.name: one for one in scored}
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,15 @@ import numpy as np
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.engine.choice import group_masked
-from moegeom.geometry.contrasts import FINEST, contrast_bits, contrasts
-from moegeom.geometry.set_code import boundary, chosen_mask, log2_sets, set_distances
+from moegeom.geometry.set_code import (
+    FINEST,
+    boundary,
+    chosen_mask,
+    contrast_bits,
+    contrasts,
+    log2_sets,
+    set_distances,
+)
 from moegeom.studies.faults._bits import bits_by_chance
 from moegeom.studies.faults.operator import Proposal, Site, is_stored_so
 from moegeom.studies.faults.scope import listed
@@ -135,28 +142,24 @@ def _snapped(
             is_same = np.abs(change - added).max() <= _SAME * np.abs(added).max()
             is_same &= np.isfinite(added).all()
     for fitted in biases:
-        yield _nearer(fitted, added) if is_same else np.zeros(len(fitted), bool)
-
-
-def _nearer(
-    fitted: Float64[np.ndarray, "experts"], added: Float64[np.ndarray, "experts"]
-) -> Bool[np.ndarray, "experts"]:
-    common = np.concatenate([fitted, fitted - added])
-    left = np.minimum(
-        np.abs(fitted - common[:, None]), np.abs(fitted - common[:, None] - added)
-    ).sum(axis=1)
-    moved = fitted - common[left.argmin()]
-    return np.abs(moved - added) < np.abs(moved)
+        if not is_same:
+            yield np.zeros(len(fitted), bool)
+            continue
+        common = np.concatenate([fitted, fitted - added])
+        moved = fitted - common[:, None]
+        left = np.minimum(np.abs(moved), np.abs(moved - added)).sum(axis=1)
+        moved = fitted - common[left.argmin()]
+        yield np.abs(moved - added) < np.abs(moved)
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedOfSome:
     """B's recorded values of some experts per token, and predictions with and without the edit."""
 
-    values: Float[np.ndarray, "rows told"]
-    expert: Int64[np.ndarray, "rows told"]
-    own: Float[np.ndarray, "rows told"]
-    edited: Float[np.ndarray, "rows told"]
+    values: Float[np.ndarray, "rows values"]
+    expert: Int64[np.ndarray, "rows values"]
+    own: Float[np.ndarray, "rows values"]
+    edited: Float[np.ndarray, "rows values"]
     scale: float
 
     @staticmethod
@@ -196,7 +199,7 @@ class RecordedOfSome:
             least = np.minimum(least, self._bits(one))
         return float((before - least).sum())
 
-    def _bits(self, predicted: Float[np.ndarray, "rows told"]) -> Float64[np.ndarray, "rows"]:
+    def _bits(self, predicted: Float[np.ndarray, "rows values"]) -> Float64[np.ndarray, "rows"]:
         return contrast_bits(contrasts(self.values, predicted), self.scale)
 
     def gained(

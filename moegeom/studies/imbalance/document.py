@@ -19,17 +19,14 @@ from moegeom.geometry.reference_laws import LawFigures
 from moegeom.studies.imbalance.record import (
     CAUSES,
     MEANINGS,
+    PARTS,
     Evening,
     Imbalance,
-    Reach,
     RouterImbalance,
 )
 
 #: Columns of ``layer 10`` in front of the experts that its bias moves.
 _ROUTER = 10
-
-#: The part of MaxVio that a cause is.
-_PARTS = {"mean input": "mean", "covariance": "covariance", "rows": "rows", "rest": "rest"}
 
 #: Shares of tokens near a boundary between which widths are shown.
 _LEAST_SHOWN, _MOST_SHOWN = 0.01, 0.9
@@ -101,8 +98,8 @@ def _causes(imbalance: Imbalance) -> _Sentences:
         if not routers:
             continue
         figures = ""
-        if cause in _PARTS:
-            parts = (getattr(one.parts["max_vio"], _PARTS[cause]) for one in routers)
+        if cause in PARTS:
+            parts = (getattr(one.parts["max_vio"], PARTS[cause]) for one in routers)
             whole = (one.tokens.max_vio for one in routers)
             figures = f": {_span(parts, _figure)} of MaxVio {_span(whole, _figure)}"
         if cause == "mean input":
@@ -179,8 +176,7 @@ def _pushed(evening: Evening) -> str:
     pushes = evening.pushes()
     up = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c > 0.0)
     down = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c < 0.0)
-    parts = [f"up {up}" if up else "", f"down {down}" if down else ""]
-    return "; ".join(part for part in parts if part) or "none"
+    return "; ".join(f"{way} {of}" for way, of in (("up", up), ("down", down)) if of) or "none"
 
 
 def _figure(value: float | None) -> str:
@@ -199,14 +195,6 @@ def _share(value: float) -> str:
 def _count(log10: float) -> str:
     """A number from its logarithm, in digits where there are few."""
     return f"{10.0**log10:,.0f}" if log10 < 6.0 else f"10^{log10:.2f}"
-
-
-def _dimension(ends: tuple[float, float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.2g} to {ends[1]:.2g}"
-
-
-def _most(reach: Sequence[Reach]) -> str:
-    return _count(reach[-1].most_log10) if reach else "-"
 
 
 def _sets(log: float) -> str:
@@ -258,9 +246,15 @@ _SET_COLUMNS: tuple[_Column, ...] = (
     ("", "gaussian", 0, "laws", _near_share("gaussian")),
     ("", "isotropic", 1, "laws", _near_share("isotropic")),
     ("", "ball", 0, "laws", _near_share("ball")),
-    ("inputs", "dimension", None, "dimension", _dimension),
+    (
+        "inputs",
+        "dimension",
+        None,
+        "dimension",
+        lambda ends: "-" if ends is None else "{:.2g} to {:.2g}".format(*ends),
+    ),
     ("expert sets", "met", None, "tokens.num_sets", "{:,.0f}".format),
-    ("", "at most", None, "reach", _most),
+    ("", "at most", None, "reach", lambda reach: _count(reach[-1].most_log10) if reach else "-"),
 )
 
 
@@ -505,8 +499,8 @@ def _span(values: Iterable[float], text: Callable[[float], str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------ figures
-#: Parts of a figure, and words for them.
-_MADE_BY = {"rows": "rows", "mean": "mean input", "covariance": "covariance", "rest": "rest"}
+#: Parts of MaxVio in the order of their bars, and what makes each.
+_MADE_BY = {PARTS[cause]: cause for cause in ("rows", "mean input", "covariance", "rest")}
 
 #: Laws whose shares near a boundary are drawn, with the colour of each.
 _LAWS = {"tokens": "tokens", "gaussian": "g1", "isotropic": "g2", "ball": "random"}
@@ -545,11 +539,9 @@ def _chart_of_causes(routers: Sequence[RouterImbalance], names: Sequence[str]) -
     worst = max(at, key=lambda i: tokens[i])
     of_worst = {part: value for part in _MADE_BY if (value := values[part][worst]) is not None}
     largest = max(of_worst, key=lambda part: of_worst[part], default=None)
-    made = (
-        ""
-        if largest is None
-        else f", of which the {_MADE_BY[largest]} makes {figure_text(of_worst[largest])}"
-    )
+    made = ""
+    if largest is not None:
+        made = f", of which the {_MADE_BY[largest]} makes {figure_text(of_worst[largest])}"
     return Chart(
         "causes",
         "What makes the loads uneven",
@@ -585,12 +577,9 @@ def _chart_of_loads(routers: Sequence[RouterImbalance], names: Sequence[str]) ->
         Polyline("even routing stays below, other documents", "limit", at, chance),
     ]
     worst = max(at, key=lambda i: now[i])
-    tried = others[worst]
-    then = (
-        f"{figure_text(these[worst])} on these documents"
-        if tried is None
-        else f"{figure_text(tried)} on other documents"
-    )
+    on_others, then = others[worst], f"{figure_text(these[worst])} on these documents"
+    if on_others is not None:
+        then = f"{figure_text(on_others)} on other documents"
     return Chart(
         "loads",
         "How even the loads would be",
@@ -631,6 +620,7 @@ def _chart_of_bias(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
     change, unit = results[far].change, results[far].score_unit
     expert = max(range(len(change)), key=lambda e: abs(change[e]))
     rows = [(router, e) for router in routers for e in range(router.num_experts)]
+    x = Axis("expert", names=[str(e) for e in range(experts)])
     return Chart(
         "bias",
         "The bias that would balance them",
@@ -639,14 +629,7 @@ def _chart_of_bias(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
         "Why the loads are uneven.",
         f"The largest change is that of expert {expert} in layer {names[far]}: "
         f"{change[expert]:+.3g} ({unit}).",
-        [
-            Panel(
-                "",
-                Axis("expert", names=[str(e) for e in range(experts)]),
-                Axis("layer", names=names),
-                [Heat(scaled, words, -most, most, 0.0)],
-            )
-        ],
+        [Panel("", x, Axis("layer", names=names), [Heat(scaled, words, -most, most, 0.0)])],
         [
             ("router", [router.router for router, _ in rows]),
             ("expert", [e for _, e in rows]),
@@ -672,12 +655,10 @@ def _chart_of_near(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
     ]
     far = max(apart, default=(0.0, 0))[1]
     own, ball = shares["tokens"][far], shares["ball"][far]
-    caption = (
-        "No router inputs are recorded: laws of the rows are not known."
-        if own is None or ball is None
-        else f"In layer {names[far]}, {percent(own, '.1f')} of the tokens are near, and "
-        f"{percent(ball, '.1f')} of a ball."
-    )
+    caption = "No router inputs are recorded: laws of the rows are not known."
+    if own is not None and ball is not None:
+        caption = f"In layer {names[far]}, {_share(own)} of the tokens are near, and "
+        caption += f"{_share(ball)} of a ball."
     return Chart(
         "near",
         "Why tokens are near boundaries",

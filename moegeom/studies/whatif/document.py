@@ -12,8 +12,7 @@ from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, View
 from moegeom.document.rule_trust import rule_facts
-from moegeom.document.summary import Summary
-from moegeom.studies.whatif.record import Tried, WhatIfReport, missing_metrics
+from moegeom.studies.whatif.record import Tried, WhatIfReport
 
 _HEADS = (
     ("", "experts", "FLOPs of", "load", "", "", "another", "weight", "knows only"),
@@ -191,7 +190,10 @@ def _limits(report: WhatIfReport) -> Iterator[str]:
         "'FLOPs of experts': mean experts a token over k. 'Weight moved': half the sum of the "
         "differences between routing shares, 0 to 1; weights may move though the set stays."
     )
-    for why, metrics in missing_metrics(report.tried).items():
+    missing: dict[str, set[str]] = {}
+    for metric, why in (pair for one in report.tried for pair in one.reasons.items()):
+        missing.setdefault(why, set()).add(metric)
+    for why, metrics in missing.items():
         yield f"Missing of some what-ifs: {', '.join(sorted(metrics))}: {why}."
 
 
@@ -204,7 +206,7 @@ def _share(value: float | None) -> str:
 
 
 def _record(report: WhatIfReport) -> Mapping[str, Any]:
-    run: Summary = report.summary
+    run = report.summary.run
     return {
         "stored": dict(report.stored.rows),
         "what_ifs": [
@@ -221,8 +223,8 @@ def _record(report: WhatIfReport) -> Mapping[str, Any]:
             }
             for one in report.what_ifs
         ],
-        **rule_facts(run.run),
-        "run": run.run,
+        **rule_facts(run),
+        "run": run,
     }
 
 
@@ -233,9 +235,11 @@ _MOST_BARS = 48
 
 def what_if_figures(report: WhatIfReport) -> Iterator[Chart]:
     """Nothing where no what-if has both figures."""
-    points = [(one, *_at(one)) for one in report.whole]
     pairs = [
-        (one, moved, vio) for one, moved, vio in points if moved is not None and vio is not None
+        (one, moved, vio)
+        for one in report.whole
+        if (moved := one.mean("weight_moved_mean")) is not None
+        and (vio := one.mean("max_vio_global")) is not None
     ]
     before = report.stored.mean("max_vio_global")
     if not pairs or before is None:
@@ -311,7 +315,3 @@ def _columns(
         ("max_vio_global", [v for *_, v in points]),
         ("is_causal", [one.is_causal for one, *_ in points]),
     ]
-
-
-def _at(one: Tried) -> tuple[float | None, float | None]:
-    return one.mean("weight_moved_mean"), one.mean("max_vio_global")

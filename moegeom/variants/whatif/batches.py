@@ -9,9 +9,9 @@ import numpy as np
 
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float64
-from moegeom.geometry.whatif import quotas
-from moegeom.geometry.whatif.sinkhorn import CLIP, TransportPlan, column_error, osr_cost
-from moegeom.geometry.whatif.sinkhorn import sinkhorn as transport_plan
+from moegeom.geometry.whatif import batches
+from moegeom.geometry.whatif.batches import CLIP, TransportPlan, column_error, osr_cost
+from moegeom.geometry.whatif.batches import sinkhorn as transport_plan
 from moegeom.geometry.whatif.smooth import hard_set
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
@@ -65,9 +65,9 @@ def capacity(router: Router, values: Values, sample: FitSample) -> FittedGate:
         return FittedGate(router=router, reached={"dropped_slot_share": 0.0})
 
     def choose(batch: TokenBatch) -> WhatIfChoice:
-        room = quotas.batch_capacity(len(batch.chosen), router.num_experts, k, factor)
+        room = batches.batch_capacity(len(batch.chosen), router.num_experts, k, factor)
         scores = routing_scores(router, batch) if by_score else None
-        is_served = quotas.kept_within_capacity(batch.chosen, router.num_experts, room, scores)
+        is_served = batches.kept_within_capacity(batch.chosen, router.num_experts, room, scores)
         left = np.argsort(~is_served, axis=1, kind="stable")  # served ones first, in their order
         is_served, chosen, weights = (
             np.take_along_axis(array, left, axis=1)
@@ -119,9 +119,9 @@ def expert_choice(router: Router, values: Values, sample: FitSample) -> FittedGa
 
     def choose(batch: TokenBatch) -> WhatIfChoice:
         scores = routing_scores(router, batch)
-        room = quotas.batch_capacity(len(scores), router.num_experts, k, factor)
+        room = batches.batch_capacity(len(scores), router.num_experts, k, factor)
         return choice_of_sets(
-            router, batch, quotas.expert_choice(scores, room), scores, sample.kernels
+            router, batch, batches.expert_choice(scores, room), scores, sample.kernels
         )
 
     def measure(sample: FitSample) -> dict[str, float]:

@@ -20,10 +20,12 @@ from moegeom.geometry.whatif.smooth import (
     gaps,
     largest_slope,
     packed,
+    relu_gate,
     smooth_activations,
     smoothing_budget,
+    threshold_distance,
+    threshold_for,
 )
-from moegeom.geometry.whatif.threshold import relu_gate, threshold_distance, threshold_for
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.what_if import (

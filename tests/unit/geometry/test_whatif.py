@@ -12,9 +12,15 @@ from moegeom.geometry.load import dropped_slot_share
 from moegeom.geometry.rows import unit_rows
 from moegeom.geometry.selection import routing_weights, softmax, top_k
 from moegeom.geometry.whatif import smooth
-from moegeom.geometry.whatif.quotas import batch_capacity, expert_choice, kept_within_capacity
-from moegeom.geometry.whatif.sinkhorn import column_error, osr_cost, sinkhorn
-from moegeom.geometry.whatif.threshold import relu_gate, threshold_distance, threshold_for
+from moegeom.geometry.whatif.batches import (
+    batch_capacity,
+    column_error,
+    expert_choice,
+    kept_within_capacity,
+    osr_cost,
+    sinkhorn,
+)
+from moegeom.geometry.whatif.smooth import relu_gate, threshold_distance, threshold_for
 
 INF = np.inf
 

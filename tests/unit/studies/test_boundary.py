@@ -36,7 +36,7 @@ def variant(name: str, share: float, layers: int = 3, **facts: Any) -> VariantFl
     rows = [row(number, share, **facts) for number in range(layers)]
     engine = {"engine": "none", "version": ""}
     pairs = [{"router": "text/1", "first": 3, "second": 5, "share": 0.5}]
-    return VariantFlips(name, engine, rows, [], pairs, {})
+    return VariantFlips(name, engine, rows, pairs)
 
 
 def exposure(*variants: VariantFlips) -> BoundaryReport:

@@ -11,7 +11,6 @@ from sklearn.metrics import cohen_kappa_score
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.rows import common_choices, overlap_beyond_chance
 from moegeom.studies.explain.document import document
-from moegeom.studies.explain.layer import ReadParts
 from moegeom.studies.explain.record import (
     VERDICTS,
     CauseVerdict,
@@ -225,12 +224,7 @@ def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
         np.testing.assert_allclose(overlap, expected, atol=0.02 * (expected == 0.0), rtol=1e-7)
 
 
-def test_rows_of_parts_of_inputs_and_documents_of_any_number_are_found():
-    whole = np.random.default_rng(0).standard_normal((10, 3)).astype(np.float32)
-    parts = ReadParts.of([whole[:4].copy(), whole[4:7].copy(), whole[7:].copy()])
-    for some in ([0, 1, 2], [4, 5, 6], [2, 3, 4, 5], [9, 0, 9, 3], [8, 7], [], [0, 2]):
-        rows = np.array(some, np.int64)
-        np.testing.assert_array_equal(parts.rows(rows), whole[rows])
+def test_documents_of_any_number_are_found():
     document = np.array([0, 2**32, 2**32, 7])
     tokens = TokenColumns(
         document=document,

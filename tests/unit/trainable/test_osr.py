@@ -6,8 +6,8 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.linalg import polar
 
-from moegeom.geometry.whatif.sinkhorn import osr_cost
-from moegeom.geometry.whatif.sinkhorn import sinkhorn as numpy_plan
+from moegeom.geometry.whatif.batches import osr_cost
+from moegeom.geometry.whatif.batches import sinkhorn as numpy_plan
 from moegeom.trainable import ExpressionProjector, OSRRouter
 from moegeom.trainable.expression import newton_schulz, orthonormal_rows, steps_for_start
 from moegeom.trainable.osr import repulsive_cost, sinkhorn

@@ -8,8 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from moegeom.core.router import Weights
 from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.selection import SCORES
-from moegeom.geometry.whatif.smooth import gaps, smooth_gate, smoothing_budget
-from moegeom.geometry.whatif.threshold import relu_gate
+from moegeom.geometry.whatif.smooth import gaps, relu_gate, smooth_gate, smoothing_budget
 from moegeom.trainable import (
     ReLURouter,
     SmoothTopKRouter,
