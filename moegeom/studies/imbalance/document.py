@@ -197,6 +197,10 @@ def _count(log10: float) -> str:
     return f"{10.0**log10:,.0f}" if log10 < 6.0 else f"10^{log10:.2f}"
 
 
+def _dimension(ends: tuple[float, float] | None) -> str:
+    return "-" if ends is None else f"{ends[0]:.2g} to {ends[1]:.2g}"
+
+
 def _sets(log: float) -> str:
     return f"{math.exp(log):,.0f}"
 
@@ -246,13 +250,7 @@ _SET_COLUMNS: tuple[_Column, ...] = (
     ("", "gaussian", 0, "laws", _near_share("gaussian")),
     ("", "isotropic", 1, "laws", _near_share("isotropic")),
     ("", "ball", 0, "laws", _near_share("ball")),
-    (
-        "inputs",
-        "dimension",
-        None,
-        "dimension",
-        lambda ends: "-" if ends is None else "{:.2g} to {:.2g}".format(*ends),
-    ),
+    ("inputs", "dimension", None, "dimension", _dimension),
     ("expert sets", "met", None, "tokens.num_sets", "{:,.0f}".format),
     ("", "at most", None, "reach", lambda reach: _count(reach[-1].most_log10) if reach else "-"),
 )

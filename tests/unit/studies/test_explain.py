@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
+from moegeom.core.errors import InternalError
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.rows import common_choices, overlap_beyond_chance
 from moegeom.studies.explain.document import document
@@ -204,6 +205,8 @@ def test_a_verdict_names_what_leads_every_other_cause_and_needs_no_bug():
     assert answers["weights before sets"].router == "text/0"
     assert "x" in answers["two faults close to each other"].detail
     assert not any("no bug" in text for pair in VERDICTS.values() for text in pair)
+    with pytest.raises(InternalError, match="'weights rotten' is none of the"):
+        CauseVerdict("weights rotten", "")
 
 
 def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
