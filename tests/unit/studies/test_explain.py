@@ -95,12 +95,13 @@ def test_faults_stand_in_the_order_of_the_bits_that_are_printed(form, detail):
 
 
 def test_a_screen_leaves_out_what_saves_nothing_and_asks_nothing_where_all_agrees():
-    record = explanation(layer(0), faults=(fault("good", 50.0), fault("bad", -3.0)))
+    some = TokenRegion(np.ones(10, bool), "documents 3", 1.0)
+    record = explanation(layer(0), faults=(fault("good", 50.0, region=some), fault("bad", -3.0)))
     screen, page = (unwrapped(shown(record, form)) for form in ("table", "md"))
     assert ("bad" in screen, "bad" in page) == (False, True)
     assert "2 things" in screen
     assert "2 things" in page
-    assert '"not_looked_at"' in shown(record, "json")
+    assert '"scope": "documents 3"' in shown(record, "json")
     record = explanation(layer(0, 1.0), faults=many(0), cause="no disagreement")
     screen, page = (shown(record, form, 100, detail=True) for form in ("table", "md"))
     assert [word for word in ("causes", "change a", "sets") if word in screen] == []
