@@ -10,6 +10,6 @@ from moegeom_cli.groups import ScreenOptions
 def show_part(screen: ScreenOptions, written: Path) -> None:
     """The part, and how parts become results."""
     from moegeom.engine.parts import read_part
-    from moegeom.studies.parts.document import part_document
+    from moegeom.studies.parts import part_document
 
     screen.show(part_document, read_part(written))

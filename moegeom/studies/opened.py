@@ -48,7 +48,7 @@ class Checkpoint:
     @cached_property
     def found(self) -> RouterSet:
         """The routers with their family, fingerprint, notes, and what was skipped and why."""
-        from moegeom.studies.routers.study import routers
+        from moegeom.studies.routers import routers
 
         with speaking_python():
             return routers(self.store, self.terms)
@@ -72,7 +72,7 @@ class Checkpoint:
 
     def report(self) -> Report[RouterSet]:
         """What ``moegeom routers`` says."""
-        from moegeom.studies.routers.document import document
+        from moegeom.studies.routers import document
 
         return Report(self.found, document)
 

@@ -1,6 +1,6 @@
 """What a what-if is: another way to choose experts on the same tokens.
 
-``moegeom whatif --router NAME[:PARAMETER,...]``: each kind is a file of ``variants/whatif/``.
+``moegeom whatif --router NAME[:PARAMETER,...]``: the kinds stand in ``variants/whatif/``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import UsageError
-from moegeom.core.registry import Rooms, unknown_name
+from moegeom.core.registry import Rooms, record_of_function, unknown_name
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float64, Int32
 from moegeom.kernels.batch import TokenBatch
@@ -23,7 +23,7 @@ from moegeom.kernels.reduction import Kernels
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that a kind takes: ``name=value``, or the value alone where ``is_first``.
+    """A number that a kind takes: ``name=value``.
 
     ``least`` and ``most`` are allowed values themselves; without a ``default`` it may be left out,
     and is None then. A ``is_list`` parameter takes every further value, each once and in order:
@@ -38,11 +38,15 @@ class Parameter:
     least: float = -np.inf
     most: float = np.inf
     is_whole: bool = False
-    is_first: bool = False
     is_list: bool = False
     is_swept: bool = False
     is_flag: bool = False
     words: tuple[str, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its values may stand alone, in front of other parameters."""
+        return self.is_list or self.is_swept
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,22 +100,38 @@ class FittedGate:
     notes: tuple[str, ...] = ()
 
 
+#: The value of each parameter: None, number, word, flag or tuple.
+Values = Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class WhatIf:
-    """A kind of what-if: one file, one record.
+    """A kind of what-if, from the function ``make`` that fits it to a router, given the values.
 
-    ``needs`` are quantities of ``TokenBatch`` without which it cannot be made, such as ``input``.
-    Of the parameters ``one_of`` exactly one is given; none of them has a default.
-    ``make`` fits it to a router, given the value of each parameter (None, number, word, flag or
-    tuple). It raises RouterRuleError where it means nothing for the rule.
+    It raises RouterRuleError where the what-if means nothing for the rule. ``page`` is its
+    docstring, which ends with the limit in which the router itself chooses. ``needs`` are
+    quantities of ``TokenBatch`` without which it cannot be made, such as ``input``. Of the
+    parameters ``one_of`` exactly one is given; none of them has a default.
     """
 
     name: str
-    text: str
-    parameters: tuple[Parameter, ...]
-    make: Callable[[Router, Mapping[str, Any], FitSample], FittedGate]
+    page: str
+    make: Callable[[Router, Values, FitSample], FittedGate]
+    parameters: tuple[Parameter, ...] = ()
     needs: tuple[str, ...] = ()
     one_of: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The sentence of the list."""
+        return self.page.partition("\n")[0]
+
+
+def what_if(
+    *parameters: Parameter, needs: tuple[str, ...] = (), one_of: tuple[str, ...] = ()
+) -> Callable[[Callable[[Router, Values, FitSample], FittedGate]], WhatIf]:
+    """The decorator that makes a kind of the function that fits it."""
+    return record_of_function(WhatIf)(parameters, needs, one_of)
 
 
 #: Kinds by name; people write hyphens.
@@ -143,8 +163,8 @@ def parse_what_ifs(texts: Sequence[str]) -> tuple[AskedWhatIf, ...]:
     """
     by_name: dict[str, AskedWhatIf] = {}
     for text in texts:
-        for what_if in _parse(text):
-            by_name.setdefault(what_if.name, what_if)
+        for one in _parse(text):
+            by_name.setdefault(one.name, one)
     return tuple(by_name.values())
 
 
@@ -164,11 +184,14 @@ def _parse(text: str) -> Iterator[AskedWhatIf]:
         elif len(values[parameter.name]) > 1 and not parameter.is_swept:
             raise _error(text, kind, f"'{parameter.name}' has several values")
     if kind.one_of and sum(name in terms for name in kind.one_of) != 1:
-        raise _error(text, kind, f"it needs {_either(kind.one_of)}")
+        either = "either " * (len(kind.one_of) > 1)
+        raise _error(text, kind, f"it needs {either}{' or '.join(kind.one_of)}")
     for chosen in itertools.product(*values.values()):
         one = dict(zip(values, chosen, strict=True))
         spelling = ",".join(
-            _said(p, one[p.name]) for p in kind.parameters if p.name in terms and one[p.name] != ()
+            _spelling(p, one[p.name])
+            for p in kind.parameters
+            if p.name in terms and one[p.name] != ()
         )
         yield AskedWhatIf(f"{spelled(kind)}:{spelling}" if spelling else spelled(kind), kind, one)
 
@@ -176,9 +199,7 @@ def _parse(text: str) -> Iterator[AskedWhatIf]:
 def _kind(name: str) -> WhatIf:
     place = name.replace("-", "_")
     if place not in WHAT_IFS.names():
-        raise unknown_name(
-            "what-if", name[:_QUOTED], (n.replace("_", "-") for n in WHAT_IFS.names())
-        )
+        raise unknown_name("what-if", name[:_QUOTED], map(spelled, WHAT_IFS.all()))
     return WHAT_IFS[place]
 
 
@@ -232,7 +253,7 @@ def _value(text: str, kind: WhatIf, parameter: Parameter, word: str) -> float | 
     return int(number) if parameter.is_whole else number + 0.0
 
 
-def _said(parameter: Parameter, value: Any) -> str:
+def _spelling(parameter: Parameter, value: Any) -> str:
     if parameter.is_flag:
         return parameter.name
     listed = value if isinstance(value, tuple) else (value,)
@@ -244,10 +265,6 @@ def _digits(number: float) -> str:
     """The shortest text that is this very number when it is read again."""
     short = f"{number:g}"
     return short if float(short) == number else repr(number)
-
-
-def _either(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"either {' or '.join(names)}"
 
 
 def _error(text: str, kind: WhatIf, why: str) -> UsageError:

@@ -30,9 +30,9 @@ from moegeom.pipeline import scan
 from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import Captured, CaptureRequest, TextFile, plan_capture
 from moegeom.studies.check.document import page_document
-from moegeom.studies.parts.document import missing_document, part_document
-from moegeom.studies.routers.document import document as routers_document
-from moegeom.studies.routers.study import routers
+from moegeom.studies.parts import missing_document, part_document
+from moegeom.studies.routers import document as routers_document
+from moegeom.studies.routers import routers
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from tests.short_samples import SAMPLES, short_samples
 from tests.unit.document.test_hostile_names import documents

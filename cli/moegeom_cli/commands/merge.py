@@ -17,7 +17,7 @@ def run(request: MergeRequest, screen: ScreenOptions, plots: PlotOptions) -> int
     from moegeom.engine.parts import MissingParts
     from moegeom.pipeline import merge
     from moegeom.results.reader import open_results
-    from moegeom.studies.parts.document import missing_document
+    from moegeom.studies.parts import missing_document
 
     with screen.watching("tokens") as watch:
         merged = merge(request, watch)

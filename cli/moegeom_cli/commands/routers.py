@@ -13,8 +13,7 @@ COMMAND = Command(Group.measure, 1, "moegeom routers CKPT --layers 0-3")
 def run(request: RoutersRequest, screen: ScreenOptions) -> None:
     """Which routers a checkpoint has: rule, shape and storage; what was skipped and why."""
     from moegeom.checkpoint.open import open_checkpoint
-    from moegeom.studies.routers.document import document
-    from moegeom.studies.routers.study import routers
+    from moegeom.studies.routers import document, routers
 
     store = open_checkpoint(request.checkpoint, request.remote)
     screen.show(document, routers(store, request))

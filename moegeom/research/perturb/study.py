@@ -50,7 +50,7 @@ from moegeom.research.perturb.record import (
     RouterPaths,
     TokenPaths,
 )
-from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
+from moegeom.studies.boundary.study import asked_noise, second_recording
 from moegeom.studies.study import each
 from moegeom.tokens.foreign.npy_arrays import read_numbers
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.row_keys import SIDES
+from moegeom.core.row_keys import RUN_B, SIDES
 from moegeom.core.text import number_of, percent, percent_of_all, small_percent
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
@@ -25,7 +25,6 @@ from moegeom.document.model import (
 )
 from moegeom.document.rule_trust import rule_facts
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
-from moegeom.studies.boundary.verdict import share_text, verdict_sentence
 
 #: Pairs of experts that are named, and layers.
 _NAMED = 3
@@ -67,7 +66,11 @@ def document(report: BoundaryReport, view: View) -> Document:
         report.summary.run["checkpoint"]["name"],
         [
             _verdict(report),
-            _header(report),
+            [
+                *header(report.summary, "routers", "tokens", "trust"),
+                *_other(report),
+                *_against(report),
+            ],
             [_table(report, view)],
             [Gallery(lambda: figures_of(report.results, _FIGURES))],
             [*(Fact("jump" * (not n), text, "plain") for n, text in enumerate(_jumps(report)))],
@@ -87,16 +90,7 @@ def _shown(flipped: Sequence[VariantFlips], view: View) -> Sequence[VariantFlips
     if view.detail:
         return flipped
     sides = [variant for variant in flipped if variant.name in SIDES]
-    return sides or sorted(flipped, key=lambda variant: -_flipped(variant))[:1]
-
-
-def _header(report: BoundaryReport) -> list[Block]:
-    summary = report.summary
-    return [
-        *header(summary, "routers", "tokens", "trust"),
-        *_other(report),
-        *_against(report),
-    ]
+    return sides or sorted(flipped, key=lambda variant: -variant.flipped)[:1]
 
 
 def _other(report: BoundaryReport) -> Iterator[Fact]:
@@ -139,7 +133,7 @@ def _against(report: BoundaryReport) -> Iterator[Fact]:
 
 
 def _verdict(report: BoundaryReport) -> list[Block]:
-    blocks: list[Block] = [Fact("VERDICT", verdict_sentence(report))]
+    blocks: list[Block] = [Fact("VERDICT", _verdict_sentence(report))]
     if typed := report.summary.run.get("next_command"):
         blocks.append(Command("next: ", str(typed)))
     return blocks
@@ -153,7 +147,7 @@ def _distances(report: BoundaryReport) -> list[str]:
         router, least = min(rms, key=lambda pair: pair[1])
         texts.append(
             f"Half of the tokens are within{_bound(report)} {_median(rms):.3g} of another "
-            f"choice, in units of the input's rms (nearest {report.summary.places([router])}: "
+            f"choice, in units of the input's rms (nearest {report.place(router)}: "
             f"{least:.3g})."
         )
         texts += _ties(report)
@@ -192,17 +186,13 @@ def _bound(report: BoundaryReport) -> str:
 
 def _table(report: BoundaryReport, view: View) -> Excerpt:
     """A row for each variant, or for those that flip most; a sentence where that is too wide."""
-    ranked = sorted(report.variants, key=lambda v: (v.name not in SIDES, -_flipped(v)))
+    ranked = sorted(report.variants, key=lambda v: (v.name not in SIDES, -v.flipped))
     least = len(ranked) if view.detail else min(len(ranked), _LEAST_ROWS)
     screen, *shorter = (
         [_rows(report, ranked[:number])] for number in range(len(ranked), least - 1, -1)
     )
     page = Table(_HEADS, [_cells(report, variant) for variant in report.variants])
     return Excerpt(screen, page=[page], shorter=shorter)
-
-
-def _flipped(variant: VariantFlips) -> float:
-    return variant.mean("flipped_share") or 0.0
 
 
 def _rows(report: BoundaryReport, variants: Sequence[VariantFlips]) -> Table:
@@ -219,19 +209,19 @@ def _rows(report: BoundaryReport, variants: Sequence[VariantFlips]) -> Table:
 
 
 def _cells(report: BoundaryReport, variant: VariantFlips) -> Sequence[str]:
-    worst, is_side = variant.worst, variant.name in SIDES
+    worst, is_side, random = variant.worst, variant.name in SIDES, variant.random
     place = report.summary.place(worst["router"])
     return (
         f"  {variant.name}",
-        share_text(variant.mean("flipped_share")),
-        share_text(variant.random_share),
-        f"{share_text(worst['flipped_share'])}  {'L' if place.isdigit() else ''}{place}"
+        _share(variant.mean("flipped_share")),
+        _share(random and random.mean("flipped_share")),
+        f"{_share(worst['flipped_share'])}  {'L' if place.isdigit() else ''}{place}"
         if worst["flipped_share"]
         else "-",
-        share_text(variant.any_share),
-        share_text(variant.mean("weight_moved_mean")),
+        _share(variant.any_share),
+        _share(variant.mean("weight_moved_mean")),
         "-" if is_side else _certain(variant.mean("proved_share")),
-        "-" if is_side else share_text(variant.mean("predicted_flipped_share")),
+        "-" if is_side else _share(variant.mean("predicted_flipped_share")),
     )
 
 
@@ -251,8 +241,8 @@ def _noise(report: BoundaryReport) -> list[str]:
         return []
     worst = max(simulated, key=lambda pair: pair[1])
     text = (
-        f"{_noise_size(report)} flips {share_text(_mean(simulated))} of the choices in a "
-        f"simulation ({report.summary.places([worst[0]])}: {share_text(worst[1])})"
+        f"{_noise_size(report)} flips {_share(_mean(simulated))} of the choices in a "
+        f"simulation ({report.place(worst[0])}: {_share(worst[1])})"
     )
     means = [
         _mean(report.share_column(f"noise_flipped_share{end}")) for end in ("", "_lower", "_upper")
@@ -260,8 +250,8 @@ def _noise(report: BoundaryReport) -> list[str]:
     if means[0] is not None:
         expected, least, most = means
         text += (
-            f"; {share_text(expected)} by the noise model, {share_text(least)} to "
-            f"{share_text(most)} by its bounds"
+            f"; {_share(expected)} by the noise model, {_share(least)} to "
+            f"{_share(most)} by its bounds"
         )
     lines = [f"{text}."]
     early, late = (report.share_column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
@@ -282,10 +272,10 @@ def _jumps(report: BoundaryReport) -> list[str]:
     most = max(over, key=lambda pair: pair[1])
     text = (
         f"Where the nearest boundary of a token is crossed, the output of the experts jumps by "
-        f"{share_text(_median(over))} of its length for half of the tokens"
+        f"{_share(_median(over))} of its length for half of the tokens"
     )
     if len(over) > 1:
-        text += f" (most in {report.summary.places([most[0]])}: {share_text(most[1])})"
+        text += f" (most in {report.place(most[0])}: {_share(most[1])})"
     expected = report.share_column("expected_jump_over_output")
     if expected:
         text += (
@@ -307,7 +297,7 @@ def _cost(variant: VariantFlips) -> str:
         for name in ("num_flip_jumps", "num_flip_jump_tokens")
     )
     return (
-        f"{variant.name}: a flip costs {share_text(over)} of the output ({points:,} of "
+        f"{variant.name}: a flip costs {_share(over)} of the output ({points:,} of "
         f"{number_of(flips, 'flip')} with a known boundary point), {small_percent(cost)} a token."
     )
 
@@ -328,7 +318,7 @@ def _looked_at(report: BoundaryReport) -> str:
     text = f"Of a sample of {number_of(int(tokens), 'token')} of all routers; {experts}."
     if points < tokens:
         text += (
-            f" {share_text(1.0 - points / tokens)} of them are left out: their nearest boundary "
+            f" {_share(1.0 - points / tokens)} of them are left out: their nearest boundary "
             "point is not known."
         )
     return text
@@ -349,7 +339,7 @@ def _noise_size(report: BoundaryReport) -> str:
     return (
         f"Noise as between the two recordings ({100 * min(relative):.3g} to "
         f"{percent(max(relative), '.3g')} of the input's rms, {min(kappa):.2g} to {max(kappa):.2g} "
-        f"roundings to bfloat16; up to {share_text(max(shared))} of its square is common to all "
+        f"roundings to bfloat16; up to {_share(max(shared))} of its square is common to all "
         f"tokens{left_out})"
     )
 
@@ -371,7 +361,7 @@ def _worst_layers(report: BoundaryReport, variant: VariantFlips) -> str:
     """The layers that a variant flips most, beside a random router's."""
     ranked = sorted(variant.rows, key=lambda row: -row["flipped_share"])[:_NAMED]
     return ", ".join(
-        f"{report.summary.places([row['router']])} {share_text(row['flipped_share'])}"
+        f"{report.place(row['router'])} {_share(row['flipped_share'])}"
         for row in ranked
         if row["flipped_share"] or row is ranked[0]
     )
@@ -404,7 +394,7 @@ def _load_shift(report: BoundaryReport, variant: VariantFlips) -> str:
         return ""
     most = max(rows, key=lambda row: abs(row["load_shift_max"]))
     return (
-        f"{report.summary.places([most['router']])}: expert {most['load_shift_expert']} "
+        f"{report.place(most['router'])}: expert {most['load_shift_expert']} "
         f"{most['load_shift_max']:+.2g} fair shares"
     )
 
@@ -412,8 +402,7 @@ def _load_shift(report: BoundaryReport, variant: VariantFlips) -> str:
 def _traders(report: BoundaryReport, variant: VariantFlips) -> str:
     """The pairs of experts that trade most of the flipped tokens of their layer."""
     return ", ".join(
-        f"{report.summary.places([pair['router']])} {pair['first']}<->{pair['second']} "
-        f"{share_text(pair['share'])}"
+        f"{report.place(pair['router'])} {pair['first']}<->{pair['second']} {_share(pair['share'])}"
         for pair in variant.swaps[:_NAMED]
     )
 
@@ -421,8 +410,7 @@ def _traders(report: BoundaryReport, variant: VariantFlips) -> str:
 def _remarks(report: BoundaryReport) -> list[str]:
     """Caveats on single figures, such as exact ties."""
     remarks = []
-    tied = [variant for variant in report.variants if variant.is_tied]
-    for variant in tied:
+    for variant in filter(lambda one: one.is_tied, report.variants):
         least, most = (variant.mean(f"flipped_share_{end}") for end in ("least", "most"))
         anyhow = (
             "the engine breaks them anyhow"
@@ -430,7 +418,7 @@ def _remarks(report: BoundaryReport) -> list[str]:
             else "counted as the lowest expert wins"
         )
         remarks.append(
-            f"{variant.name}: as exact ties break, {share_text(least)} to {share_text(most)} of "
+            f"{variant.name}: as exact ties break, {_share(least)} to {_share(most)} of "
             f"the choices flip; {anyhow}."
         )
     remarks += [
@@ -440,15 +428,11 @@ def _remarks(report: BoundaryReport) -> list[str]:
         for variant in report.variants
         if (wrong := variant.num_disproved)
     ]
-    copied = [
-        v
-        for v in report.variants
-        if v.name not in SIDES and not str(v.facts.get("engine")).startswith("none")
-    ]
     remarks += [
         f"{variant.name}: emulated after {variant.facts['engine']} ({variant.facts['version']}); a "
         "recording of that engine would decide."
-        for variant in copied
+        for variant in report.variants
+        if variant.name not in SIDES and not str(variant.facts.get("engine")).startswith("none")
     ]
     return remarks
 
@@ -485,38 +469,112 @@ def _median(pairs: Sequence[tuple[str, float]]) -> float:
 
 
 def _record(report: BoundaryReport) -> Mapping[str, Any]:
-    variants = [
-        {
-            "variant": variant.name,
-            "facts": dict(variant.facts),
-            "flipped_share": variant.mean("flipped_share"),
-            "random_flipped_share": variant.random_share,
-            "worst_router": variant.worst["router"],
-            "any_layer_share": variant.any_share,
-            "random_any_layer_share": variant.random_any_share,
-            "weight_moved_mean": variant.mean("weight_moved_mean"),
-            "flipped_near_share": variant.near_share,
-            "proved_share": variant.mean("proved_share"),
-            "layers": [_compared(row) for row in variant.rows],
-            "random": [_compared(row) for row in variant.random],
-            "swaps": list(variant.swaps),
-        }
-        for variant in report.variants
-    ]
     run = report.summary.run
     return {
-        "verdict": verdict_sentence(report),
+        "verdict": _verdict_sentence(report),
         "distances": _distances(report),
         "noise": _noise(report),
         "jumps": _jumps(report),
         "remarks": _remarks(report),
         "routers": [dict(row) for row in report.summary.layers],
-        "variants": variants,
+        "variants": [_variant_record(variant) for variant in report.variants],
         **rule_facts(run),
         "run": dict(run),
     }
 
 
-def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a variant's row that have a value."""
-    return {name: value for name, value in row.items() if value is not None}
+def _variant_record(variant: VariantFlips) -> dict[str, Any]:
+    random = variant.random or VariantFlips("", {}, ())
+    layers, of_random = (
+        [{name: value for name, value in row.items() if value is not None} for row in of.rows]
+        for of in (variant, random)
+    )
+    return {
+        "variant": variant.name,
+        "facts": dict(variant.facts),
+        "flipped_share": variant.mean("flipped_share"),
+        "random_flipped_share": random.mean("flipped_share"),
+        "worst_router": variant.worst["router"],
+        "any_layer_share": variant.any_share,
+        "random_any_layer_share": random.any_share,
+        "weight_moved_mean": variant.mean("weight_moved_mean"),
+        "flipped_near_share": variant.near_share,
+        "proved_share": variant.mean("proved_share"),
+        "layers": layers,
+        "random": of_random,
+        "swaps": list(variant.swaps),
+    }
+
+
+# ------------------------------------------------------------------------------------------ verdict
+def _verdict_sentence(report: BoundaryReport) -> str:
+    """The verdict as one sentence."""
+    sides = [variant for variant in report.variants if variant.name in SIDES]
+    if sides:
+        return " ".join(_difference(report, variant) for variant in sides)
+    most = max(report.variants, key=lambda variant: variant.flipped)
+    share = most.mean("flipped_share")
+    if not share:
+        return _nothing_flips(report)
+    place, worst = report.place(most.worst["router"]), _share(most.worst["flipped_share"])
+    text = f"{most.name} flips most: {_share(share)} of the choices ({place}: {worst})"
+    if most.any_share is not None:
+        text += f", {_share(most.any_share)} of the tokens at some layer"
+    return f"{text}; {_share(most.mean('weight_moved_mean'))} of the routing weight moves."
+
+
+def _nothing_flips(report: BoundaryReport) -> str:
+    """The verdict where nothing flips, with the share that flips if exact ties break otherwise."""
+    tied = [(v.mean("flipped_share_most") or 0.0, v.name) for v in report.variants if v.is_tied]
+    if not tied:
+        return "No arithmetic asked for flips any of these tokens."
+    most, name = max(tied)
+    return (
+        "No arithmetic asked for flips a token unless an exact tie breaks otherwise; if it does, "
+        f"{name} flips up to {_share(most)} of the choices. Ties are counted as the lowest "
+        "expert wins."
+    )
+
+
+def _difference(report: BoundaryReport, variant: VariantFlips) -> str:
+    """How A and B differ and where it begins, or what the routers of C choose otherwise."""
+
+    def at(row: Mapping[str, Any]) -> str:
+        return f"{report.place(row['router'])} ({_share(row['flipped_share'])})"
+
+    share, is_run_b = variant.mean("flipped_share"), variant.name == RUN_B
+    against = report.summary.run.get("checkpoint_b")
+    if not share and is_run_b:
+        return "A and B choose the same experts for every token."
+    if not share and against:
+        others, compared = against["num_compared"] - len(against["equal"]), against["num_compared"]
+        why = "because its routers are the same"
+        if others:
+            why = f"though {others} of {compared} routers are others"
+        return f"C chooses the same experts as A for every token, {why}."
+    who = (
+        "A and B choose differently"
+        if is_run_b
+        else ("The routers of C choose differently from those of A")
+    )
+    somewhere, most = "", "Most"
+    if variant.any_share is not None:
+        somewhere = f"; {_share(variant.any_share)} of the tokens differ somewhere"
+    if is_run_b:
+        where = next(row for row in variant.rows if row["flipped_share"])
+        first = "itself" if where is variant.rows[0] else "being equal"
+        most = f"It begins in {at(where)}, the first layer {first}; most"
+    moved = f"{_share(variant.mean('weight_moved_mean'))} of the routing weight differs."
+    pairs = f"{_share(share)} of (token, layer) pairs{somewhere}"
+    return f"{who} in {pairs}. {most} in {at(variant.worst)}. {moved}"
+
+
+def _share(share: float | None) -> str:
+    """Two significant figures below ten per cent; ``0`` is said only where nothing flipped."""
+    if share is None:
+        return "-"
+    if share == 0.0:
+        return "0 %"
+    if share < 0.00005:
+        return "<.01 %"
+    return percent(share, ".2f" if share < 0.01 else ".1f" if share < 0.9995 else ".0f")

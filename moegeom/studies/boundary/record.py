@@ -51,27 +51,27 @@ NEAR = 0.1
 
 @dataclass(frozen=True)
 class VariantFlips:
-    """One variant: ``rows`` of its routers in checkpoint order, and of their random routers.
+    """One variant: ``rows`` of its routers in checkpoint order; ``facts`` says what it copies.
 
-    ``swaps`` are the pairs that exchange most tokens, over all routers; ``facts`` says what the
-    variant copies.
+    ``swaps`` are the pairs that exchange most tokens, over all routers, and ``random`` the same
+    variant of random routers of the same shape.
     """
 
     name: str
     facts: Row
     rows: Sequence[Row]
-    random: Sequence[Row]
-    swaps: Sequence[Row]
-    random_facts: Row
+    swaps: Sequence[Row] = ()
+    random: VariantFlips | None = None
 
     def mean(self, column: str) -> float | None:
         """Mean over routers; None where no router has a value."""
-        return _mean(self.rows, column)
+        numbers = [row[column] for row in self.rows if row.get(column) is not None]
+        return sum(numbers) / len(numbers) if numbers else None
 
     @property
-    def random_share(self) -> float | None:
-        """Mean share that flips at a random router of the same shape."""
-        return _mean(self.random, "flipped_share")
+    def flipped(self) -> float:
+        """Mean share of the choices that flip; 0 where no router has one."""
+        return self.mean("flipped_share") or 0.0
 
     @property
     def worst(self) -> Row:
@@ -81,12 +81,8 @@ class VariantFlips:
     @property
     def any_share(self) -> float | None:
         """Share of tokens that flip at one router at least."""
-        return _any_share(self.facts)
-
-    @property
-    def random_any_share(self) -> float | None:
-        """The same of random routers."""
-        return _any_share(self.random_facts)
+        tokens = self.facts.get("num_tokens_all_layers")
+        return self.facts["num_flipped_any_layer"] / tokens if tokens else None
 
     @property
     def near_share(self) -> float | None:
@@ -134,6 +130,10 @@ class BoundaryReport:
     variants: tuple[VariantFlips, ...]
     results: Results
 
+    def place(self, router: str) -> str:
+        """The name of a router in words."""
+        return self.summary.places([router])
+
     def share_column(self, column: str) -> list[tuple[str, float]]:
         """(router, value) of a column of the routers as stored, where it is known."""
         return [
@@ -157,51 +157,34 @@ def boundary_report_of(results: Results) -> BoundaryReport:
     names = [name for name in facts if not is_random(name)]
     present = [name for name in names if any(row["variant"] == name for row in measured)]
     if not present:
-        reasons = [
-            why
-            for part in results.run.get("parts", {}).values()
-            for metric, why in part.get("reasons", {}).items()
-            if metric == "flips"
-        ]
+        parts = results.run.get("parts", {}).values()
+        reasons = [why for part in parts if (why := part.get("reasons", {}).get("flips"))]
         raise ResultsError(
             f"{results.name}: holds no variants"
             + (f": {reasons[0]}." if reasons else "; expected results of boundary-report."),
             "moegeom boundary-report CKPT --tokens REC measures them.",
         )
     swaps = results.rows("swaps") if "swaps" in results.tables() else []
-    variants = tuple(
-        VariantFlips(
-            name,
-            facts[name],
-            [row for row in measured if row["variant"] == name],
-            [row for row in measured if row["variant"] == under_random(name)],
-            _most(swaps, name),
-            facts.get(under_random(name), {}),
-        )
-        for name in present
-    )
-    return BoundaryReport(summarise(results), variants, results)
+
+    def rows(variant: str) -> list[Row]:
+        return [row for row in measured if row["variant"] == variant]
+
+    variants = []
+    for name in present:
+        other = under_random(name)
+        random = VariantFlips(other, facts.get(other, {}), rows(other))
+        variants.append(VariantFlips(name, facts[name], rows(name), _most(swaps, name), random))
+    return BoundaryReport(summarise(results), tuple(variants), results)
 
 
 def _most(swaps: Sequence[Row], variant: str) -> list[Row]:
     """The pairs with the largest share of the exchanges at their router, both ways together."""
-    pairs: dict[tuple[str, int, int], dict[str, Any]] = {}
+    shares: dict[tuple[str, int, int], float] = {}
     for row in swaps:
         if row["variant"] == variant and is_whole(row["population"]):
-            first, second = sorted((row["expert_out"], row["expert_in"]))
-            pair = pairs.setdefault(
-                (row["router"], first, second),
-                {"router": row["router"], "first": first, "second": second, "share": 0.0},
-            )
-            pair["share"] += row["share"]
-    return sorted(pairs.values(), key=lambda pair: -pair["share"])
-
-
-def _mean(rows: Sequence[Row], column: str) -> float | None:
-    numbers = [row[column] for row in rows if row.get(column) is not None]
-    return sum(numbers) / len(numbers) if numbers else None
-
-
-def _any_share(facts: Row) -> float | None:
-    tokens = facts.get("num_tokens_all_layers")
-    return facts["num_flipped_any_layer"] / tokens if tokens else None
+            pair = row["router"], *sorted((row["expert_out"], row["expert_in"]))
+            shares[pair] = shares.get(pair, 0.0) + row["share"]
+    return [
+        {"router": router, "first": first, "second": second, "share": share}
+        for (router, first, second), share in sorted(shares.items(), key=lambda pair: -pair[1])
+    ]

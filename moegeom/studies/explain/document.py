@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import number_of, percent, small_percent
+from moegeom.core.text import figure_text, number_of, percent, small_percent
+from moegeom.document.chart import Axis, Bars, Chart, Panel, Polyline
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, size, tokens_line
 from moegeom.document.model import (
@@ -22,10 +23,9 @@ from moegeom.document.model import (
     Table,
     View,
 )
-from moegeom.document.place import span
+from moegeom.document.place import place, span
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
-from moegeom.studies.explain.figures import explanation_figures
 from moegeom.studies.explain.record import Explanation, LayerEvidence
 
 #: Hypotheses that a screen shows beside nothing changed.
@@ -37,8 +37,11 @@ _LAYERS = 8
 #: Hypotheses, and layers, that a screen shows where it has no room for more.
 _LEAST = 2
 
-#: Verdicts that are no fault.
-_FINE = ("no disagreement", "arithmetic noise only")
+#: Verdicts that are no fault: green only where none is there.
+_LOOKS: Mapping[str, Look] = {
+    **dict.fromkeys(("no disagreement", "arithmetic noise only"), "good"),
+    "inconclusive": "warning",
+}
 
 #: The last column is for pages alone.
 _LAYER_HEADS = (
@@ -53,12 +56,16 @@ def document(report: Explanation, view: View) -> Document:
         "explain",
         report.run["checkpoint"]["name"],
         [
-            _verdict(report),
-            _header(report),
+            [*_verdict(report)],
+            [
+                *header(report.summary, "routers", "rule"),
+                Fact("A", tokens_line(report.summary)),
+                *_sides(report),
+            ],
             [_cut(report, _faults, _SHOWN, _faults(report, None), view)],
             [_cut(report, _layers, _LAYERS, _layers(report, None, is_page=True), view)],
             _costs(report),
-            [Gallery(lambda: explanation_figures(report))],
+            [Gallery(lambda: _figures_of(report))],
             _ending(report, view),
         ],
         lambda: _record(report),
@@ -79,20 +86,6 @@ def _cut(
     return Excerpt(tell(report, first), page, shorter=[tell(report, number) for number in shorter])
 
 
-def _summary(report: Explanation) -> Summary:
-    """The summary that the header and the names of routers are made from."""
-    return Summary(report.run, [{"router": layer.router} for layer in report.layers], [], [], [])
-
-
-def _header(report: Explanation) -> list[Block]:
-    summary = _summary(report)
-    return [
-        *header(summary, "routers", "rule"),
-        Fact("A", tokens_line(summary)),
-        *_sides(report),
-    ]
-
-
 def _sides(report: Explanation) -> Iterator[Fact]:
     """Run B, how its tokens were matched, and checkpoint C."""
     other = report.other
@@ -111,26 +104,16 @@ def _sides(report: Explanation) -> Iterator[Fact]:
         yield Fact("C", f"{report.against}: what B may have loaded instead")
 
 
-def _verdict(report: Explanation) -> list[Block]:
-    remedy = report.verdict.remedy
-    verdict = Fact("VERDICT", _verdict_sentence(report), _look(report))
-    return [verdict, Fact("next", remedy)] if remedy else [verdict]
-
-
-def _look(report: Explanation) -> Look:
-    """Green only where no fault was found."""
-    if report.verdict.cause in _FINE:
-        return "good"
-    return "warning" if report.verdict.cause == "inconclusive" else "error"
-
-
-def _verdict_sentence(report: Explanation) -> str:
+def _verdict(report: Explanation) -> Iterator[Block]:
     """The verdict as one sentence, with the number of things that were not checked."""
-    verdict, unseen = report.verdict, len(report.not_looked_at)
+    verdict, look = report.verdict, _LOOKS.get(report.verdict.cause, "error")
     text = f"{verdict.cause}: {verdict.meaning}"
     if verdict.detail:
         text += f" {verdict.detail[:1].upper()}{verdict.detail[1:]}"
-    return f"{text} Not checked: {unseen} thing{'' if unseen == 1 else 's'}, below."
+    unseen = number_of(len(report.not_looked_at), "thing")
+    yield Fact("VERDICT", f"{text} Not checked: {unseen}, below.", look)
+    if verdict.remedy:
+        yield Fact("next", verdict.remedy)
 
 
 def _faults(report: Explanation, most: int | None) -> list[Block]:
@@ -138,9 +121,9 @@ def _faults(report: Explanation, most: int | None) -> list[Block]:
 
     Not those that save nothing, unless ``most`` is None.
     """
-    if not any(layer.num_tried for layer in report.layers):
+    if not report.num_tried:
         return []
-    summary, named = _summary(report), report.verdict.faults
+    summary, named = report.summary, report.verdict.faults
     worth = [fault for fault in report.faults if fault.bits > 0.0 or fault.name in named]
     faults = report.faults if most is None else worth[:most]
     first = next((layer for layer in report.layers if layer.agreement < 1.0), report.layers[0])
@@ -192,7 +175,7 @@ def _whose_inputs(report: Explanation) -> str:
 def _layers(report: Explanation, most: int | None, is_page: bool = False) -> list[Block]:
     """Agreement of A and B by layer, and the noise that explains the remaining flips."""
     groups = _shown_layers(report, most)
-    summary, columns = _summary(report), slice(None if is_page else -1)
+    summary, columns = report.summary, slice(None if is_page else -1)
     rest = len(report.layers) - sum(map(len, groups))
     table = Table(
         heads=[heads[columns] for heads in _LAYER_HEADS],
@@ -210,10 +193,8 @@ def _layers(report: Explanation, most: int | None, is_page: bool = False) -> lis
 
 def _name(summary: Summary, layers: Sequence[LayerEvidence]) -> str:
     """``3``, or ``3-7 (5)``."""
-    first = summary.place(layers[0].router)
-    if len(layers) == 1:
-        return first
-    return f"{span([layer.router for layer in layers], first)} ({len(layers)})"
+    first, number = summary.place(layers[0].router), len(layers)
+    return first if number == 1 else f"{span([one.router for one in layers], first)} ({number})"
 
 
 def _shown_layers(report: Explanation, most: int | None) -> list[list[LayerEvidence]]:
@@ -271,29 +252,27 @@ def _growth(report: Explanation) -> Iterator[str]:
     ]
     if len(scales) < 2:
         return
-    summary = _summary(report)
     source = "what is left over" if report.verdict.faults else "the flips"
     (first, early), (last, late) = scales[0], scales[-1]
     yield (
         f"noise on the inputs, from {source}: {small_percent(early)} of their rms in "
-        f"{summary.places([first])}, {small_percent(late)} in {summary.places([last])}. Rounding "
+        f"{report.place(first)}, {small_percent(late)} in {report.place(last)}. Rounding "
         "to bfloat16 alone makes 0.17 %."
     )
 
 
 def _details(report: Explanation) -> Iterator[str]:
     """What else was found: examples, renamed experts, weights."""
-    summary = _summary(report)
     for layer in report.layers:
         if layer.noise is not None and layer.noise.num_beyond:
             named = ", ".join(f"document {d} position {p}" for d, p in layer.noise.examples)
             yield (
-                f"{summary.places([layer.router])}: {layer.noise.num_beyond:,} flips beyond the "
+                f"{report.place(layer.router)}: {layer.noise.num_beyond:,} flips beyond the "
                 f"reach of noise, such as {named}."
             )
             break
     if not report.verdict.faults:  # a fault is not doubted by a numbering that chance makes better
-        yield _numbering(report.layers, summary)
+        yield _numbering(report)
     weights = [
         (layer.weights.error, layer.router) for layer in report.layers if layer.weights is not None
     ]
@@ -301,20 +280,20 @@ def _details(report: Explanation) -> Iterator[str]:
         error, router = max(weights, key=lambda pair: pair[0])
         yield (
             f"routing weights where both chose alike: differ by {error:.1g} at most "
-            f"({summary.places([router])}), relative rms."
+            f"({report.place(router)}), relative rms."
         )
 
 
-def _numbering(layers: Sequence[LayerEvidence], summary: Summary) -> str:
+def _numbering(report: Explanation) -> str:
     """Whether B's experts fit A's choices best under another numbering."""
-    renamed = [layer for layer in layers if layer.num_renamed]
+    renamed = [layer for layer in report.layers if layer.num_renamed]
     if not renamed:
         return "numbers of experts: each fits itself best, in all layers."
     most = max(renamed, key=lambda layer: layer.num_renamed)
-    where = summary.places([layer.router for layer in renamed])
+    where = report.summary.places([layer.router for layer in renamed])
     return (
         f"numbers of experts: in {where} another numbering fits better (most in "
-        f"{summary.places([most.router])}: {most.num_renamed} experts)."
+        f"{report.place(most.router)}: {most.num_renamed} experts)."
     )
 
 
@@ -341,7 +320,7 @@ def _equal(share: float) -> str:
 def _costs(report: Explanation) -> list[Block]:
     """What flips do to the output, where experts were read."""
     costs = [cost for cost in report.costs if cost.over_output is not None]
-    summary, texts = _summary(report), []
+    summary, texts = report.summary, []
     if costs:
         most = max(costs, key=lambda cost: cost.over_output or 0.0)
         sample, flipped = (
@@ -352,7 +331,7 @@ def _costs(report: Explanation) -> list[Block]:
         texts.append(
             f"With the experts that B chose in the place of A's, at A's inputs and by A's experts "
             f"and rule, the output of a router's experts changes by {percent(mean)} of its length "
-            f"on average (most in {summary.places([most.router])}: "
+            f"on average (most in {report.place(most.router)}: "
             f"{percent(most.over_output or 0.0)}). Of {sample:,} of {number_of(flipped, 'flip')}; "
             f"{number_of(read, 'expert')} read ({size(of)})."
         )
@@ -360,6 +339,10 @@ def _costs(report: Explanation) -> list[Block]:
         places = summary.places([cost.router for cost in report.costs if cost.reason == reason])
         texts.append(f"{places}: not known: {reason}.")
     return [Fact("cost" * (not number), text, "plain") for number, text in enumerate(texts)]
+
+
+#: What is recorded of a fault.
+_OF_FAULT = "name text cause bits scope share routers reproduced before explained".split()
 
 
 def _record(report: Explanation) -> Mapping[str, Any]:
@@ -376,7 +359,7 @@ def _record(report: Explanation) -> Mapping[str, Any]:
         "num_matched": report.num_matched,
         "num_examined": report.num_examined,
         "num_non_finite": report.num_non_finite,
-        "faults": [dataclasses.asdict(fault) for fault in report.faults],
+        "faults": [{name: getattr(one, name) for name in _OF_FAULT} for one in report.faults],
         "layers": [dataclasses.asdict(layer) for layer in report.layers],
         "costs": [dataclasses.asdict(cost) for cost in report.costs],
         "log_probs": report.log_probs and dataclasses.asdict(report.log_probs),
@@ -386,3 +369,83 @@ def _record(report: Explanation) -> Mapping[str, Any]:
         **rule_facts(report.run),
         "run": dict(report.run),
     }
+
+
+# ------------------------------------------------------------------------------------------ figures
+#: Faults that are drawn.
+_DRAWN_FAULTS = 12
+
+
+def _figures_of(report: Explanation) -> list[Chart]:
+    """Nothing where A and B agree everywhere."""
+    return [*_chart_of_faults(report), *_chart_of_layers(report)]
+
+
+def _chart_of_faults(report: Explanation) -> Iterator[Chart]:
+    worth = [fault for fault in report.faults if fault.bits > 0.0]
+    if not worth:
+        return
+    faults = worth[:_DRAWN_FAULTS]
+    named = [f for f in faults if f.name in report.verdict.faults]
+    names = [f"{f.text}{f', {f.scope}' if f.scope else ''}" for f in faults]
+    marks = [
+        Bars(text, role, [f.bits if (f in named) == is_named else None for f in faults])
+        for text, role, is_named in (("named", "other", True), ("not named", "tokens", False))
+        if any((f in named) == is_named for f in faults)
+    ]
+    caption = f"{names[0]} saves {figure_text(faults[0].bits)} bits"
+    if len(faults) > 1:
+        caption += f", the next, {names[1]}, {figure_text(faults[1].bits)}"
+    yield Chart(
+        "faults",
+        "What explains the differences",
+        "How many bits each fault saves when B's choices are told by A's router with that fault, "
+        "less the bits that tell the fault. One bit more makes it twice as likely.",
+        "Faults that were not tried, and causes outside the router.",
+        f"{number_of(report.num_tried, 'fault')} tried; {caption}.",
+        [Panel("", Axis("bits saved", low=0.0), Axis("", names=names), marks)],
+        [
+            ("fault", [f.text for f in report.faults]),
+            ("scope", [f.scope or "all" for f in report.faults]),
+            ("bits", [f.bits for f in report.faults]),
+            ("explained", [f.explained for f in report.faults]),
+        ],
+    )
+
+
+def _chart_of_layers(report: Explanation) -> Iterator[Chart]:
+    layers = report.layers
+    if all(layer.agreement == 1.0 for layer in layers):
+        return
+    names = [place(layer.router, (each.router for each in layers)) for layer in layers]
+    at = list(range(len(layers)))
+    share = [layer.num_clean / layer.num_tokens if layer.num_tokens else None for layer in layers]
+    first = next(i for i, layer in enumerate(layers) if layer.agreement < 1.0)
+    least = min(at, key=lambda i: layers[i].agreement)
+    equal = [percent(layers[i].agreement, ".3g") for i in (first, least)]
+    yield Chart(
+        "agreement",
+        "Where the two runs part",
+        "The share of tokens with equal sets of experts in each layer, and of those that agreed in "
+        "every layer before it: from the first layer that differs on, the rest may only follow.",
+        "Why: see the faults.",
+        f"The first layer that differs is {names[first]}, {equal[0]} equal; the least equal is "
+        f"{names[least]}, {equal[1]}.",
+        [
+            Panel(
+                "",
+                Axis("layer", names=names),
+                Axis("share of tokens", high=1.0),
+                [
+                    Bars("equal sets", "tokens", [layer.agreement for layer in layers]),
+                    Polyline("agreed in every layer before", "random", at, share),
+                ],
+            )
+        ],
+        [
+            ("router", [layer.router for layer in layers]),
+            ("agreement", [layer.agreement for layer in layers]),
+            ("num_clean", [layer.num_clean for layer in layers]),
+            ("num_tokens", [layer.num_tokens for layer in layers]),
+        ],
+    )

@@ -20,16 +20,24 @@ from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
 from moegeom.studies.explain.sides import Sides
-from moegeom.studies.faults.choice_values import ChoiceValues, weights_of
-from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, Values, of_sets, plain
+from moegeom.studies.faults.operator import (
+    AS_STORED,
+    ChoiceValues,
+    Proposal,
+    Site,
+    Values,
+    of_sets,
+    plain,
+    weights_of,
+)
 from moegeom.studies.faults.operators.rule import CAPS
 from moegeom.studies.faults.scope import Where, best_region
 from moegeom.studies.faults.score import SiteScores
 from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.emulated import emulate
 
-#: Bytes of inputs that are kept, so that they are read once.
-_KEPT = 2**30
+#: Bytes of inputs that stay in memory, so that they are read once.
+_MOST_INPUTS = 2**30
 
 #: Tokens that are routed again at once.
 _AT_ONCE = 2048
@@ -75,7 +83,7 @@ def look(
 ) -> ReadySite:
     """The site of one router: logits of B's inputs, else A's, for these tokens, read once."""
     own = choices[number]
-    prepared, reason = own.prepared, _untold(own.prepared, sides)
+    prepared, reason = own.prepared, _why_not_routed(own.prepared, sides)
     mine, theirs = own.mine[rows], own.other[rows]
     stage = sides.source.facts.stage
     has_inputs = not reason and stage != "logits"
@@ -86,8 +94,8 @@ def look(
         lengths, own_logits, stop = np.full(len(rows), np.nan), [], 0
         if sides.has_other_inputs and stage in INPUT_STAGES:
             apart = InputsApart.of(len(rows))
-        if has_inputs and len(rows) * len(choices) * router.hidden_size * 4 <= _KEPT:
-            inputs = []
+        if has_inputs and len(rows) * len(choices) * router.hidden_size * 4 <= _MOST_INPUTS:
+            inputs = np.empty((len(rows), router.hidden_size), np.float32)
         for batch in sides.batches(prepared, rows):
             there = slice(stop, stop := stop + len(batch.row))
             own_logits.append(batch.logits)
@@ -99,14 +107,14 @@ def look(
                 apart.note(there, sides, batch.values, values)
                 logits.append(engine_logits(as_stored, as_stored.inputs(values)))
             if values is not None and inputs is not None:
-                inputs.append(values)
+                inputs[there] = values
         of_a = np.concatenate(own_logits)
         nearest = NearestBoundaries.of(prepared, of_a, lengths, sides.source.facts)
         all_logits = np.concatenate(logits) if logits else of_a
         scores = as_stored.compared(all_logits)
         selection, _ = group_masked(router.rule, scores, sides.kernels)
     else:
-        all_logits = of_sets(mine, len(own.matching), np.ones(len(rows), bool))
+        all_logits = of_sets(mine, len(own.matching))
         scores = selection = all_logits
     site = Site(
         router=router,
@@ -123,14 +131,14 @@ def look(
         kernels=sides.kernels,
         has_inputs=has_inputs,
         has_logits=not reason,
-        recorded=_told(sides, prepared.router, rows) if has_inputs else None,
+        recorded=_recorded(sides, prepared.router, rows) if has_inputs else None,
         chosen_at=lambda place: choices[place].mine[rows],
         values_at=values_at,
     )
     return ReadySite(site, _values(sides, own, rows, inputs), nearest, apart, reason)
 
 
-def _told(sides: Sides, router: Router, rows: Int64[np.ndarray, "rows"]) -> ChoiceValues | None:
+def _recorded(sides: Sides, router: Router, rows: Int64[np.ndarray, "rows"]) -> ChoiceValues | None:
     """B's logits, else the weights that it gave to what it chose; None where it recorded neither.
 
     Nothing where logits hold a bias that weights do not, or experts that always run share the sum.
@@ -141,7 +149,7 @@ def _told(sides: Sides, router: Router, rows: Int64[np.ndarray, "rows"]) -> Choi
     if facts.stage == "logits" and not (router.rule.is_affine and router.rule.has_selection_bias):
         return ChoiceValues(sides.other_recorded(router.name, rows).astype(np.float64), True)
     if "routing_weights" in facts.outputs and router.rule.top_k > 1:
-        return ChoiceValues.of_weights(sides.other_output(router.name, "routing_weights", rows))
+        return ChoiceValues.of_weights(sides.other_recorded(router.name, rows, "routing_weights"))
     return None
 
 
@@ -149,11 +157,12 @@ def _values(
     sides: Sides,
     own: MatchedChoices,
     rows: Int64[np.ndarray, "rows"],
-    inputs: Sequence[Float[np.ndarray, "_ hidden"]] | None,
+    inputs: Float[np.ndarray, "rows hidden"] | None,
 ) -> Values:
     """Inputs of some of the rows: from memory where they fit, else read again."""
-    if inputs:
-        return ReadParts.of(inputs).rows
+    if inputs is not None:
+        inputs.flags.writeable = False
+        return lambda some: inputs[some]
 
     def read(some: np.ndarray) -> np.ndarray | None:
         if sides.has_other_inputs:
@@ -163,33 +172,6 @@ def _values(
         return np.concatenate(stored) if len(stored) == len(parts) else None
 
     return read
-
-
-@dataclass(frozen=True, eq=False)
-class ReadParts:
-    """Rows of a matrix as they were read, part by part: nothing is copied that is read in turn."""
-
-    parts: Sequence[Float[np.ndarray, "_ hidden"]]
-    starts: Int64[np.ndarray, "parts"]
-
-    @staticmethod
-    def of(parts: Sequence[Float[np.ndarray, "_ hidden"]]) -> ReadParts:
-        """The parts in order, made read-only."""
-        for part in parts:
-            part.flags.writeable = False
-        return ReadParts(parts, np.cumsum([0, *map(len, parts[:-1])]))
-
-    def rows(self, some: Int64[np.ndarray, "rows"]) -> Float[np.ndarray, "rows hidden"]:
-        """These rows; a view where they are contiguous in one part."""
-        number = np.searchsorted(self.starts, some, side="right") - 1
-        at = some - self.starts[number]
-        if len(some) and (number == number[0]).all() and (np.diff(at) == 1).all():
-            return self.parts[int(number[0])][int(at[0]) : int(at[-1]) + 1]
-        values = np.empty((len(some), self.parts[0].shape[1]), np.float32)
-        for one in np.unique(number):
-            there = number == one
-            values[there] = self.parts[one][at[there]]
-        return values
 
 
 def note_under(
@@ -261,7 +243,7 @@ def layer_evidence(
     )
 
 
-def _untold(prepared: PreparedRouter, sides: Sides) -> str:
+def _why_not_routed(prepared: PreparedRouter, sides: Sides) -> str:
     """Why rows, inputs and rule cannot be tried; empty where they can."""
     stage = sides.source.facts.stage
     if prepared.router.projection is not None:
@@ -327,7 +309,7 @@ def weight_rule(
     if not len(some):
         return None
     logits, chosen = site.logits[some], site.theirs[some]
-    theirs = sides.other_output(router.name, "routing_weights", rows[some])
+    theirs = sides.other_recorded(router.name, rows[some], "routing_weights")
     plain = weights_of(router, logits, chosen)
     error, is_far = _error(theirs, plain), _are_far(theirs, plain)
     is_zero = (theirs == 0.0) & (plain > 0.0)

@@ -6,14 +6,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from moegeom.core.errors import InternalError
 from moegeom.core.finding import EXIT_INCONCLUSIVE, EXIT_OK
 from moegeom.core.option import argument, option
+from moegeom.document.summary import Summary
 from moegeom.engine.request import CHECKPOINT, RunBTerms, TokensRequest
-from moegeom.studies.faults.causes import Cause as FaultCause
 from moegeom.studies.faults.exchangeable import Spread
+from moegeom.studies.faults.operator import Cause
 from moegeom.studies.log_probs import LOG_PROBS, LogProbs
+
+if TYPE_CHECKING:
+    from moegeom.studies.faults.score import Fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,23 +38,8 @@ class ExplainRequest(TokensRequest, RunBTerms):
     yes: bool = option("Read more than 2 GB of experts.", False)
 
 
-#: The closed list of verdicts: what an operator may name, and what is said without one.
-Cause = (
-    FaultCause
-    | Literal[
-        "no disagreement",
-        "arithmetic noise only",
-        "bias in routing weights",
-        "routing weights differ",
-        "not the router",
-        "another checkpoint",
-        "beyond noise",
-        "inconclusive",
-    ]
-)
-
-#: What each verdict means, and what to do about it.
-VERDICTS: Mapping[Cause, tuple[str, str]] = {
+#: The closed list of verdicts, what each means, and what to do about it.
+VERDICTS: Mapping[str, tuple[str, str]] = {
     "no disagreement": (
         "A and B choose the same experts for every token.",
         "",
@@ -170,28 +160,6 @@ VERDICTS: Mapping[Cause, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class NamedFault:
-    """An operator on its scope.
-
-    ``bits`` are those that it saves beside A's router as it is, less its own. ``scope`` names the
-    tokens, ``share`` of all; empty for all. It applies at ``routers``, where it reproduces the
-    share ``reproduced`` of B's sets in its scope, and A's router as it is ``before``.
-    ``explained`` is the share of the bits of all sets at the first of them that it saves there.
-    """
-
-    name: str
-    text: str
-    cause: Cause
-    bits: float
-    scope: str
-    share: float
-    routers: tuple[str, ...]
-    reproduced: Mapping[str, float]
-    before: Mapping[str, float]
-    explained: float
-
-
-@dataclass(frozen=True)
 class FlipNoise:
     """Noise on the input of one router, from what B chose otherwise.
 
@@ -298,6 +266,10 @@ class CauseVerdict:
     faults: tuple[str, ...] = ()
     margin: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.cause not in VERDICTS:
+            raise InternalError(f"'{self.cause}' is none of the {len(VERDICTS)} verdicts.")
+
     @property
     def meaning(self) -> str:
         return VERDICTS[self.cause][0]
@@ -325,32 +297,40 @@ class OutputChange:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Everything that was found; ``run`` as in ``run.json``.
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a verdict follows from; ``run`` as in ``run.json``.
 
-    ``inputs_of`` is the side whose inputs were routed again; ``any_share`` the share of tokens that
-    differ at some router. Noise is that which makes what the fault of the verdict leaves over.
-    ``is_of_another`` where B's recording names the fingerprint of other routers. ``costs`` are
-    there where experts were read.
+    Of ``num_matched`` tokens ``num_examined`` were compared. ``inputs_of`` is the side whose inputs
+    were routed again; ``any_share`` the share of tokens that differ at some router. Noise is that
+    which makes what the fault of the verdict leaves over. ``is_of_another`` where B's recording
+    names the fingerprint of other routers. ``costs`` are there where experts were read.
     """
 
     run: Mapping[str, Any]
     other: Mapping[str, Any]
-    against: str
+    against: str = ""
     inputs_of: Literal["A", "B"]
     num_matched: int
     num_examined: int
     num_non_finite: int
     any_share: float
     layers: tuple[LayerEvidence, ...]
-    faults: tuple[NamedFault, ...]
+    faults: Sequence[Fault]
     spread: Spread
     log_probs: LogProbs | None
-    verdict: CauseVerdict
     not_looked_at: Sequence[str] = ()
     is_of_another: bool = False
     costs: tuple[OutputChange, ...] = ()
+
+    @property
+    def summary(self) -> Summary:
+        """The run with the names of the routers alone."""
+        return Summary(self.run, [{"router": layer.router} for layer in self.layers], [], [], [])
+
+    def place(self, router: str) -> str:
+        """The name of a router in words."""
+        return self.summary.places([router])
 
     @property
     def num_tried(self) -> int:
@@ -358,11 +338,18 @@ class Explanation:
         return max((layer.num_tried for layer in self.layers), default=0)
 
     @property
-    def exit_code(self) -> int:
-        """Inconclusive where the verdict is."""
-        return EXIT_INCONCLUSIVE if self.verdict.cause == "inconclusive" else EXIT_OK
-
-    @property
     def agreement(self) -> float:
         """Mean over routers of the share of equal sets."""
         return sum(layer.agreement for layer in self.layers) / len(self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(Evidence):
+    """The evidence, and the verdict that follows."""
+
+    verdict: CauseVerdict
+
+    @property
+    def exit_code(self) -> int:
+        """Inconclusive where the verdict is."""
+        return EXIT_INCONCLUSIVE if self.verdict.cause == "inconclusive" else EXIT_OK

@@ -121,21 +121,13 @@ class Sides:
         return through_norm(values, router, source.facts.name)
 
     def other_recorded(
-        self, router: str, row: Int64[np.ndarray, "rows"]
+        self, router: str, row: Int64[np.ndarray, "rows"], output: str = ""
     ) -> Float[np.ndarray, "rows width"]:
-        """B's inputs or logits as they are recorded, for some matched tokens."""
-        source, there = self.other.source, self.other.token[self.token[row]]
-        parts = [source.read_values(router, start, stop) for start, stop in consecutive(there)]
-        return np.concatenate(parts)
-
-    def other_output(
-        self, router: str, kind: str, row: Int64[np.ndarray, "rows"]
-    ) -> Float64[np.ndarray, "rows width"]:
-        """An output that B recorded, for some matched tokens."""
-        source, there = self.other.source, self.other.token[self.token[row]]
-        parts = [
-            source.read_output(router, kind, start, stop) for start, stop in consecutive(there)
-        ]
+        """B's inputs or logits as they are recorded, or an output, for some matched tokens."""
+        source, there = self.other.source, consecutive(self.other.token[self.token[row]])
+        if not output:
+            return np.concatenate([source.read_values(router, *run) for run in there])
+        parts = (source.read_output(router, output, *run) for run in there)
         return np.concatenate([part for part in parts if part is not None]).astype(np.float64)
 
 

@@ -13,8 +13,8 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Int32, Int64
 from moegeom.core.tokens import TokenSource
-from moegeom.document.summary import Summary
 from moegeom.engine.checkpoint_b import routers_of_b
+from moegeom.engine.jumps import set_change, why_no_jumps
 from moegeom.engine.plan import on_all_cores
 from moegeom.engine.prepared import prepare
 from moegeom.engine.run_facts import run_b_facts
@@ -23,9 +23,9 @@ from moegeom.engine.sources import known_routers, open_choices
 from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
+from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.router.load import load_routers
 from moegeom.studies.announced import announce_experts
-from moegeom.studies.explain.cost import flip_cost
 from moegeom.studies.explain.layer import (
     MatchedChoices,
     ReadySite,
@@ -33,13 +33,26 @@ from moegeom.studies.explain.layer import (
     look,
     note_under,
 )
-from moegeom.studies.explain.record import ExplainRequest, Explanation, LayerEvidence, NamedFault
+from moegeom.studies.explain.record import (
+    Evidence,
+    ExplainRequest,
+    Explanation,
+    LayerEvidence,
+    OutputChange,
+)
 from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
-from moegeom.studies.explain.verdict import Evidence, verdict
-from moegeom.studies.faults.compose import met_under, with_composed
+from moegeom.studies.explain.verdict import verdict
 from moegeom.studies.faults.exchangeable import FlippedRouter, Spread, spread
 from moegeom.studies.faults.scope import Where
-from moegeom.studies.faults.score import Fault, SiteScores, believed, faults, score_site
+from moegeom.studies.faults.score import (
+    Fault,
+    SiteScores,
+    believed,
+    faults,
+    met_under,
+    score_site,
+    with_composed,
+)
 from moegeom.studies.log_probs import log_probs
 from moegeom.tokens.traces.alignment import RunB, match_run_b
 from moegeom.tokens.traces.source import CountedSource
@@ -97,39 +110,25 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     rows = sides.examined(len(choices))
     with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
         layers, causes, how = _layers(choices, sides, elsewhere, rows, watch)
-    facts = opened.facts(shared)
-    summary = Summary(facts, [{"router": router.name} for router in shared], [], [], [])
     recorded = run_b.source.facts.fingerprint
-    is_of_another = fingerprint_test(recorded, routers.fingerprint) == "differs"
     evidence = Evidence(
-        layers=layers,
-        faults=causes,
-        spread=how,
-        num_matched=len(sides.token),
-        any_share=float((num_flipped > 0).mean()),
-        log_probs=joined,
-        has_other_inputs=sides.has_other_inputs,
-        is_of_another=is_of_another,
-        names=lambda router: summary.places([router]),
-    )
-    return Explanation(
-        run=facts,
+        run=opened.facts(shared),
         other=run_b_facts(run_b),
         against="" if request.checkpoint_b is None else request.checkpoint_b,
         inputs_of="B" if sides.has_other_inputs else "A",
         num_matched=sides.num_matched,
-        num_non_finite=sides.num_non_finite,
         num_examined=len(sides.token),
-        any_share=evidence.any_share,
+        num_non_finite=sides.num_non_finite,
+        any_share=float((num_flipped > 0).mean()),
         layers=tuple(layers),
-        faults=tuple(map(_told, causes)),
+        faults=causes,
         spread=how,
         log_probs=joined,
-        verdict=verdict(evidence),
         not_looked_at=tuple(_not_looked_at(request, chosen, layers, sides, len(rows))),
-        is_of_another=is_of_another,
-        costs=tuple(flip_cost(one, sides, opened) for one in choices) if request.experts else (),
+        is_of_another=fingerprint_test(recorded, routers.fingerprint) == "differs",
+        costs=tuple(_flip_cost(one, sides, opened) for one in choices) if request.experts else (),
     )
+    return Explanation(**vars(evidence), verdict=verdict(evidence))
 
 
 def _choices(
@@ -205,21 +204,6 @@ def _layers(
     return [layer for layer, _ in pairs], causes, spread(flips)
 
 
-def _told(fault: Fault) -> NamedFault:
-    return NamedFault(
-        name=fault.name,
-        text=fault.text,
-        cause=fault.cause,
-        bits=fault.bits,
-        scope=fault.region.text,
-        share=fault.share,
-        routers=fault.routers,
-        reproduced=fault.reproduced,
-        before=fault.before,
-        explained=fault.explained,
-    )
-
-
 def _open_run_b(
     request: ExplainRequest, source: TokenSource, whole: Sequence[Router]
 ) -> tuple[RunB, Mapping[str, Int32[np.ndarray, "tokens k"]]]:
@@ -274,3 +258,41 @@ def _not_looked_at(
     if request.log_probs is None:
         gaps.append("log-probs (--logprobs FILE)")
     return [*gaps, "expert weights" + " of B" * request.experts]
+
+
+#: Flipped tokens of a router whose experts are applied: evenly spread over all of them.
+_MOST_FLIPS = 512
+
+
+def _flip_cost(choice: MatchedChoices, sides: Sides, opened: Session) -> OutputChange:
+    """The change of the output where B's experts take the place of A's, for A's inputs.
+
+    The weights of both are A's; so are the inputs, which B may not have had. ``reason`` says why
+    nothing is known.
+    """
+    router = choice.prepared.router
+    flipped = np.flatnonzero(~choice.agrees & (choice.other >= 0).all(axis=1))
+    reason = why_no_jumps(router, sides.source.facts)
+    if choice.other.shape[1] != choice.mine.shape[1]:
+        reason = "B chooses another number of experts"
+    if reason or not len(flipped):
+        return OutputChange(router.name, len(flipped), reason=reason)
+    experts = CountedExperts(open_expert_functions(opened.store, router))
+    some = np.linspace(0, len(flipped) - 1, min(len(flipped), _MOST_FLIPS)).astype(np.int64)
+    row = flipped[some]
+    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+        inputs = [batch.values for batch in sides.batches(choice.prepared, row)]
+    values = np.concatenate([part for part in inputs if part is not None])
+    mine, theirs = choice.mine[row], choice.other[row]
+    change, length = set_change(router, values, mine, theirs, experts.mixed)
+    seen = length > 0.0
+    over = change[seen] / length[seen]
+    return OutputChange(
+        router=router.name,
+        num_flipped=len(flipped),
+        num_looked=int(seen.sum()),
+        over_output=float(over.mean()) if seen.any() else None,
+        share=len(flipped) / len(choice.agrees),
+        experts_read=experts.facts["experts_read"],
+        expert_bytes=experts.facts["expert_bytes"],
+    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 
 from moegeom.core.text import number_of
-from moegeom.studies.explain.record import CauseVerdict, LayerEvidence
-from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS, Spread
+from moegeom.studies.explain.record import CauseVerdict, Evidence, LayerEvidence
+from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS
 from moegeom.studies.faults.score import Fault, believed, explaining, margin, rival
-from moegeom.studies.log_probs import LogProbs
 
 #: Share of the tokens with equally many weights of 0 where fewer experts are used than chosen.
 _FEWER = 0.95
@@ -25,7 +23,7 @@ _REPAIRS = 0.5
 #: Sets that agree where routing weights are judged before anything else. Heuristic.
 _AGREES = 0.99
 
-#: FlippedRouter that noise could not have made, before they are called a bug: one may be chance.
+#: Flips that noise could not have made, before they are called a bug: one may be chance.
 _BEYOND = 3
 
 #: Noise on the inputs of a router beyond which it is not rounding: 5 % of their rms, 30 roundings
@@ -62,24 +60,6 @@ _SAME_WEIGHTS, _NOISY_WEIGHTS = 2.0**-6, 2.0**-4
 _CLEARLY = 0.125
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The evidence for a verdict; ``names`` gives a router's name in words.
-
-    ``is_of_another`` where B was recorded from routers of another fingerprint.
-    """
-
-    layers: Sequence[LayerEvidence]
-    faults: Sequence[Fault]
-    spread: Spread
-    num_matched: int
-    any_share: float
-    log_probs: LogProbs | None
-    has_other_inputs: bool
-    is_of_another: bool
-    names: Callable[[str], str]
-
-
 def verdict(case: Evidence) -> CauseVerdict:
     """The verdict of the first rule in ``_RULES`` that applies."""
     for rule in _RULES:
@@ -92,8 +72,8 @@ def verdict(case: Evidence) -> CauseVerdict:
 def _no_disagreement(case: Evidence) -> CauseVerdict | None:
     if any(layer.agreement < 1.0 for layer in case.layers):
         return None
-    if case.num_matched < _ENOUGH:
-        matched = f"The {number_of(case.num_matched, 'token')} that are matched agree"
+    if case.num_examined < _ENOUGH:
+        matched = f"The {number_of(case.num_examined, 'token')} that are matched agree"
         few = f"{matched}; fewer than {_ENOUGH} say little."
         return CauseVerdict("inconclusive", few)
     cause = _wrong_weights(case) or _outlying_weights(case) or _elsewhere(case, "")
@@ -105,18 +85,15 @@ def _weights_first(case: Evidence) -> CauseVerdict | None:
     for number, layer in enumerate(case.layers):
         if layer.agreement < _AGREES:
             return None
-        before = case.layers[:number]
-        if any(one.agreement < 1.0 for one in before):
+        if any(one.agreement < 1.0 for one in case.layers[:number]):
             return None
-        if (cause := _wrong_weights(case, (layer,))) is not None:
+        if (cause := _wrong_weights(case, layer)) is not None:
             return cause
     return None
 
 
-def _wrong_weights(
-    case: Evidence, layers: Sequence[LayerEvidence] | None = None
-) -> CauseVerdict | None:
-    for layer in case.layers if layers is None else layers:
+def _wrong_weights(case: Evidence, *layers: LayerEvidence) -> CauseVerdict | None:
+    for layer in layers or case.layers:
         rule = layer.weights
         if rule is None:
             continue
@@ -125,14 +102,14 @@ def _wrong_weights(
             continue
         if rule.zeros > 0.0:
             detail = (
-                f"from {case.names(layer.router)} on {_percent(rule.zeros)} of the chosen experts "
+                f"from {case.place(layer.router)} on {_percent(rule.zeros)} of the chosen experts "
                 "have weight 0, which the rule never gives"
             )
             if rule.zeros_even >= _FEWER:
                 detail += ", equally many in every token: fewer experts are used than chosen."
                 return CauseVerdict("routing weights differ", detail, layer.router)
             return CauseVerdict("capacity", f"{detail}.", layer.router)
-        where = f"from {case.names(layer.router)} on weights differ by {rule.error:.2g}, relative"
+        where = f"from {case.place(layer.router)} on weights differ by {rule.error:.2g}, relative"
         if rule.outlying > 0.0:
             where += f", those of {_percent(rule.outlying)} of the tokens much more than the others"
         if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
@@ -141,11 +118,11 @@ def _wrong_weights(
         if off <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
             continue
         # tokens that read something else have other weights by the same rule
-        is_told = case.has_other_inputs or rule.nearest_error <= _CLEARLY * off
+        is_told = case.inputs_of == "B" or rule.nearest_error <= _CLEARLY * off
         if rule.outlying > 0.0 and not is_told:
             continue
         near = f"B's are {rule.nearest}, up to {rule.nearest_error:.1g}"
-        if rule.nearest_error > _NOISY_WEIGHTS and not case.has_other_inputs:
+        if rule.nearest_error > _NOISY_WEIGHTS and case.inputs_of == "A":
             detail = (
                 f"{where}; no rule that was tried explains it (nearest: {rule.nearest}), and what "
                 "B's router read was not recorded: it may be that which differs."
@@ -161,13 +138,13 @@ def _outlying_weights(case: Evidence) -> CauseVerdict | None:
     """Outlying weights of some tokens, where B's inputs reproduce those of most."""
     for layer in case.layers:
         rule = layer.weights
-        if rule is None or rule.outlying == 0.0 or not case.has_other_inputs:
+        if rule is None or rule.outlying == 0.0 or case.inputs_of == "A":
             continue
         if layer.reproduced == 1.0:  # else it may be the router that gives them
-            if (cause := _wrong_weights(case, (layer,))) is not None:
+            if (cause := _wrong_weights(case, layer)) is not None:
                 return cause
             detail = (
-                f"in {case.names(layer.router)} the weights of {_percent(rule.outlying)} of the "
+                f"in {case.place(layer.router)} the weights of {_percent(rule.outlying)} of the "
                 "tokens are not those that B's own inputs give; those of the others are."
             )
             return CauseVerdict("routing weights differ", detail, layer.router)
@@ -195,11 +172,11 @@ def _fault(case: Evidence) -> CauseVerdict | None:
             (best.name, other.name),
             margin(best, other),
         )
-    where = case.names(best.router)
+    where = case.place(best.router)
     begins = "the first layer" if not earlier else f"{where}, before which nothing does"
     beside = f", {_named(other)} {margin(best, other):,.0f} fewer" if other is not None else ""
     left = _second(case, best)
-    if not left and case.has_other_inputs:
+    if not left and case.inputs_of == "B":
         left = " B's own inputs are routed: they leave little room for noise."
     if left and best.repaired < _MOST_REPAIRED:
         part = f"{_percent(best.repaired)} of what differs in {where}"
@@ -245,7 +222,7 @@ def _another_checkpoint(case: Evidence) -> CauseVerdict | None:
 
 def _unrelated(case: Evidence) -> CauseVerdict | None:
     """The first router whose sets overlap by chance alone, if all before it agree."""
-    if case.num_matched < _ENOUGH:
+    if case.num_examined < _ENOUGH:
         return None
     for number, layer in enumerate(case.layers):
         if layer.beyond_chance > _CHANCE or layer.beyond_chance_renamed > _CHANCE_RENAMED:
@@ -254,7 +231,7 @@ def _unrelated(case: Evidence) -> CauseVerdict | None:
             continue
         rest = case.layers[number:]
         others = [one for one in rest if one.beyond_chance > _CHANCE]
-        where = "in any layer" if not number and not others else f"in {case.names(layer.router)}"
+        where = "in any layer" if not number and not others else f"in {case.place(layer.router)}"
         overlap = (
             "Sets overlap no more than those of two dice: by "
             f"{_percent(max(layer.beyond_chance, 0.0))} of what equal sets would, {where}."
@@ -265,7 +242,7 @@ def _unrelated(case: Evidence) -> CauseVerdict | None:
 
 def _innocent(case: Evidence) -> CauseVerdict | None:
     """B's inputs through A's router give B's choices: the inputs differ, not the router."""
-    if not case.has_other_inputs:
+    if case.inputs_of == "A":
         return None
     if any(not layer.num_routed for layer in case.layers):
         return None
@@ -292,7 +269,7 @@ def _changed_inputs(case: Evidence, own: str) -> CauseVerdict | None:
     """Inputs that were rounded, or that differ by much more for some tokens than for the others."""
     flips = sum((1.0 - layer.agreement) * layer.num_tokens for layer in case.layers)
     for layer in case.layers:
-        inputs, where = layer.inputs, case.names(layer.router)
+        inputs, where = layer.inputs, case.place(layer.router)
         if inputs is None:
             continue
         # numbers that the recording alone rounded would not give every one of B's choices
@@ -319,7 +296,7 @@ def _upstream(case: Evidence, begins: LayerEvidence, detail: str) -> CauseVerdic
     unknown = [one for one in before if one.weights is None]
     if not unknown:
         return CauseVerdict("not the router", detail, begins.router)
-    where = case.names(begins.router)
+    where = case.place(begins.router)
     weights = (
         f"It begins in {where}, behind {number_of(len(unknown), 'router')} whose routing weights B "
         "did not record: these, experts or attention changed what it reads."
@@ -332,7 +309,7 @@ def _beyond_noise(case: Evidence) -> CauseVerdict | None:
         noise = layer.noise
         if noise is not None and _is_beyond(layer):
             detail = (
-                f"{_share(case)} In {case.names(layer.router)} "
+                f"{_share(case)} In {case.place(layer.router)} "
                 f"{number_of(noise.num_beyond, 'token')} that "
                 f"agreed before flip further from a boundary than noise of {_percent(noise.scale)} "
                 f"of the input, which fits the others, can carry. {_unexplained(case)}"
@@ -349,7 +326,7 @@ def _at_the_router(case: Evidence) -> CauseVerdict | None:
             continue
         if inputs.size < noise.scale / _MUCH_LESS:
             detail = (
-                f"{_share(case)} In {case.names(layer.router)} it takes noise of "
+                f"{_share(case)} In {case.place(layer.router)} it takes noise of "
                 f"{_percent(noise.scale)} of the input ({noise.roundings:.2g} roundings to "
                 f"bfloat16) to make as many, and the recorded inputs of A and B differ by "
                 f"{_percent(inputs.size)}: what differs is B's router. {_unexplained(case)}"
@@ -364,7 +341,7 @@ def _noise(case: Evidence) -> CauseVerdict | None:
         return None
     router, most = max(noises, key=lambda pair: pair[1].scale)
     size = f"{_percent(most.scale)} of the input ({most.roundings:.2g} roundings to bfloat16)"
-    text = f"{_share(case)} Noise of up to {size}, in {case.names(router)}, makes as many"
+    text = f"{_share(case)} Noise of up to {size}, in {case.place(router)}, makes as many"
     if most.scale > _MOST_NOISE:
         # choices alone cannot tell noise that large from a router that was changed as much
         detail = (
@@ -374,9 +351,9 @@ def _noise(case: Evidence) -> CauseVerdict | None:
         return _elsewhere(case, text) or CauseVerdict("inconclusive", detail)
     begins = next(layer for layer in case.layers if layer.agreement < 1.0)
     early = begins.noise
-    if early is not None and early.roundings > _EARLY_ROUNDINGS and not case.has_other_inputs:
+    if early is not None and early.roundings > _EARLY_ROUNDINGS and case.inputs_of == "A":
         detail = (
-            f"{_share(case)} In {case.names(begins.router)}, before which nothing differs, it "
+            f"{_share(case)} In {case.place(begins.router)}, before which nothing differs, it "
             f"takes noise of {_percent(early.scale)} of the input ({early.roundings:.2g} roundings "
             "to bfloat16) to make as many: more than kernels leave there. "
             f"{_unexplained(case)} What the router reads may have been changed before it."
@@ -394,7 +371,7 @@ def _not_spread(case: Evidence) -> CauseVerdict | None:
     oddities = "; ".join(one.text for one in odd)
     return CauseVerdict(
         "inconclusive",
-        f"{_share(case)} From {case.names(router)} on what differs is not spread as noise is: "
+        f"{_share(case)} From {case.place(router)} on what differs is not spread as noise is: "
         f"{oddities}. {_unexplained(case)}",
         router,
     )
@@ -429,10 +406,9 @@ def _elsewhere(case: Evidence, text: str) -> CauseVerdict | None:
 
 
 def _unexplained(case: Evidence) -> str:
-    tried = max((layer.num_tried for layer in case.layers), default=0)
-    if not tried:
+    if not case.num_tried:
         return "Nothing could be tried."
-    return f"None of the {tried} operators that were tried explains it."
+    return f"None of the {case.num_tried} operators that were tried explains it."
 
 
 def _share(case: Evidence) -> str:

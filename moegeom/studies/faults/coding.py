@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.shapes import Float64
-from moegeom.geometry.contrasts import FINEST, contrast_bits
-from moegeom.geometry.set_code import TIE_WAYS, SetDistances
+from moegeom.geometry.set_code import FINEST, TIE_WAYS, SetDistances, contrast_bits
 from moegeom.studies.faults._bits import bits_by_chance
 
 #: Noise scales that are tried, in median gaps between the last chosen score and the first other.

@@ -30,7 +30,7 @@ _LEANING = 0.75
 #: Classes of distance from the boundary, and of positions; groups of ranks.
 _CLASSES, _POSITIONS, _RANKS = 24, 16, 16
 
-#: FlippedRouter from which it can be told how they are spread.
+#: Flips from which it can be told how they are spread.
 LEAST = 20
 
 
@@ -91,16 +91,14 @@ def spread(routers: Sequence[FlippedRouter]) -> Spread:
     names = tuple(one.site.router.name for one in sample)
     if total < LEAST:
         return Spread(names, total, ())
-    parts = [_Part.of(one) for one in sample]
-    flipped = np.concatenate([part.flipped for part in parts])
-    chance = np.concatenate([part.chance for part in parts])
-    columns = parts[0].columns.then(*(part.columns for part in parts[1:]))
-    place = np.concatenate([part.place for part in parts])
-    change = np.concatenate([part.change for part in parts])
-    repeats = np.concatenate([part.repeats for part in parts])
+    parts = [_clean_tokens(one) for one in sample]
+    flipped, chance, place, change, repeats = (
+        np.concatenate(columns) for columns in zip(*parts, strict=True)
+    )
+    first, *others = (one.site.columns.at(np.flatnonzero(one.is_clean)) for one in sample)
     tests = sorted(
         (
-            *_grouped(flipped, chance, columns, place),
+            *_grouped(flipped, chance, first.then(*others), place),
             *_leaning(change),
             *_repeats(repeats, flipped),
         ),
@@ -114,42 +112,33 @@ def spread(routers: Sequence[FlippedRouter]) -> Spread:
     return Spread(names, total, tuple(uneven))
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Clean tokens of one router: flips, their chance under noise, and what may group them.
+def _clean_tokens(
+    one: FlippedRouter,
+) -> tuple[
+    Bool[np.ndarray, "tokens"],
+    Float64[np.ndarray, "tokens"],
+    Int64[np.ndarray, "tokens"],
+    Int64[np.ndarray, "flips"],
+    Bool[np.ndarray, "tokens"],
+]:
+    """Flips of clean tokens, their chance under noise, and what may group them.
 
-    ``change`` is the sign of the change of the numbers of each token that flips, ``repeats``
+    The number of each token, the sign of the change of the numbers of each one that flips, and
     whether the set is that of the token before.
     """
-
-    flipped: Bool[np.ndarray, "tokens"]
-    chance: Float64[np.ndarray, "tokens"]
-    columns: TokenColumns
-    place: Int64[np.ndarray, "tokens"]
-    change: Int64[np.ndarray, "flips"]
-    repeats: Bool[np.ndarray, "tokens"]
-
-    @staticmethod
-    def of(one: FlippedRouter) -> _Part:
-        site, rows = one.site, np.flatnonzero(one.is_clean)
-        flipped = one.is_flipped[rows]
-        mine, theirs = site.mine[rows][flipped], site.theirs[rows][flipped]
-        # experts that both have cancel
-        change = np.sign(theirs.astype(np.int64).sum(axis=1) - mine.astype(np.int64).sum(axis=1))
-        before = site.shifted(-1)[rows]
-        repeats = np.zeros(len(rows), bool)
-        has_before = before >= 0
-        repeats[has_before] = site.kernels["same_set"](
-            site.theirs[rows[has_before]], site.theirs[before[has_before]]
-        )
-        return _Part(
-            flipped,
-            _expected(_gap(site.selection[rows], site.theirs.shape[1]), flipped),
-            site.columns.at(rows),
-            rows,
-            change,
-            repeats,
-        )
+    site, rows = one.site, np.flatnonzero(one.is_clean)
+    flipped = one.is_flipped[rows]
+    mine, theirs = (
+        sets[rows][flipped].astype(np.int64).sum(axis=1) for sets in (site.mine, site.theirs)
+    )
+    before = site.shifted(-1)[rows]
+    has_before, repeats = before >= 0, np.zeros(len(rows), bool)
+    repeats[has_before] = site.kernels["same_set"](
+        site.theirs[rows[has_before]], site.theirs[before[has_before]]
+    )
+    chance = _expected(_gap(site.selection[rows], site.theirs.shape[1]), flipped)
+    # experts that both have cancel
+    return flipped, chance, rows, np.sign(theirs - mine), repeats
 
 
 def _gap(selection: Float[np.ndarray, "tokens experts"], k: int) -> Float64[np.ndarray, "tokens"]:

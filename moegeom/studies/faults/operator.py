@@ -9,27 +9,91 @@ from functools import cached_property
 
 import numpy as np
 
-from moegeom.core.registry import Rooms
+from moegeom.core.registry import Rooms, record_of_function
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32, Int64, Integer
 from moegeom.core.tokens import TokenColumns
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
-from moegeom.geometry.contrasts import contrasts
 from moegeom.geometry.number_formats import rounded_to
-from moegeom.geometry.set_code import TIE_WAYS, fitted_bias, set_distances
+from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
+from moegeom.geometry.set_code import TIE_WAYS, contrasts, fitted_bias, set_distances
 from moegeom.kernels.reduction import Kernels
-from moegeom.studies.faults.causes import Cause
-from moegeom.studies.faults.choice_values import ChoiceValues
 from moegeom.variants.arithmetic import Arithmetic
 from moegeom.variants.emulated import Emulated, emulate
 
 #: The router as stored, in float32; top-k of an affine rule compares logits.
 AS_STORED = Arithmetic(name="", text="", engine="none", version="", source="", compared="logits")
 
+#: What an operator names: one of ``VERDICTS`` of ``studies/explain/record.py``.
+Cause = str
 
 #: Inputs of a router for some tokens.
 Values = Callable[[np.ndarray], Float[np.ndarray, "rows hidden"] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceValues:
+    """Logits of all experts, or logarithms of the weights of those that B chose, in its order."""
+
+    values: Float64[np.ndarray, "tokens values"]
+    is_logits: bool
+
+    @staticmethod
+    def of_weights(weights: Float64[np.ndarray, "tokens k"]) -> ChoiceValues:
+        """Logarithms of the weights; nan for tokens with a weight that is not positive."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return ChoiceValues(np.where(weights > 0.0, np.log(weights), np.nan), False)
+
+    def apart(
+        self,
+        router: Router,
+        rows: np.ndarray,
+        logits: Float[np.ndarray, "rows experts"],
+        chosen: Int32[np.ndarray, "rows k"],
+    ) -> Float64[np.ndarray, "rows values"]:
+        """Contrasts with a router of these logits; nan where either side is unknown."""
+        if self.is_logits:
+            return contrasts(self.values[rows], logits)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            predicted = np.log(weights_of(router, logits, chosen))
+        return contrasts(self.values[rows], predicted)
+
+    def experts(
+        self, chosen: Int32[np.ndarray, "rows k"], number: int
+    ) -> Int64[np.ndarray, "rows values"]:
+        """The expert of each recorded value."""
+        if self.is_logits:
+            return np.broadcast_to(np.arange(number), (len(chosen), number))
+        return chosen.astype(np.int64)
+
+    def of_each(
+        self, router: Router, logits: Float[np.ndarray, "rows experts"]
+    ) -> Float[np.ndarray, "rows experts"]:
+        """The values a router would record for each expert, up to a constant per token."""
+        if self.is_logits:
+            return logits
+        weights, mapped = router.rule.weights, mapped_logits(logits, router.rule.logit_map)
+        is_sigmoid = weights.source == "sigmoid_of_selected_logits"
+        if weights.source == "scores":
+            is_sigmoid = router.rule.score == "sigmoid"
+        return -np.logaddexp(0.0, -mapped) if is_sigmoid else mapped
+
+
+def weights_of(
+    router: Router,
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    leaks: bool = False,
+) -> Float64[np.ndarray, "tokens k"]:
+    """Weights of the chosen experts; with the selection bias in their scores if it leaks."""
+    rule = router.rule
+    mapped = mapped_logits(logits, rule.logit_map)
+    scores = SCORES[rule.score](mapped)
+    if leaks:
+        scores = selection_scores(logits, rule, router.selection_bias)
+    weights = routing_weights(mapped, scores, chosen, rule.weights)
+    return weights if router.expert_scale is None else weights * router.expert_scale[chosen]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +128,7 @@ class Site:
     chosen_at: Callable[[int], Int32[np.ndarray, "tokens k"]]
     values_at: Callable[[int], Values]
 
-    @property
+    @cached_property
     def differs(self) -> Bool[np.ndarray, "tokens"]:
         """Tokens with different sets."""
         return ~self.kernels["same_set"](self.mine, self.theirs)
@@ -162,11 +226,6 @@ class Proposal:
     ties: tuple[str, ...] = TIE_WAYS
     stands_for: int = 1
 
-    @property
-    def needs_inputs(self) -> bool:
-        """Whether the inputs have to be routed again."""
-        return self.routed is not None
-
     def selection(
         self,
         site: Site,
@@ -258,8 +317,12 @@ class Operator:
     """A kind of fault: from a router, the candidates that apply there, simplest first."""
 
     name: str
+    page: str
     candidates: Callable[[Site], Iterator[Proposal]]
 
+
+#: The decorator that makes an operator of a function, under its name.
+operator = record_of_function(Operator)()
 
 OPERATORS: Rooms[Operator] = Rooms("operator", "moegeom.studies.faults.operators", Operator)
 
@@ -294,13 +357,21 @@ def routed(
 
 
 def of_sets(
-    sets: Integer[np.ndarray, "tokens k"], experts: int, is_known: Bool[np.ndarray, "tokens"]
+    sets: Integer[np.ndarray, "tokens k"],
+    experts: int,
+    is_known: Bool[np.ndarray, "tokens"] | None = None,
 ) -> Float32[np.ndarray, "tokens experts"]:
     """Scores 1 for the experts of these sets, else 0; nan where nothing is predicted."""
     scores = np.zeros((len(sets), experts), np.float32)
     np.put_along_axis(scores, np.maximum(sets, 0).astype(np.int64), np.float32(1.0), axis=1)
-    scores[~is_known] = np.nan
+    if is_known is not None:
+        scores[~is_known] = np.nan
     return scores
+
+
+def beside(apart: int) -> str:
+    """The layer so many routers further on, or before."""
+    return f"the layer {abs(apart)} {'further on' if apart > 0 else 'before'}"
 
 
 def plain(router: Router, has_inputs: bool) -> Router:

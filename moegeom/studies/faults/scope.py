@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from moegeom.core.registry import Rooms
+from moegeom.core.registry import Rooms, record_of_function
 from moegeom.core.shapes import Bool, Float64, Int64, Integer
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.set_code import log2_sets
@@ -62,8 +62,12 @@ class Scope:
     """A kind of region. ``find`` proposes the best ones for bits that each token would save."""
 
     name: str
+    page: str
     find: Callable[[Float64[np.ndarray, "tokens"], Where], Iterator[TokenRegion]]
 
+
+#: The decorator that makes a scope of a function, under its name.
+scope = record_of_function(Scope)()
 
 SCOPES: Rooms[Scope] = Rooms("scope", "moegeom.studies.faults.scopes", Scope)
 
@@ -82,28 +86,21 @@ def best_region(saved: Float64[np.ndarray, "tokens"], where: Where) -> TokenRegi
     # a region has to be worth telling, not only to leave out what fits a little worse
     least = most + max(_WORTH, _SHARE * abs(most))
     kind = math.log2(len(SCOPES.all()) + 1)
-    for scope in SCOPES.all():
-        for region in scope.find(saved, where):
+    for one in SCOPES.all():
+        for region in one.find(saved, where):
             gained = float(saved[region.is_inside].sum()) - region.bits - kind
             if gained > max(most, least):
                 best, most = TokenRegion(region.is_inside, region.text, region.bits + kind), gained
-    if best.text:
-        inside = np.where(best.is_inside, saved, 0.0)
-        for scope in SCOPES.all():
-            for region in scope.find(inside, where):
-                both = best.is_inside & region.is_inside
-                bits = best.bits + region.bits + kind
-                gained = float(saved[both].sum()) - bits
-                if (
-                    gained > most + max(_WORTH, _SHARE * most)
-                    and not (both == best.is_inside).all()
-                ):
-                    most = gained
-                    best = TokenRegion(both, f"{best.text}, {region.text}", bits)
-                    break
-            else:
-                continue
-            break
+    if not best.text:
+        return best
+    inside = np.where(best.is_inside, saved, 0.0)
+    for region in (region for one in SCOPES.all() for region in one.find(inside, where)):
+        both = best.is_inside & region.is_inside
+        bits = best.bits + region.bits + kind
+        gained = float(saved[both].sum()) - bits
+        is_worth = gained > most + max(_WORTH, _SHARE * most)
+        if is_worth and not (both == best.is_inside).all():
+            return TokenRegion(both, f"{best.text}, {region.text}", bits)
     return best
 
 

@@ -6,6 +6,7 @@ the base, less the bits for its parameters, its routers and its scope.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,9 @@ import numpy as np
 from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.engine.flipping import engine_logits
 from moegeom.geometry.set_code import set_distances
-from moegeom.studies.faults.causes import Cause
 from moegeom.studies.faults.coding import Apart, Coded, Noise, as_it_is, fitted, fitted_both
-from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Proposal, Site, Values
+from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Cause, Proposal, Site, Values
 from moegeom.studies.faults.scope import TokenRegion, Where, best_region, found_by_chance
-from moegeom.studies.faults.shared_rows import composed, sources
 from moegeom.studies.faults.some_experts import of_some_experts
 from moegeom.variants.emulated import Emulated, emulate
 
@@ -43,9 +42,9 @@ class Scored:
     """
 
     candidate: Proposal
-    as_is: tuple[float, float]
-    saved: tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]
-    of_sets: tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]
+    as_is: Sequence[float]
+    saved: Float64[np.ndarray, "2 tokens"]
+    of_sets: Float64[np.ndarray, "2 tokens"]
     is_met: Bool[np.ndarray, "tokens"]
 
 
@@ -103,6 +102,11 @@ class Fault:
     @property
     def router(self) -> str:
         return self.routers[0]
+
+    @property
+    def scope(self) -> str:
+        """Words for the tokens that it is about; empty for all."""
+        return self.region.text
 
     @property
     def share(self) -> float:
@@ -184,15 +188,13 @@ def _tried(
         for candidate in operator.candidates(site):
             if only_logits and not candidate.changes_logits(site):
                 continue
-            some: list[Proposal] = []
-            if candidate.needs_inputs:
+            logits, some = None, iter(())
+            if candidate.routed is not None:
                 with np.errstate(over="ignore", invalid="ignore"):  # as below
                     logits = candidate.logits(site, rows, sample)
-                apart = _apart(site, candidate, rows, logits)
-                some = list(of_some_experts(site, candidate, rows, logits, weight))
-            else:
-                apart = _apart(site, candidate, rows, None)
+                some = of_some_experts(site, candidate, rows, logits, weight)
             if not candidate.of_some_only:
+                apart = _apart(site, candidate, rows, logits)
                 trials.append(_compared(candidate, apart, own, base, weight, groups))
             for part in some:
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -208,7 +210,7 @@ def _of_part(
     site: Site,
     part: Proposal,
     whole: Proposal,
-    logits: Float[np.ndarray, "rows experts"],
+    logits: Float[np.ndarray, "rows experts"] | None,
     plain: tuple[Emulated, Float[np.ndarray, "rows experts"]] | None,
 ) -> Float[np.ndarray, "rows experts"] | None:
     """Logits of an edit of some rows from those of the edit of all and of the router as it is.
@@ -219,6 +221,7 @@ def _of_part(
         return None
     assert part.routed is not None
     assert whole.routed is not None
+    assert logits is not None
     source = sources(part.routed, (whole.routed, plain[0]))
     return None if source is None else composed(source, (logits, plain[1]))
 
@@ -251,7 +254,7 @@ def _compared(
         float(np.maximum(np.bincount(group, weights=one), 0.0).sum())
         for one in saved
         # what is routed again costs time, and a few positions of everything are found by chance
-        for group in groups[: -2 if candidate.needs_inputs else None]
+        for group in groups[: -2 if candidate.routed is not None else None]
     )
     return _Tried(candidate, worth, both)
 
@@ -279,12 +282,15 @@ def _on_all(
     share: Float64[np.ndarray, "tokens"],
     values: Values,
 ) -> dict[str, Scored]:
-    before = [[as_it_is(*own, noise) for noise in one.noise] for one in trials]
-    saved = [[share * bits.both for bits in ways] for ways in before]
-    of_sets = [[share * bits.sets for bits in ways] for ways in before]
-    as_is = [[float(bits.sum()) for bits in ways] for ways in of_sets]
-    is_met = [np.zeros(len(share), bool) for _ in trials]
-    needs = any(one.candidate.needs_inputs for one in trials) and site.has_inputs
+    scored = []
+    for one in trials:
+        before = [as_it_is(*own, noise) for noise in one.noise]
+        saved, of_sets = (
+            share * np.stack([getattr(bits, kind) for bits in before]) for kind in ("both", "sets")
+        )
+        as_is, is_met = [float(bits.sum()) for bits in of_sets], np.zeros(len(share), bool)
+        scored.append(Scored(one.candidate, as_is, saved, of_sets, is_met))
+    needs = any(one.candidate.routed is not None for one in trials) and site.has_inputs
     again = _Again.of(site, [one.candidate for one in trials]) if needs else None
     for start in range(0, len(share), _AT_ONCE):
         rows = np.arange(start, min(start + _AT_ONCE, len(share)))
@@ -292,29 +298,18 @@ def _on_all(
         shared: dict[int, np.ndarray] = {}
         if again is not None and inputs is not None:
             shared = again.logits(inputs)
-        for number, one in enumerate(trials):
+        for number, (one, sums) in enumerate(zip(trials, scored, strict=True)):
             logits = shared.get(number)
-            if one.candidate.needs_inputs and logits is None:
+            if one.candidate.routed is not None and logits is None:
                 with np.errstate(over="ignore", invalid="ignore"):
                     logits = one.candidate.logits(site, rows, inputs)
             apart = _apart(site, one.candidate, rows, logits)
-            is_met[number][rows] = apart.sets.is_met
+            sums.is_met[rows] = apart.sets.is_met
             for way, noise in enumerate(one.noise):
                 bits = noise.code(apart)
-                saved[number][way][rows] -= share[rows] * bits.both
-                of_sets[number][way][rows] -= share[rows] * bits.sets
-    return {
-        one.candidate.name: Scored(
-            one.candidate,
-            (total[0], total[1]),
-            (all_of_it[0], all_of_it[1]),
-            (sets[0], sets[1]),
-            met,
-        )
-        for one, total, all_of_it, sets, met in zip(
-            trials, as_is, saved, of_sets, is_met, strict=True
-        )
-    }
+                sums.saved[way, rows] -= share[rows] * bits.both
+                sums.of_sets[way, rows] -= share[rows] * bits.sets
+    return {one.candidate.name: one for one in scored}
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,6 +342,40 @@ class _Again:
         with np.errstate(over="ignore", invalid="ignore"):
             distinct = [engine_logits(one, one.inputs(inputs)) for one in self.routed]
         return {number: composed(source, distinct) for number, source in self.source.items()}
+
+
+def sources(router: Emulated, others: Sequence[Emulated]) -> Int64[np.ndarray, "experts"] | None:
+    """For each expert the first of ``others`` that has its row and bias, and reads inputs alike.
+
+    None where one expert has none.
+    """
+    source = np.full(router.columns.shape[1], -1)
+    for number, one in enumerate(others):
+        if _reads(one) != _reads(router) or (one.logit_bias is None) != (router.logit_bias is None):
+            continue
+        is_same = (one.columns == router.columns).all(axis=0)
+        if one.logit_bias is not None and router.logit_bias is not None:
+            is_same &= one.logit_bias == router.logit_bias
+        source[(source < 0) & is_same] = number
+    return source if (source >= 0).all() else None
+
+
+def _reads(emulated: Emulated) -> tuple[str, str]:
+    return emulated.arithmetic.input, emulated.arithmetic.operands
+
+
+def composed(
+    source: Int64[np.ndarray, "experts"], logits: Sequence[Float[np.ndarray, "tokens experts"]]
+) -> Float[np.ndarray, "tokens experts"]:
+    """The logits of each expert from those of its source.
+
+    In products of one shape a column does not depend on the others, so that no bit changes.
+    Oracle in tests: the product itself.
+    """
+    columns = np.empty_like(logits[0])
+    for number in np.unique(source):
+        columns[:, source == number] = logits[number][:, source == number]
+    return columns
 
 
 #: An earlier router with more than this share of the bits has a fault of its own. Heuristic.
@@ -529,3 +558,101 @@ def believed(candidates: Sequence[Fault]) -> Fault | None:
     if best is None or margin(best, rival(best, candidates)) < _LEADS:
         return None
     return best
+
+
+# ------------------------------------------------------------------------------- several faults
+#: Faults in one composition, and those that save most alone, of which the others are taken.
+_MOST_PARTS, _LEADING = 3, 12
+
+
+def with_composed(pool: Sequence[Fault], sites: Sequence[SiteScores], where: Where) -> list[Fault]:
+    """The faults, and one composed of the leading and others on other tokens, if it saves bits."""
+    first = next((one for one in pool if one.bits >= LEAST_BITS and one.repaired >= REPAIRS), None)
+    if first is None:
+        return list(pool)
+    parts = [first]
+    while len(parts) < _MOST_PARTS:
+        taken = np.any([part.region.is_inside for part in parts], axis=0)
+        more = [
+            part
+            for fault in pool[:_LEADING]
+            if fault.name not in {one.name for one in parts}
+            and (part := _rest(fault, ~taken, sites, where)) is not None
+        ]
+        if not more:
+            break
+        parts.append(max(more, key=lambda part: part.bits))
+    if len(parts) == 1:
+        return list(pool)
+    whole = _whole(parts, sites)
+    return sorted([*pool, whole], key=lambda fault: -fault.bits)
+
+
+def _rest(
+    fault: Fault, is_left: Bool[np.ndarray, "tokens"], sites: Sequence[SiteScores], where: Where
+) -> Fault | None:
+    """The fault on tokens that are left; None where it is not worth its bits, or repairs little."""
+    having = [site for site in sites if site.router in fault.routers]
+    saved = [np.where(is_left, site.scored[fault.name].saved[fault.way], 0.0) for site in having]
+    of_all = np.sum(saved, axis=0)
+    region = best_region(of_all, where)
+    inside = region.is_inside & is_left
+    own = [site.scored[fault.name].candidate.own_bits for site in having]
+    bits = _sum(saved, inside) - region.bits - OPERATOR_BITS
+    bits -= having[0].scored[fault.name].candidate.bits + sum(own)
+    if bits >= LEAST_BITS and region.text:
+        bits -= found_by_chance(of_all, where)
+    if bits < LEAST_BITS:
+        return None
+    met, before = equal_sets(fault.name, having, inside)
+    part = dataclasses.replace(
+        fault,
+        region=TokenRegion(inside, region.text or "all others", region.bits),
+        bits=bits,
+        reproduced=met,
+        before=before,
+        mended=0.0,
+    )
+    return part if part.repaired >= REPAIRS else None
+
+
+def _sum(saved: Sequence[Float64[np.ndarray, "tokens"]], inside: np.ndarray) -> float:
+    return float(sum(one[inside].sum() for one in saved))
+
+
+def _whole(parts: Sequence[Fault], sites: Sequence[SiteScores]) -> Fault:
+    """All parts as one fault, named by the part that saves most."""
+    inside = np.any([part.region.is_inside for part in parts], axis=0)
+    having = [site for site in sites if any(site.router in part.routers for part in parts)]
+    met = {site.router: met_under(parts, site) for site in having}
+    first = having[0]
+    there = [(first.scored[p.name], p) for p in parts if first.router in p.routers]
+    base = min(scored.as_is[part.way] for scored, part in there)
+    own = [float(scored.of_sets[part.way][part.region.is_inside].sum()) for scored, part in there]
+    most = max(parts, key=lambda part: part.bits)
+    scopes = " and ".join(part.region.text or "all" for part in parts)
+    return dataclasses.replace(
+        most,
+        name="+".join(part.name for part in parts),
+        text=" and ".join(part.text for part in parts),
+        region=TokenRegion(inside, f"{scopes} respectively", sum(p.region.bits for p in parts)),
+        routers=tuple(site.router for site in having),
+        bits=sum(part.bits for part in parts),
+        explained=sum(own) / base if base > 0.0 else 0.0,
+        reproduced={site.router: float(met[site.router][inside].mean()) for site in having},
+        before={site.router: float(site.is_met[inside].mean()) for site in having},
+        mended=mended(first.is_met, met[first.router]),
+        of_other=any(part.of_other for part in parts),
+        is_fitted=any(part.is_fitted for part in parts),
+        inherits=any(part.inherits for part in parts),
+        parts=tuple(parts),
+    )
+
+
+def met_under(parts: Sequence[Fault], site: SiteScores) -> Bool[np.ndarray, "tokens"]:
+    """Whether each set is reproduced: by the fault of its token, else by A's router."""
+    is_met = site.is_met
+    for part in parts:
+        if site.router in part.routers:
+            is_met = np.where(part.region.is_inside, site.scored[part.name].is_met, is_met)
+    return is_met

@@ -12,8 +12,15 @@ import numpy as np
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.engine.choice import group_masked
-from moegeom.geometry.contrasts import FINEST, contrast_bits, contrasts
-from moegeom.geometry.set_code import boundary, chosen_mask, log2_sets, set_distances
+from moegeom.geometry.set_code import (
+    FINEST,
+    boundary,
+    chosen_mask,
+    contrast_bits,
+    contrasts,
+    log2_sets,
+    set_distances,
+)
 from moegeom.studies.faults._bits import bits_by_chance
 from moegeom.studies.faults.operator import Proposal, Site, is_stored_so
 from moegeom.studies.faults.scope import listed
@@ -74,7 +81,7 @@ def _experts(
         other = edited.compared(logits).astype(own.dtype)
     theirs, experts = site.theirs[rows], own.shape[1]
     side = 1.0 - 2.0 * chosen_mask(theirs, experts)
-    by_told = ToldOfSome.of(site, edited.router, rows, logits)
+    recorded = RecordedOfSome.of(site, edited.router, rows, logits)
 
     def costs(is_some: np.ndarray) -> list[np.ndarray]:
         mixed, _ = group_masked(rule, np.where(is_some, other, own), site.kernels)
@@ -93,8 +100,8 @@ def _experts(
     for _ in range(_ROUNDS):
         cost = costs(is_some)
         gained = cost[0] - cost[1]
-        if by_told is not None:
-            gained = gained + by_told.gained(is_some, weight)
+        if recorded is not None:
+            gained = gained + recorded.gained(is_some, weight)
         better = gained > _LEAST_BETTER
         if (better == is_some).all():
             break
@@ -108,7 +115,7 @@ def _experts(
         mixed, _ = group_masked(rule, np.where(one, other, own), site.kernels)
         distances = set_distances(mixed, theirs)
         (bits,) = bits_by_chance(distances, _SOFT * distances.spacing, 1)
-        return float(weight @ (bits if by_told is None else bits + by_told.bits(one)))
+        return float(weight @ (bits if recorded is None else bits + recorded.bits(one)))
 
     unlike = {guess.tobytes(): guess for guess in guesses}
     return is_some if len(unlike) == 1 else min(unlike.values(), key=total)
@@ -135,28 +142,24 @@ def _snapped(
             is_same = np.abs(change - added).max() <= _SAME * np.abs(added).max()
             is_same &= np.isfinite(added).all()
     for fitted in biases:
-        yield _nearer(fitted, added) if is_same else np.zeros(len(fitted), bool)
-
-
-def _nearer(
-    fitted: Float64[np.ndarray, "experts"], added: Float64[np.ndarray, "experts"]
-) -> Bool[np.ndarray, "experts"]:
-    common = np.concatenate([fitted, fitted - added])
-    left = np.minimum(
-        np.abs(fitted - common[:, None]), np.abs(fitted - common[:, None] - added)
-    ).sum(axis=1)
-    moved = fitted - common[left.argmin()]
-    return np.abs(moved - added) < np.abs(moved)
+        if not is_same:
+            yield np.zeros(len(fitted), bool)
+            continue
+        common = np.concatenate([fitted, fitted - added])
+        moved = fitted - common[:, None]
+        left = np.minimum(np.abs(moved), np.abs(moved - added)).sum(axis=1)
+        moved = fitted - common[left.argmin()]
+        yield np.abs(moved - added) < np.abs(moved)
 
 
 @dataclass(frozen=True, eq=False)
-class ToldOfSome:
+class RecordedOfSome:
     """B's recorded values of some experts per token, and predictions with and without the edit."""
 
-    values: Float[np.ndarray, "rows told"]
-    expert: Int64[np.ndarray, "rows told"]
-    own: Float[np.ndarray, "rows told"]
-    edited: Float[np.ndarray, "rows told"]
+    values: Float[np.ndarray, "rows values"]
+    expert: Int64[np.ndarray, "rows values"]
+    own: Float[np.ndarray, "rows values"]
+    edited: Float[np.ndarray, "rows values"]
     scale: float
 
     @staticmethod
@@ -165,7 +168,7 @@ class ToldOfSome:
         edited: Router,
         rows: Int64[np.ndarray, "rows"],
         logits: Float[np.ndarray, "rows experts"],
-    ) -> ToldOfSome | None:
+    ) -> RecordedOfSome | None:
         """B's values of these rows, or None; ``scale`` is that of the better prediction."""
         recorded = site.recorded
         if recorded is None:
@@ -180,7 +183,7 @@ class ToldOfSome:
         near = np.minimum(*apart)
         finite = near[np.isfinite(near)]
         scale = max(FINEST, float(np.quantile(finite, _FITS)) if len(finite) else 0.0)
-        return ToldOfSome(values, expert, own, other, scale)
+        return RecordedOfSome(values, expert, own, other, scale)
 
     def bits(self, is_some: Bool[np.ndarray, "experts"]) -> Float64[np.ndarray, "rows"]:
         """Bits of B's recorded values if these experts are edited."""
@@ -196,7 +199,7 @@ class ToldOfSome:
             least = np.minimum(least, self._bits(one))
         return float((before - least).sum())
 
-    def _bits(self, predicted: Float[np.ndarray, "rows told"]) -> Float64[np.ndarray, "rows"]:
+    def _bits(self, predicted: Float[np.ndarray, "rows values"]) -> Float64[np.ndarray, "rows"]:
         return contrast_bits(contrasts(self.values, predicted), self.scale)
 
     def gained(

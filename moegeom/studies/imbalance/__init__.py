@@ -10,7 +10,6 @@ STUDY = Study(
     example="moegeom imbalance CKPT --tokens REC",
     request="record:ImbalanceRequest",
     run="study:imbalance",
-    document="document:document",
     without_tokens="imbalance needs recorded tokens: weights alone do not say which experts they "
     "choose",
     endings=(".parquet", ".npz", ".safetensors"),

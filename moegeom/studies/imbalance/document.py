@@ -8,27 +8,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from moegeom.checks.catalogue.tokens import MOST_PULL
-from moegeom.core.text import number_of, percent
+from moegeom.core.text import figure_text, number_of, percent
+from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel, Polyline
 from moegeom.document.excerpts import in_part, worst_rows
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
+from moegeom.document.place import place
 from moegeom.document.study import left_out_facts, study_page, study_record, study_summary
 from moegeom.geometry.border_shares import MeasuredShare
 from moegeom.geometry.reference_laws import LawFigures
-from moegeom.studies.imbalance.figures import imbalance_figures
 from moegeom.studies.imbalance.record import (
     CAUSES,
     MEANINGS,
+    PARTS,
     Evening,
     Imbalance,
-    Reach,
     RouterImbalance,
 )
 
 #: Columns of ``layer 10`` in front of the experts that its bias moves.
 _ROUTER = 10
-
-#: The part of MaxVio that a cause is.
-_PARTS = {"mean input": "mean", "covariance": "covariance", "rows": "rows", "rest": "rest"}
 
 #: Shares of tokens near a boundary between which widths are shown.
 _LEAST_SHOWN, _MOST_SHOWN = 0.01, 0.9
@@ -100,8 +98,8 @@ def _causes(imbalance: Imbalance) -> _Sentences:
         if not routers:
             continue
         figures = ""
-        if cause in _PARTS:
-            parts = (getattr(one.parts["max_vio"], _PARTS[cause]) for one in routers)
+        if cause in PARTS:
+            parts = (getattr(one.parts["max_vio"], PARTS[cause]) for one in routers)
             whole = (one.tokens.max_vio for one in routers)
             figures = f": {_span(parts, _figure)} of MaxVio {_span(whole, _figure)}"
         if cause == "mean input":
@@ -178,8 +176,7 @@ def _pushed(evening: Evening) -> str:
     pushes = evening.pushes()
     up = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c > 0.0)
     down = ", ".join(f"{e} {c:+.2g}" for e, c in pushes if c < 0.0)
-    parts = [f"up {up}" if up else "", f"down {down}" if down else ""]
-    return "; ".join(part for part in parts if part) or "none"
+    return "; ".join(f"{way} {of}" for way, of in (("up", up), ("down", down)) if of) or "none"
 
 
 def _figure(value: float | None) -> str:
@@ -202,10 +199,6 @@ def _count(log10: float) -> str:
 
 def _dimension(ends: tuple[float, float] | None) -> str:
     return "-" if ends is None else f"{ends[0]:.2g} to {ends[1]:.2g}"
-
-
-def _most(reach: Sequence[Reach]) -> str:
-    return _count(reach[-1].most_log10) if reach else "-"
 
 
 def _sets(log: float) -> str:
@@ -259,7 +252,7 @@ _SET_COLUMNS: tuple[_Column, ...] = (
     ("", "ball", 0, "laws", _near_share("ball")),
     ("inputs", "dimension", None, "dimension", _dimension),
     ("expert sets", "met", None, "tokens.num_sets", "{:,.0f}".format),
-    ("", "at most", None, "reach", _most),
+    ("", "at most", None, "reach", lambda reach: _count(reach[-1].most_log10) if reach else "-"),
 )
 
 
@@ -501,3 +494,181 @@ def _span(values: Iterable[float], text: Callable[[float], str]) -> str:
     ordered = sorted(values)
     low, high = text(ordered[0]), text(ordered[-1])
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+# ------------------------------------------------------------------------------------------ figures
+#: Parts of MaxVio in the order of their bars, and what makes each.
+_MADE_BY = {PARTS[cause]: cause for cause in ("rows", "mean input", "covariance", "rest")}
+
+#: Laws whose shares near a boundary are drawn, with the colour of each.
+_LAWS = {"tokens": "tokens", "gaussian": "g1", "isotropic": "g2", "ball": "random"}
+
+
+def imbalance_figures(imbalance: Imbalance) -> Iterator[Chart]:
+    """Nothing where no router could be looked at, or of what is not known of any."""
+    routers = imbalance.routers
+    if not routers:
+        return
+    names = [place(one.router, [other.router for other in routers]) for one in routers]
+    if any("max_vio" in router.parts for router in routers):
+        yield _chart_of_causes(routers, names)
+    yield _chart_of_loads(routers, names)
+    yield _chart_of_bias(routers, names)
+    if any(router.tokens.near_share is not None for router in routers):
+        yield _chart_of_near(routers, names)
+
+
+def _chart_of_causes(routers: Sequence[RouterImbalance], names: Sequence[str]) -> Chart:
+    parts = [router.parts.get("max_vio") for router in routers]
+    values = {
+        name: [None if part is None else getattr(part, name) for part in parts] for name in _MADE_BY
+    }
+    at = list(range(len(routers)))
+    tokens, limits = [r.tokens.max_vio for r in routers], [r.limit for r in routers]
+    marks = [
+        # the first colour of groups is that of the tokens
+        *(
+            Bars(_MADE_BY[part], f"g{number}", values[part])
+            for number, part in enumerate(_MADE_BY, 1)
+        ),
+        Polyline("MaxVio of the tokens", "tokens", at, tokens),
+        Polyline("even routing stays below", "limit", at, limits),
+    ]
+    worst = max(at, key=lambda i: tokens[i])
+    of_worst = {part: value for part in _MADE_BY if (value := values[part][worst]) is not None}
+    largest = max(of_worst, key=lambda part: of_worst[part], default=None)
+    made = ""
+    if largest is not None:
+        made = f", of which the {_MADE_BY[largest]} makes {figure_text(of_worst[largest])}"
+    return Chart(
+        "causes",
+        "What makes the loads uneven",
+        "MaxVio of each layer, the largest load over the mean less 1, parted: what the rows make "
+        "alone, what the mean of all inputs adds, what their covariance adds, and the rest. Bars "
+        "add up to the blue line. Below the red line chance alone can be the reason.",
+        "What a layer would lose without its mean input: parts may be negative, where one evens "
+        "out what another does.",
+        f"The least even layer is {names[worst]}: MaxVio {figure_text(tokens[worst])}{made}.",
+        [Panel("", Axis("layer", names=names), Axis("part of MaxVio"), marks)],
+        [
+            ("router", [router.router for router in routers]),
+            *((part, values[part]) for part in _MADE_BY),
+            ("max_vio", tokens),
+            ("limit", limits),
+            ("input_pull", [router.pull for router in routers]),
+            ("input_pull_random", [router.pull_random for router in routers]),
+        ],
+    )
+
+
+def _chart_of_loads(routers: Sequence[RouterImbalance], names: Sequence[str]) -> Chart:
+    results = [router.evening for router in routers]
+    now = [router.tokens.max_vio for router in routers]
+    these = [one.after.max_vio for one in results]
+    others = [None if (w := one.worst) is None else w.after.max_vio for one in results]
+    chance = [None if (w := one.worst) is None else w.limit for one in results]
+    at = list(range(len(routers)))
+    marks = [
+        Bars("now", "tokens", now),
+        Bars("with the bias, these documents", "dim", these),
+        Bars("with the bias, other documents", "other", others),
+        Polyline("even routing stays below, other documents", "limit", at, chance),
+    ]
+    worst = max(at, key=lambda i: now[i])
+    on_others, then = others[worst], f"{figure_text(these[worst])} on these documents"
+    if on_others is not None:
+        then = f"{figure_text(on_others)} on other documents"
+    return Chart(
+        "loads",
+        "How even the loads would be",
+        "MaxVio of each layer, the largest load over the mean less 1: now, with the bias that was "
+        "made from these documents, and on the half of the documents that the bias was not made "
+        "from. Below the red line chance alone can be the reason.",
+        "What the bias costs: it moves weight off the experts that the scores prefer.",
+        f"The least even layer is {names[worst]}: MaxVio {figure_text(now[worst])} now, with the "
+        f"bias {then}.",
+        [Panel("", Axis("layer", names=names), Axis("MaxVio"), marks)],
+        [
+            ("router", [router.router for router in routers]),
+            ("max_vio", now),
+            ("max_vio_with_bias", these),
+            ("max_vio_with_bias_other_documents", others),
+            ("limit_other_documents", chance),
+            ("changed_share", [one.changed_share for one in results]),
+            ("displaced_weight", [one.displaced_weight for one in results]),
+            ("score_lost", [one.score_lost for one in results]),
+        ],
+    )
+
+
+def _chart_of_bias(routers: Sequence[RouterImbalance], names: Sequence[str]) -> Chart:
+    """Changes in spreads of the scores, so that layers compare."""
+    results = [router.evening for router in routers]
+    experts = max(router.num_experts for router in routers)
+    scaled = [
+        [c / one.spread if one.spread else None for c in one.change]
+        + [None] * (experts - len(one.change))
+        for one in results
+    ]
+    most = max((abs(v) for row in scaled for v in row if v is not None), default=0.0) or 1.0
+    words = "change of the bias, in standard deviations of the scores"
+    far = max(
+        range(len(results)), key=lambda n: results[n].largest_change / (results[n].spread or 1)
+    )
+    change, unit = results[far].change, results[far].score_unit
+    expert = max(range(len(change)), key=lambda e: abs(change[e]))
+    rows = [(router, e) for router in routers for e in range(router.num_experts)]
+    x = Axis("expert", names=[str(e) for e in range(experts)])
+    return Chart(
+        "bias",
+        "The bias that would balance them",
+        "What is added to the selection bias of each expert: blue pushes tokens away from it, red "
+        "draws them to it.",
+        "Why the loads are uneven.",
+        f"The largest change is that of expert {expert} in layer {names[far]}: "
+        f"{change[expert]:+.3g} ({unit}).",
+        [Panel("", x, Axis("layer", names=names), [Heat(scaled, words, -most, most, 0.0)])],
+        [
+            ("router", [router.router for router, _ in rows]),
+            ("expert", [e for _, e in rows]),
+            ("change", [router.evening.change[e] for router, e in rows]),
+            ("unit", [router.evening.score_unit for router, _ in rows]),
+        ],
+    )
+
+
+def _chart_of_near(routers: Sequence[RouterImbalance], names: Sequence[str]) -> Chart:
+    shares = {
+        law: [
+            next((one.figures.near_share for one in router.laws if one.law == law), None)
+            for router in routers
+        ]
+        for law in _LAWS
+    }
+    marks = [Bars(law, role, shares[law]) for law, role in _LAWS.items()]
+    apart = [
+        (abs(ball - own), number)
+        for number, (own, ball) in enumerate(zip(shares["tokens"], shares["ball"], strict=True))
+        if own is not None and ball is not None
+    ]
+    far = max(apart, default=(0.0, 0))[1]
+    own, ball = shares["tokens"][far], shares["ball"][far]
+    caption = "No router inputs are recorded: laws of the rows are not known."
+    if own is not None and ball is not None:
+        caption = f"In layer {names[far]}, {_share(own)} of the tokens are near, and "
+        caption += f"{_share(ball)} of a ball."
+    return Chart(
+        "near",
+        "Why tokens are near boundaries",
+        "Share of points nearer to a boundary than the nearest tenth of the tokens of that layer: "
+        "of the tokens, of normal logits with their mean and covariance, of inputs without "
+        "preferred direction, and of a ball of the same size.",
+        "Ties of more than two experts: imbalance --measure FILE has them.",
+        caption,
+        [Panel("", Axis("layer", names=names), Axis("share near a boundary"), marks)],
+        [
+            ("router", [router.router for router in routers]),
+            ("width", [None if r.near is None else r.near.width for r in routers]),
+            *((law, shares[law]) for law in _LAWS),
+        ],
+    )

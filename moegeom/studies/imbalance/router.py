@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from moegeom.core.router import Router
-from moegeom.core.shapes import Float, Float32, Float64, Int32
+from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.engine.choice import compared_scores, group_masked
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter, prepare
@@ -29,17 +30,14 @@ from moegeom.geometry.balancing import (
 )
 from moegeom.geometry.border_shares import (
     BALL,
-    Balls,
-    ConeShares,
     LinearBoundaries,
-    NearBoundaries,
     balls,
     cone_shares,
     measured_shares,
     near_boundaries,
 )
 from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
-from moegeom.geometry.experts import ExpertRanks, expert_ranks
+from moegeom.geometry.experts import expert_ranks
 from moegeom.geometry.reference_laws import (
     Attribution,
     ChoiceFigures,
@@ -55,10 +53,9 @@ from moegeom.geometry.space import blocked_moments, dimension_range, input_pull,
 from moegeom.kernels.reduction import Kernels
 from moegeom.router.expert_tensors import ExpertTensors
 from moegeom.studies.imbalance.record import (
-    Cause,
+    PARTS,
     Evening,
     ImbalanceRequest,
-    Meaning,
     Reach,
     RouterImbalance,
 )
@@ -114,8 +111,16 @@ def router_imbalance(
     before = routed.loads(chosen_mask(sample.chosen, experts))
     limit = load.max_vio_limit([before], level, seed)
     cause = cause_of(laws[-1].figures.max_vio, limit, tokens, router, parts)
-    pull_random = (None, None) if inputs is None else _pull_of_random(rows, inputs)
-    dimension = None if inputs is None else dimension_range(inputs, seed)
+    pull_random, dimension, ranks, cones, bounds = (None, None), None, None, None, None
+    if inputs is not None:
+        pull_random, dimension = _pull_of_random(rows, inputs), dimension_range(inputs, seed)
+        if gates is not None:
+            weights = (gates.read_gate(expert)[0] for expert in range(gates.num_experts))
+            ranks = expert_ranks(weights, inputs, dimension, seed)
+    if rule.prepared.coordinates is not None and np.ptp(bias) == 0.0:  # cells are cones
+        cones = cone_shares(rule.prepared.coordinates, sample.chosen, seed)
+    if near and around is not None and around.radius["origin"]:
+        bounds = near_boundaries(rows, k, near, around.radius["origin"], seed)
     return RouterImbalance(
         router=router.name,
         num_experts=experts,
@@ -132,19 +137,19 @@ def router_imbalance(
         parts=parts,
         dimension=dimension,
         reach=_reach(rule.prepared, dimension),
-        cones=_cones(rule.prepared, bias, sample, seed),
-        near=_near(rows, k, near, around, seed),
+        cones=cones,
+        near=bounds,
         cause=cause,
         centring=centring(routed),
         evening=_evening(router, routed, unit, cause, level, seed),
         measured=shares,
-        experts=None if gates is None else _ranks(gates, inputs, dimension, seed),
+        experts=ranks,
     )
 
 
 def cause_of(
     max_vio: float, limit: float, tokens: int, router: Router, parts: Mapping[Parted, Attribution]
-) -> Cause:
+) -> str:
     """The largest part of what makes the loads uneven, where neither chance nor whole tokens do.
 
     Few: where chance hides an expert with twice its share, or the most uneven loads there are.
@@ -156,13 +161,7 @@ def cause_of(
     if "max_vio" not in parts:
         return "unknown"
     part = parts["max_vio"]
-    of_each: dict[Cause, float] = {
-        "mean input": part.mean,
-        "covariance": part.covariance,
-        "rows": part.rows,
-        "rest": part.rest,
-    }
-    return max(of_each, key=lambda name: of_each[name])
+    return max(PARTS, key=lambda name: getattr(part, PARTS[name]))
 
 
 # --------------------------------------------------------------------------------------------- laws
@@ -175,31 +174,24 @@ class _Rule:
     near: float | None
 
     def figures(self, logits: Float64[np.ndarray, "tokens experts"]) -> ChoiceFigures:
-        own = np.ascontiguousarray(logits, np.float32)
-        chosen, margin = self._chosen(own)
-        distance = None if self.near is None else self._distances(own, chosen, margin)
+        chosen, distance = self._routed(logits, self.near is not None)
         return choice_figures(chosen, self.prepared.router.num_experts, distance, self.near)
 
     def distances(
         self, logits: Float64[np.ndarray, "tokens experts"]
     ) -> Float64[np.ndarray, "tokens"]:
         """Distances to the boundary, of linear rules."""
-        own = np.ascontiguousarray(logits, np.float32)
-        return self._distances(own, *self._chosen(own))
+        return self._routed(logits, True)[1]
 
-    def _chosen(
-        self, own: Float32[np.ndarray, "tokens experts"]
-    ) -> tuple[Int32[np.ndarray, "tokens k"], np.ndarray]:
-        compared, _ = compared_scores(self.prepared, own, own, self.kernels)
-        return self.kernels["top_k"](compared, self.prepared.router.rule.top_k)
-
-    def _distances(
-        self,
-        own: Float32[np.ndarray, "tokens experts"],
-        chosen: Int32[np.ndarray, "tokens k"],
-        margin: np.ndarray,
-    ) -> Float64[np.ndarray, "tokens"]:
-        return self.kernels["boundary_distance"](own, chosen, margin, self.prepared.rows)[0]
+    def _routed(
+        self, logits: Float64[np.ndarray, "tokens experts"], with_distances: bool
+    ) -> tuple[Int32[np.ndarray, "tokens k"], Any]:
+        own, prepared = np.ascontiguousarray(logits, np.float32), self.prepared
+        compared, _ = compared_scores(prepared, own, own, self.kernels)
+        chosen, margin = self.kernels["top_k"](compared, prepared.router.rule.top_k)
+        if not with_distances:
+            return chosen, None
+        return chosen, self.kernels["boundary_distance"](own, chosen, margin, prepared.rows)[0]
 
 
 def _bias(router: Router) -> Float64[np.ndarray, "experts"]:
@@ -246,38 +238,6 @@ def _reach(prepared: PreparedRouter, dimension: tuple[float, float] | None) -> t
     return tuple(reach)
 
 
-def _cones(
-    prepared: PreparedRouter, bias: Float64[np.ndarray, "experts"], sample: Sample, seed: int
-) -> ConeShares | None:
-    """Of linear routers without bias, whose cells are cones."""
-    if prepared.coordinates is None or np.ptp(bias) > 0.0:
-        return None
-    return cone_shares(prepared.coordinates, sample.chosen, seed)
-
-
-def _ranks(
-    gates: ExpertTensors,
-    inputs: Float64[np.ndarray, "some hidden"] | None,
-    dimension: tuple[float, float] | None,
-    seed: int,
-) -> ExpertRanks | None:
-    """None without inputs."""
-    weights = (gates.read_gate(expert)[0] for expert in range(gates.num_experts))
-    return None if inputs is None else expert_ranks(weights, inputs, dimension, seed)
-
-
-def _near(
-    rows: Float64[np.ndarray, "experts hidden"],
-    k: int,
-    width: float | None,
-    around: Balls | None,
-    seed: int,
-) -> NearBoundaries | None:
-    if not width or around is None or not around.radius["origin"]:
-        return None
-    return near_boundaries(rows, k, width, around.radius["origin"], seed)
-
-
 # ------------------------------------------------------------------------------------------ evening
 def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[TokensAtRule, str]:
     """The tokens at the rule, with the bias that the router has; and the unit of their scores."""
@@ -300,7 +260,7 @@ def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[TokensAtR
 
 
 def _evening(
-    router: Router, routed: TokensAtRule, unit: str, cause: Cause, level: float, seed: int
+    router: Router, routed: TokensAtRule, unit: str, cause: str, level: float, seed: int
 ) -> Evening:
     """The bias that evens the loads, what it does on these and other documents, and its price."""
     scores, has_groups = routed.scores, router.rule.groups is not None
@@ -337,7 +297,7 @@ def _evening(
     return dataclasses.replace(evening, meaning=meaning)
 
 
-def meaning_of(evening: Evening, cause: Cause, whole: float, level: float) -> Meaning:
+def meaning_of(evening: Evening, cause: str, whole: float, level: float) -> str:
     """Whether a bias evens the loads; every threshold is a limit of chance at this level.
 
     No bias: with it, MaxVio is above the limit for even routing, and above ``whole``, what whole

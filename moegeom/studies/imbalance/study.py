@@ -13,7 +13,6 @@ import numpy as np
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
-from moegeom.core.tokens import SourceFacts
 from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.sample import Sample
@@ -66,7 +65,15 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         raise UsageError(f"--radius {request.radius:g}: expected a length above 0.")
     opened, source = STUDY.open(request)
     recorded = opened.recorded
-    _refuse_partial_scores(recorded, source.facts)
+    # a bias moves experts that were not chosen: their scores must be known
+    for router in recorded:
+        if (why := unavailable(router, source.facts).get("selection")) is not None:
+            raise RecordingError(
+                f"{source.facts.name}: cannot say what makes the loads uneven at router "
+                f"{router.name}: {why}.",
+                "A bias also brings in experts that were not chosen. Record router inputs, or all "
+                "logits.",
+            )
     tensors = {}
     if request.experts:
         tensors = {router.name: open_experts(opened.store, router) for router in recorded}
@@ -103,19 +110,6 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
     )
 
 
-def _refuse_partial_scores(routers: Sequence[Router], facts: SourceFacts) -> None:
-    """A bias moves experts that were not chosen: their scores must be known."""
-    for router in routers:
-        why = unavailable(router, facts).get("selection")
-        if why is not None:
-            raise RecordingError(
-                f"{facts.name}: cannot say what makes the loads uneven at router {router.name}: "
-                f"{why}.",
-                "A bias also brings in experts that were not chosen. Record router inputs, or all "
-                "logits.",
-            )
-
-
 # -------------------------------------------------------------------------------------------- files
 def write_biases(out: Path, routers: Sequence[Router], records: Sequence[RouterImbalance]) -> None:
     """The change that evens the loads and the one that takes the mean away, ``centring_``.
@@ -128,9 +122,8 @@ def write_biases(out: Path, routers: Sequence[Router], records: Sequence[RouterI
     for router, one in zip(routers, records, strict=True):
         for prefix, change in (("", one.evening.change), ("centring_", one.centring.change)):
             added = np.array(change)
-            stored = (
-                np.zeros(len(added)) if router.selection_bias is None else router.selection_bias
-            )
+            own = router.selection_bias
+            stored = np.zeros(len(added)) if own is None else own
             for name, values in (("change", added), ("selection_bias", stored + added)):
                 for dtype in ("float32", "float64"):
                     arrays[f"{router.name}/{prefix}{name}_{dtype}"] = values.astype(dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from moegeom.core.router import format_layers
 from moegeom.core.text import number_of
@@ -49,7 +48,7 @@ def document(report: Routes, view: View) -> Document:
             [_layers(one, view) for one in report.files if one.layers],
             [*_next(report)],
         ],
-        lambda: {"exit_code": report.exit_code, "files": [_record(one) for one in report.files]},
+        lambda: {"exit_code": report.exit_code, "files": [*map(dataclasses.asdict, report.files)]},
     )
 
 
@@ -156,13 +155,10 @@ def _worst_first(report: Routes) -> list[FileOfRoutes]:
 
 
 def _next(report: Routes) -> Iterator[Command]:
-    for one in [one for one in report.files if one.state != "defective"][:1]:
+    one = next((one for one in report.files if one.state != "defective"), None)
+    if one is not None:
         yield Command("next: ", f"moegeom scan CKPT --tokens {shlex.quote(one.given)}")
 
 
 def _fact(label: str, text: str) -> Fact:
     return Fact(label, text, "plain", indent=_LABEL)
-
-
-def _record(one: FileOfRoutes) -> dict[str, Any]:
-    return dataclasses.asdict(one)

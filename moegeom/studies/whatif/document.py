@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from moegeom.core.text import figure_text, number_of, percent
+from moegeom.document.chart import Axis, Bars, Chart, Guide, Panel, Points, Polyline
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, View
 from moegeom.document.rule_trust import rule_facts
-from moegeom.document.summary import Summary
-from moegeom.studies.whatif.figures import what_if_figures
-from moegeom.studies.whatif.record import Tried, WhatIfReport, missing_metrics
+from moegeom.studies.whatif.record import Tried, WhatIfReport
 
 _HEADS = (
     ("", "experts", "FLOPs of", "load", "", "", "another", "weight", "knows only"),
@@ -191,7 +190,10 @@ def _limits(report: WhatIfReport) -> Iterator[str]:
         "'FLOPs of experts': mean experts a token over k. 'Weight moved': half the sum of the "
         "differences between routing shares, 0 to 1; weights may move though the set stays."
     )
-    for why, metrics in missing_metrics(report.tried).items():
+    missing: dict[str, set[str]] = {}
+    for metric, why in (pair for one in report.tried for pair in one.reasons.items()):
+        missing.setdefault(why, set()).add(metric)
+    for why, metrics in missing.items():
         yield f"Missing of some what-ifs: {', '.join(sorted(metrics))}: {why}."
 
 
@@ -204,7 +206,7 @@ def _share(value: float | None) -> str:
 
 
 def _record(report: WhatIfReport) -> Mapping[str, Any]:
-    run: Summary = report.summary
+    run = report.summary.run
     return {
         "stored": dict(report.stored.rows),
         "what_ifs": [
@@ -221,6 +223,95 @@ def _record(report: WhatIfReport) -> Mapping[str, Any]:
             }
             for one in report.what_ifs
         ],
-        **rule_facts(run.run),
-        "run": run.run,
+        **rule_facts(run),
+        "run": run,
     }
+
+
+# ------------------------------------------------------------------------------------------ figures
+#: What-ifs that have a bar each; of more a sweep has the front alone.
+_MOST_BARS = 48
+
+
+def what_if_figures(report: WhatIfReport) -> Iterator[Chart]:
+    """Nothing where no what-if has both figures."""
+    pairs = [
+        (one, moved, vio)
+        for one in report.whole
+        if (moved := one.mean("weight_moved_mean")) is not None
+        and (vio := one.mean("max_vio_global")) is not None
+    ]
+    before = report.stored.mean("max_vio_global")
+    if not pairs or before is None:
+        return
+    front = [one for one in report.front if one is not report.stored]
+    ends = [(0.0, before)] if report.stored in report.front else []
+    ends += [(m, v) for one, m, v in pairs if one in front]
+    ends.sort()
+    if len(pairs) <= _MOST_BARS:
+        yield _bars(pairs, before)
+    local = [int(not one.is_causal) for one, *_ in pairs]
+    marks = [
+        Points(
+            [0.0, *(m for _, m, _ in pairs)],
+            [before, *(v for *_, v in pairs)],
+            [2, *local],
+            ["follows from the text so far", "later tokens matter", "as stored"],
+        ),
+        Polyline("no other is better in both", "limit", [m for m, _ in ends], [v for _, v in ends]),
+    ]
+    best = min(pairs, key=lambda point: point[2])
+    yield Chart(
+        "front",
+        "How even, and at what price",
+        "MaxVio, the largest load over the mean less 1, against the share of routing weight that "
+        "lies on other experts than now, both mean over layers; one point for each what-if.",
+        "What a model would say that was trained with another router, or what it loses.",
+        f"Least MaxVio: {best[0].name}, {figure_text(best[2])} (now {figure_text(before)}), with "
+        f"{figure_text(100.0 * best[1])} % of the weight moved.",
+        [Panel("", Axis("share of the routing weight moved"), Axis("MaxVio"), marks)],
+        _columns(pairs),
+    )
+
+
+def _bars(points: Sequence[tuple[Tried, float, float]], before: float) -> Chart:
+    names = [one.name for one, *_ in points]
+    most = max(points, key=lambda point: point[1])
+    best = min(points, key=lambda point: point[2])
+    y = Axis("", names=names)
+    return Chart(
+        "choices",
+        "How uneven, and how much weight moves",
+        "For each what-if MaxVio, the largest load over the mean less 1 (the line: now), and the "
+        "share of routing weight that lies on other experts than now; both mean over layers.",
+        "What a model would say that was trained with another router, or what it loses.",
+        f"MaxVio is {figure_text(before)} now, least with {best[0].name}: {figure_text(best[2])}. "
+        f"Most weight moves with {most[0].name}: {percent(most[1])}.",
+        [
+            Panel(
+                "MaxVio",
+                Axis("MaxVio"),
+                y,
+                [Bars("MaxVio", "tokens", [v for *_, v in points]), Guide("now", "limit", before)],
+            ),
+            Panel(
+                "weight moved",
+                Axis("share of the routing weight"),
+                y,
+                [Bars("weight moved", "other", [m for _, m, _ in points])],
+            ),
+        ],
+        _columns(points),
+    )
+
+
+def _columns(
+    points: Sequence[tuple[Tried, float, float]],
+) -> list[tuple[str, Sequence[str | float | bool]]]:
+    return [
+        ("what_if", [one.name for one, *_ in points]),
+        ("experts_mean", [one.experts_mean for one, *_ in points]),
+        ("weight_moved_mean", [m for _, m, _ in points]),
+        ("max_vio_global", [v for *_, v in points]),
+        ("is_causal", [one.is_causal for one, *_ in points]),
+    ]

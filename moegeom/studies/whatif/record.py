@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -162,12 +162,3 @@ def _tried(name: str, rows: Mapping[str, Row], parts: Mapping[str, Any]) -> Trie
         notes=tuple(dict.fromkeys(note for one in made.values() for note in one["notes"])),
         is_causal=all(one["is_causal"] for one in made.values()),
     )
-
-
-def missing_metrics(tried: Sequence[Tried]) -> dict[str, set[str]]:
-    """Metrics that some what-ifs do not have, by the reason."""
-    reasons: dict[str, set[str]] = {}
-    for one in tried:
-        for metric, why in one.reasons.items():
-            reasons.setdefault(why, set()).add(metric)
-    return reasons

@@ -60,7 +60,13 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
     _refuse_many("whatif", len(parse_what_ifs(what_ifs)))
     for name in request.arithmetics:
         arithmetic(name)
-    _refuse_batch(request.what_if_batch)
+    batch = request.what_if_batch
+    if batch < 1 or (TILE % batch and batch % TILE) or batch > MAX_TILES * TILE:
+        raise UsageError(
+            f"--batch {batch}: expected a power of two up to {TILE:,}, or a multiple of that up to "
+            f"{MAX_TILES * TILE:,}.",
+            f"Leave it out for {TILE:,}.",
+        )
     if request.tokens is None:
         raise UsageError(
             "whatif needs recorded tokens: which experts they choose is not in the weights.",
@@ -82,16 +88,6 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
             "Leave --arith out, or record inputs: moegeom capture CKPT --text FILE --out REC.",
         )
     return scan(dataclasses.replace(request, what_ifs=what_ifs, grid=None), watch, opened)
-
-
-def _refuse_batch(batch: int) -> None:
-    fits = batch >= 1 and (TILE % batch == 0 or batch % TILE == 0) and batch <= MAX_TILES * TILE
-    if not fits:
-        raise UsageError(
-            f"--batch {batch}: expected a power of two up to {TILE:,}, or a multiple of that up to "
-            f"{MAX_TILES * TILE:,}.",
-            f"Leave it out for {TILE:,}.",
-        )
 
 
 def _refuse_many(where: str, count: int) -> None:

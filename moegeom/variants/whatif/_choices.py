@@ -29,43 +29,17 @@ from moegeom.variants.what_if import FitSample, WhatIfChoice
 
 #: Quantities of ``TokenBatch`` that follow from the choice, or from the scores behind it.
 OF_CHOICE = (
-    "margin",
-    "group_margin",
-    "distance",
-    "distance_upper",
-    "pair",
-    "float_bound",
-    "noise_scale",
-    "matches_recording",
-    "selection",
-    "scores",
-    "fill_decides",
-    "probability",
-    "entropy",
-    "log_sum_exp",
-    "angle",
-    "rounding_sigmas",
-    "flip",
-    "noise",
-    "order_distance",
-)
+    "margin group_margin distance distance_upper pair float_bound noise_scale "
+    "matches_recording selection scores fill_decides probability entropy log_sum_exp angle "
+    "rounding_sigmas flip noise order_distance"
+).split()
 
 #: Those of them that a gate leaves as they are if it takes the scores of the router and chooses
 #: otherwise.
 OF_SCORES = ("selection", "scores", "probability", "entropy", "log_sum_exp")
 
-#: What a what-if is told about the tokens of a sample.
-_TOLD = (
-    "token",
-    "logits",
-    "mapped",
-    "selection",
-    "scores",
-    "chosen",
-    "weights",
-    "input",
-    "document",
-)
+#: Quantities of a sample that a what-if may read.
+_OF_SAMPLE = tuple("token logits mapped selection scores chosen weights input document".split())
 
 
 def absent(quantities: Iterable[str], why: str, **others: str) -> dict[str, str]:
@@ -88,7 +62,7 @@ def refuse(router: Router, why: str) -> RouterRuleError:
 
 
 def need_top_k(router: Router) -> None:
-    """Raises RouterRuleError unless the rule takes the k largest of scores that are known."""
+    """Raises RouterRuleError unless the rule takes the k largest of its scores."""
     if router.listed:
         raise refuse(router, f"its choice does not follow from router and input: {router.listed}")
     if router.rule.pick != "top_k":
@@ -262,8 +236,8 @@ def choice_of_sets(
 
 # ------------------------------------------------------------------------------ batches of a sample
 def rows_of(batch: TokenBatch, row: Int64[np.ndarray, "rows"]) -> TokenBatch:
-    """Some tokens of a batch, with what a what-if is told about them."""
-    columns = {name: getattr(batch, name) for name in _TOLD}
+    """Some tokens of a batch, with what a what-if may read of them."""
+    columns = {name: getattr(batch, name) for name in _OF_SAMPLE}
     return TokenBatch(**{name: None if v is None else v[row] for name, v in columns.items()})
 
 

@@ -6,8 +6,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import comb, expit
 
 from moegeom.geometry import description as patterns
-from moegeom.geometry.contrasts import FINEST, contrast_bits, contrasts
-from moegeom.geometry.set_code import boundary, chosen_mask, log2_sets, set_distances
+from moegeom.geometry.set_code import (
+    FINEST,
+    boundary,
+    chosen_mask,
+    contrast_bits,
+    contrasts,
+    log2_sets,
+    set_distances,
+)
 
 EPSILON = 2.0**-10
 

@@ -16,7 +16,7 @@ from moegeom.pipeline import refuse_disproved
 from moegeom.results.reader import Results
 from moegeom.studies.boundary.document import document, near_ties
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
-from moegeom.studies.boundary.recorded_noise import recorded_noise
+from moegeom.studies.boundary.study import recorded_noise
 from moegeom.testing.array_source import ArraySource
 from tests.unit.document.records import sample_run
 from tests.unit.studies.orthonormal import HIDDEN, router_of
@@ -36,7 +36,7 @@ def variant(name: str, share: float, layers: int = 3, **facts: Any) -> VariantFl
     rows = [row(number, share, **facts) for number in range(layers)]
     engine = {"engine": "none", "version": ""}
     pairs = [{"router": "text/1", "first": 3, "second": 5, "share": 0.5}]
-    return VariantFlips(name, engine, rows, [], pairs, {})
+    return VariantFlips(name, engine, rows, pairs)
 
 
 def exposure(*variants: VariantFlips) -> BoundaryReport:

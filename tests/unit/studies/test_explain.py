@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
+from moegeom.core.errors import InternalError
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.rows import common_choices, overlap_beyond_chance
 from moegeom.studies.explain.document import document
-from moegeom.studies.explain.layer import ReadParts
 from moegeom.studies.explain.record import (
     VERDICTS,
     CauseVerdict,
+    Evidence,
     Explanation,
     FlipNoise,
     LayerEvidence,
-    NamedFault,
     WeightRule,
 )
-from moegeom.studies.explain.verdict import Evidence, verdict
+from moegeom.studies.explain.verdict import verdict
 from moegeom.studies.faults.exchangeable import Spread, Uneven
 from moegeom.studies.faults.scope import TokenRegion
 from moegeom.studies.faults.score import Fault
@@ -47,12 +47,6 @@ def fault(name: str, bits: float, **facts: Any) -> Fault:
     return Fault(name=name, text=name.replace("_", " "), bits=bits, **(every | facts))
 
 
-def named(name: str, bits: float, scope: str = "") -> NamedFault:
-    text = name.replace("_", " ")
-    shares = {"text/0": 1.0}, {"text/0": 0.9}
-    return NamedFault(name, text, "logits rounded", bits, scope, 1.0, ("text/0",), *shares, 1.0)
-
-
 def layer(number: int, agreement: float = 0.9, **facts: Any) -> LayerEvidence:
     every: dict[str, Any] = {"num_tokens": 1000, "num_clean": 900, "num_routed": 1000}
     every |= {"num_tried": 9, "num_differ": round(1000 * (1.0 - agreement))}
@@ -63,36 +57,28 @@ def layer(number: int, agreement: float = 0.9, **facts: Any) -> LayerEvidence:
 
 
 def evidence(*layers: LayerEvidence, **facts: Any) -> Evidence:
-    every: dict[str, Any] = {"faults": (), "spread": EVEN, "num_matched": 1000, "any_share": 0.1}
-    every |= {"log_probs": None, "has_other_inputs": False, "is_of_another": False}
-    return Evidence(layers=layers, names=str, **(every | facts))
+    other = {"name": "o", "engine": "", "stage": "ids", "num_tokens": 1000, "notes": []}
+    every: dict[str, Any] = {"run": sample_run(), "other": other, "inputs_of": "A", "faults": ()}
+    every |= dict.fromkeys(("num_matched", "num_examined"), 1000) | {"num_non_finite": 0}
+    every |= {"any_share": 0.1, "spread": EVEN, "log_probs": None}
+    return Evidence(layers=layers, **(every | facts))
 
 
 def explanation(
-    *layers: LayerEvidence, faults: tuple[NamedFault, ...] = (), cause: str = "inconclusive"
+    *layers: LayerEvidence, faults: tuple[Fault, ...] = (), cause: str = "inconclusive"
 ) -> Explanation:
-    other = {"name": "o", "engine": "", "stage": "ids", "num_tokens": 1000, "notes": []}
-    facts: dict[str, Any] = {"run": sample_run(), "other": other, "against": "", "inputs_of": "A"}
-    facts |= {
-        "num_matched": 1000,
-        "num_examined": 1000,
-        "num_non_finite": 0,
-        "any_share": 0.1,
-        "log_probs": None,
-    }
-    facts |= {"layers": layers, "faults": faults, "spread": EVEN}
-    verdict_of_all, open_ones = CauseVerdict(cause, ""), ("one thing", "another thing")
-    return Explanation(**facts, verdict=verdict_of_all, not_looked_at=open_ones)
+    case = evidence(*layers, faults=faults, not_looked_at=("one thing", "another thing"))
+    return Explanation(**vars(case), verdict=CauseVerdict(cause, ""))
 
 
 def shown(record: Explanation, form: str = "table", width: int = 200, detail: bool = False) -> str:
     return worded(document, record, form, width=width, detail=detail)
 
 
-def many(seed: int) -> tuple[NamedFault, ...]:
+def many(seed: int) -> tuple[Fault, ...]:
     """In the order of what they save, as the study returns them."""
     bits = np.sort(np.random.default_rng(seed).uniform(1.0, 900.0, 8))[::-1]
-    return tuple(named(f"change_{letter}", b) for letter, b in zip("abcdefgh", bits, strict=True))
+    return tuple(fault(f"change_{letter}", b) for letter, b in zip("abcdefgh", bits, strict=True))
 
 
 @pytest.mark.parametrize(("form", "detail"), [("table", False), ("table", True), ("md", False)])
@@ -109,12 +95,13 @@ def test_faults_stand_in_the_order_of_the_bits_that_are_printed(form, detail):
 
 
 def test_a_screen_leaves_out_what_saves_nothing_and_asks_nothing_where_all_agrees():
-    record = explanation(layer(0), faults=(named("good", 50.0), named("bad", -3.0)))
+    some = TokenRegion(np.ones(10, bool), "documents 3", 1.0)
+    record = explanation(layer(0), faults=(fault("good", 50.0, region=some), fault("bad", -3.0)))
     screen, page = (unwrapped(shown(record, form)) for form in ("table", "md"))
     assert ("bad" in screen, "bad" in page) == (False, True)
     assert "2 things" in screen
     assert "2 things" in page
-    assert '"not_looked_at"' in shown(record, "json")
+    assert '"scope": "documents 3"' in shown(record, "json")
     record = explanation(layer(0, 1.0), faults=many(0), cause="no disagreement")
     screen, page = (shown(record, form, 100, detail=True) for form in ("table", "md"))
     assert [word for word in ("causes", "change a", "sets") if word in screen] == []
@@ -190,16 +177,16 @@ BELIEVED = {
     "a fault that leaves uneven flips": (of_noise(PART, spread=ODD), OPEN, "would explain 60 %"),
     "a fault that leaves none": (of_noise(missing(100.0), spread=ODD), MISSING, ""),
     "a part of what B does": (of_noise(PART), MISSING, ""),
-    "a part, on inputs of B": (of_noise(PART, has_other_inputs=True), OPEN, ""),
+    "a part, on inputs of B": (of_noise(PART, inputs_of="B"), OPEN, ""),
     "what is not fitted": (of_noise(FITTED, missing(900.0)), MISSING, ""),
     "what is fitted and much better": (of_noise(FITTED, missing(800.0)), "bias differs", ""),
     "weights before sets": (weighed_first(UNSCALED), WEIGHTS, ""),
     "weights dropped by capacity": (weighed_first(DROPPED), "capacity", ""),
     "fewer weights": (weighed_first(replace(DROPPED, zeros=0.5, zeros_even=1.0)), WEIGHTS, ""),
     "weights of no rule": (weighed(NO_RULE), OPEN, ""),
-    "weights of no rule, on inputs of B": (weighed(NO_RULE, has_other_inputs=True), WEIGHTS, ""),
+    "weights of no rule, on inputs of B": (weighed(NO_RULE, inputs_of="B"), WEIGHTS, ""),
     "weights of some": (weighed(SOME), AGREED, ""),
-    "weights of some, on inputs of B": (weighed(SOME, has_other_inputs=True), WEIGHTS, "2 % of"),
+    "weights of some, on inputs of B": (weighed(SOME, inputs_of="B"), WEIGHTS, "2 % of"),
     "weights of some that no rule explains": (weighed(OUTLYING), AGREED, ""),
     "weights of some that a rule explains": (weighed(EXPLAINED), WEIGHTS, "2 % of the tokens much"),
     "another fingerprint": (of_noise(is_of_another=True), "another checkpoint", ""),
@@ -219,6 +206,8 @@ def test_a_verdict_names_what_leads_every_other_cause_and_needs_no_bug():
     assert answers["weights before sets"].router == "text/0"
     assert "x" in answers["two faults close to each other"].detail
     assert not any("no bug" in text for pair in VERDICTS.values() for text in pair)
+    with pytest.raises(InternalError, match="'weights rotten' is none of the"):
+        CauseVerdict("weights rotten", "")
 
 
 def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
@@ -239,12 +228,7 @@ def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
         np.testing.assert_allclose(overlap, expected, atol=0.02 * (expected == 0.0), rtol=1e-7)
 
 
-def test_rows_of_parts_of_inputs_and_documents_of_any_number_are_found():
-    whole = np.random.default_rng(0).standard_normal((10, 3)).astype(np.float32)
-    parts = ReadParts.of([whole[:4].copy(), whole[4:7].copy(), whole[7:].copy()])
-    for some in ([0, 1, 2], [4, 5, 6], [2, 3, 4, 5], [9, 0, 9, 3], [8, 7], [], [0, 2]):
-        rows = np.array(some, np.int64)
-        np.testing.assert_array_equal(parts.rows(rows), whole[rows])
+def test_documents_of_any_number_are_found():
     document = np.array([0, 2**32, 2**32, 7])
     tokens = TokenColumns(
         document=document,

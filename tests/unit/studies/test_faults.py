@@ -15,21 +15,28 @@ from moegeom.geometry.number_formats import Code, decoded
 from moegeom.geometry.set_code import fitted_bias, set_distances
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
+from moegeom.studies.explain.record import VERDICTS
 from moegeom.studies.faults._bits import STEP, bits_by_chance
-from moegeom.studies.faults.choice_values import ChoiceValues, weights_of
-from moegeom.studies.faults.compose import met_under, with_composed
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
-from moegeom.studies.faults.operator import AS_STORED, OPERATORS, Site
-from moegeom.studies.faults.operators.damaged import EXCHANGED, TRANSPOSED, row_costs
+from moegeom.studies.faults.operator import AS_STORED, OPERATORS, ChoiceValues, Site, weights_of
+from moegeom.studies.faults.operators.damaged import row_costs, rows_exchanged, transposed
 from moegeom.studies.faults.scope import SCOPES, Where, best_region, found_by_chance
-from moegeom.studies.faults.score import LEAST_BITS, Fault, believed, faults, score_site
-from moegeom.studies.faults.shared_rows import composed, sources
+from moegeom.studies.faults.score import (
+    LEAST_BITS,
+    Fault,
+    believed,
+    composed,
+    faults,
+    met_under,
+    score_site,
+    sources,
+    with_composed,
+)
 from moegeom.variants.emulated import emulate
 from tests.by_day import by_day
 from tests.museum.healthy import softmax_model
 
 TOKENS, LENGTH, EXPERTS, K = 2048, 64, 32, 4
-
 
 NUMBER = np.arange(TOKENS)
 DOCUMENT, POSITION = NUMBER // LENGTH, NUMBER % LENGTH
@@ -40,10 +47,7 @@ COLUMNS = TokenColumns(
     domain=np.zeros(TOKENS, np.int16),
 )
 
-
-def where() -> Where:
-    return Where.of(COLUMNS, NUMBER)
-
+WHERE = Where.of(COLUMNS, NUMBER)
 
 REGIONS = {
     "documents": np.isin(DOCUMENT, [3, 7, 8]),
@@ -61,7 +65,7 @@ def test_a_region_is_found_from_what_each_token_would_save(name):
     random = np.random.default_rng(1)
     planted = REGIONS[name]
     saved = np.where(planted, random.exponential(4.0, TOKENS), -random.exponential(0.5, TOKENS))
-    region = best_region(saved, where())
+    region = best_region(saved, WHERE)
     np.testing.assert_array_equal(region.is_inside, planted)
     assert region.text
     assert region.bits > 0.0
@@ -71,9 +75,9 @@ def test_what_all_tokens_save_is_of_all_and_no_region_costs_less_than_its_name()
     for seed in range(5):
         random = np.random.default_rng(seed)
         saved = random.exponential(1.0, TOKENS) * (random.random(TOKENS) < 0.1)
-        assert best_region(saved, where()).text == ""
+        assert best_region(saved, WHERE).text == ""
     saved = np.where(REGIONS["documents"], 5.0, -1.0)
-    regions = [region for scope in SCOPES.all() for region in scope.find(saved, where())]
+    regions = [region for scope in SCOPES.all() for region in scope.find(saved, WHERE)]
     assert min(region.bits for region in regions) >= 1.0
 
 
@@ -83,9 +87,9 @@ def test_lucky_tokens_at_any_places_save_no_more_than_chance_does(seed):
     saved = random.standard_normal(TOKENS) - 0.5
     lucky = random.random(TOKENS) < 0.02
     saved[lucky] += random.exponential(30.0, int(lucky.sum()))
-    region = best_region(saved, where())
+    region = best_region(saved, WHERE)
     gained = float(saved[region.is_inside].sum()) - region.bits
-    assert gained - found_by_chance(saved, where()) < LEAST_BITS
+    assert gained - found_by_chance(saved, WHERE) < LEAST_BITS
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +150,7 @@ def biased_site(router, bias: np.ndarray, read: np.ndarray) -> Site:
 
 
 def faults_of(one: Site) -> list[Fault]:
-    return faults([score_site(one, one.values_at(0))], where())
+    return faults([score_site(one, one.values_at(0))], WHERE)
 
 
 def best_of(one: Site) -> Fault:
@@ -157,8 +161,9 @@ def best_of(one: Site) -> Fault:
 
 def test_operators_have_names_of_their_own_and_are_no_faults_behind_the_logits_of_b(router):
     one = site(router, noise=0.02)
-    names = [c.name for operator in OPERATORS.all() for c in operator.candidates(one)]
-    assert len(names) == len(set(names))
+    every = [c for operator in OPERATORS.all() for c in operator.candidates(one)]
+    assert len(every) == len({c.name for c in every})
+    assert {c.cause for c in every} <= VERDICTS.keys()
     assert emulate(router, AS_STORED).router.weight.shape == router.weight.shape
     one = site(router, 1.3 * router.weight + 0.2 * router.weight[::-1], tells="logits")
     assert one.is_of_logits
@@ -211,7 +216,7 @@ def test_rows_that_left_their_biases_are_proposed_and_rows_read_as_columns_of_an
         ("transposed", turned, bias),
     ):
         one = biased_site(router, bias, inputs @ weight.T + added)
-        every = itertools.chain(EXCHANGED.candidates(one), TRANSPOSED.candidates(one))
+        every = itertools.chain(rows_exchanged.candidates(one), transposed.candidates(one))
         edited = next(p.routed.router for p in every if p.name == name)
         np.testing.assert_array_equal(edited.weight, weight)
         np.testing.assert_array_equal(edited.logit_bias, added)
@@ -346,9 +351,9 @@ def test_faults_of_different_tokens_compose(router):
     by = np.where(REGIONS["interval"], -10, np.where(REGIONS["positions from"], -3, 0))
     theirs = rows_of(by, one.mine)
     scores = score_site(site(router, theirs=theirs), one.values_at(0))
-    alone = faults([scores], where())
+    alone = faults([scores], WHERE)
     assert {"tokens-10", "tokens-3"} <= {fault.name for fault in alone}
-    best = believed(with_composed(alone, [scores], where()))
+    best = believed(with_composed(alone, [scores], WHERE))
     assert best is not None
     assert sorted(part.name for part in best.parts) == ["tokens-10", "tokens-3"]
     assert best.bits == pytest.approx(sum(part.bits for part in best.parts))
@@ -358,7 +363,7 @@ def test_faults_of_different_tokens_compose(router):
     )
     assert met_under(best.parts, scores).mean() > 0.95
     single = faults_of(site(router, theirs=rows_of(by * 0, one.mine)))
-    assert with_composed(single, [scores], where()) == single
+    assert with_composed(single, [scores], WHERE) == single
 
 
 def flipped(router, chance: np.ndarray, seed: int = 0) -> FlippedRouter:
@@ -451,7 +456,6 @@ def test_logits_of_shared_rows_are_those_of_the_product_and_others_are_not_share
     np.testing.assert_array_equal(source, is_some.astype(int))
     logits = composed(source, [engine_logits(one, inputs) for one in both])
     np.testing.assert_array_equal(logits, engine_logits(mixture, inputs))
-    both = [emulate(one, AS_STORED) for one in pair]
     own = mixed(pair, np.zeros(SHARED, bool))
     weight, bias = own.weight.copy(), own.logit_bias.copy()
     weight[3, 7] += 1.0

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import moegeom as mg
 from moegeom.core.errors import RecordingError, ResultsError, UsageError
-from moegeom.studies.whatif.document import document
-from moegeom.studies.whatif.figures import what_if_figures
+from moegeom.studies.whatif.document import document, what_if_figures
 from moegeom.studies.whatif.record import Tried, WhatIfReport
 from moegeom.studies.whatif.study import MOST, read_grid
 from moegeom.tokens.recording.reader import open_recording

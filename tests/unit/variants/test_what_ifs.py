@@ -50,7 +50,7 @@ def test_the_texts_cover_every_kind():
     assert len(WHAT_IFS.names()) >= 13
 
 
-def test_a_record_has_the_name_of_its_file_and_texts_for_people():
+def test_a_kind_has_texts_for_people():
     for name in WHAT_IFS.names():
         kind = WHAT_IFS[name]
         assert kind.text.endswith(".") and len(kind.text) > 30, name

@@ -1,4 +1,4 @@
-"""Damaged rows: copied over each other, zeroed, negated, or scaled."""
+"""Damaged rows: copied over each other, zeroed, negated, scaled, or with an update of low rank."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.core.shapes import Float64, Int64
+from moegeom.core.shapes import Bool, Float, Float64, Int64
+from moegeom.engine.choice import group_masked
+from moegeom.geometry.low_rank_fit import fitted_update
 from moegeom.geometry.selection import SCORES, mapped_logits
 from moegeom.geometry.set_code import boundary, chosen_mask
-from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
+from moegeom.studies.faults.operator import (
+    AS_STORED,
+    Proposal,
+    Site,
+    operator,
+    routed,
+    weights_of,
+)
+from moegeom.variants.emulated import emulate
 
-#: Tokens to which rows are fitted, at least and at most, and entries that are looked at.
+#: Tokens with other sets to which rows are fitted, at least and at most, and entries in all.
 _LEAST, _FITTED, _CELLS = 64, 1024, 2**24
 
 #: Noise scale in gaps between scores; where a distance in such scales no longer matters.
 _SOFT, _FAR = 3.0, 6.0
 
-#: Noise of what is told beside sets: rows differ by much more.
-_TOLD = 2.0**-5
+#: Noise of the values beside sets: rows differ by much more.
+_VALUE_NOISE = 2.0**-5
 
-#: Share of its tokens in which what is told of an expert is off where its row is another.
+#: Share of its tokens in which the value of an expert is off where its row is another.
 _MOSTLY = 0.75
 
 #: Factors of a single row that are tried; 0 is a row of zeros.
@@ -35,7 +45,8 @@ _SEARCHED = 36.0
 _BETTER = 20.0
 
 
-def _exchanged(site: Site) -> Iterator[Proposal]:
+@operator
+def rows_exchanged(site: Site) -> Iterator[Proposal]:
     """Rows permuted so that each fits its expert's choices best, biases unchanged."""
     from scipy.optimize import linear_sum_assignment
 
@@ -78,9 +89,6 @@ def _placed(
     yield from routed(site, name, text, "rows damaged", edited, own_bits=bits)
 
 
-EXCHANGED = Operator("rows_exchanged", _exchanged)
-
-
 def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
     r"""Bits of the choices of expert i with row j and its own bias, given its own boundary.
 
@@ -110,15 +118,15 @@ def row_costs(site: Site) -> Float64[np.ndarray, "experts rows"]:
         apart = (mapped + np.float32(shift) - middle[:, None]).astype(np.float32) / scale
         signed = np.where(is_chosen[:, expert, None], -apart, apart)
         cost[expert] = np.log1p(np.exp(np.clip(signed, -_FAR, _FAR))).sum(axis=0)
-    return cost / math.log(2.0) + _told_costs(site, rows)
+    return cost / math.log(2.0) + _value_costs(site, rows)
 
 
-def _told_costs(
+def _value_costs(
     site: Site, rows: Int64[np.ndarray, "rows"]
 ) -> Float64[np.ndarray, "experts others"]:
     """Bits of B's values of expert i with row j and its own bias, given those of the others.
 
-    0 where it told nothing.
+    0 where it recorded none.
     """
     recorded, experts = site.recorded, len(site.matching)
     cost = np.zeros((experts, experts))
@@ -134,17 +142,14 @@ def _told_costs(
     )
     is_finite = np.isfinite(apart).all(axis=1)
     expert, apart, plain, values = (
-        expert[is_finite],
-        apart[is_finite],
-        plain[is_finite],
-        recorded.values[rows][is_finite],
+        of[is_finite] for of in (expert, apart, plain, recorded.values[rows])
     )
-    far = np.abs(apart - np.median(apart, axis=1, keepdims=True)) > _TOLD
+    far = np.abs(apart - np.median(apart, axis=1, keepdims=True)) > _VALUE_NOISE
     often = np.bincount(expert.ravel(), far.ravel(), experts)
     is_wrong = often > _MOSTLY * np.bincount(expert.ravel(), minlength=experts)
     for number in range(experts):
         there, slot = np.nonzero(expert == number)
-        # the others of the token that are told rightly say what is common to all of it
+        # the others of the token with right values say what is common to all of it
         is_other = np.arange(expert.shape[1]) != slot[:, None]
         is_right = is_other & ~is_wrong[expert[there]]
         there, slot = there[is_right.any(axis=1)], slot[is_right.any(axis=1)]
@@ -154,12 +159,13 @@ def _told_costs(
         usual = np.nanmedian(np.where(is_right, apart[there], np.nan), axis=1)
         predicted = recorded.of_each(site.router, plain[there] + bias[number].astype(logits.dtype))
         off = values[there, slot] - usual
-        bits = np.log2(1.0 + ((off[:, None] - predicted) / _TOLD) ** 2)
+        bits = np.log2(1.0 + ((off[:, None] - predicted) / _VALUE_NOISE) ** 2)
         cost[number] = np.nan_to_num(bits).sum(axis=0)
     return cost
 
 
-def _scaled(site: Site) -> Iterator[Proposal]:
+@operator
+def rows_scaled(site: Site) -> Iterator[Proposal]:
     """All rows times one factor: of some experts only, where the choices of the others say so."""
     for factor in _FACTORS:
         rows = site.router.weight * site.router.weight.dtype.type(factor)
@@ -172,18 +178,155 @@ def _scaled(site: Site) -> Iterator[Proposal]:
             yield dataclasses.replace(one, of_some_only=factor == 0.0)
 
 
-SCALED = Operator("rows_scaled", _scaled)
-
-
-def _transposed(site: Site) -> Iterator[Proposal]:
+@operator
+def transposed(site: Site) -> Iterator[Proposal]:
+    """Rows read as columns."""
     experts, hidden = site.router.weight.shape
-    if experts != hidden:
-        flat = np.ascontiguousarray(site.router.weight).reshape(hidden, experts).T
-        text = "rows read as columns (shapes exchanged)"
-    else:
-        flat, text = site.router.weight.T, "rows read as columns"
-    edited = dataclasses.replace(site.router, weight=np.ascontiguousarray(flat))
+    rows = np.ascontiguousarray(site.router.weight).reshape(hidden, experts).T
+    text = "rows read as columns" + " (shapes exchanged)" * (experts != hidden)
+    edited = dataclasses.replace(site.router, weight=np.ascontiguousarray(rows))
     yield from routed(site, "transposed", text, "rows damaged", edited)
 
 
-TRANSPOSED = Operator("transposed", _transposed)
+#: Tokens of each half to which an update is fitted: for a first look, and in full.
+_FIRST, _IN_FULL = 512, 2048
+
+#: Cosine of the updates that both halves say at first sight, from which it is worth a full look.
+_ALIKE = 0.2
+
+#: Ranks that are tried; of few experts any update has a low rank.
+_RANKS, _EXPERTS_PER_RANK = (1, 2, 4), 4
+
+#: Share of the sets that differ which it has to mend, among tokens that it was not fitted to.
+_MENDS = 0.3
+
+#: What a search over so many directions may find that means nothing.
+_BITS_PER_EXPERT = 10.0
+
+#: Tokens that are routed again at once.
+_AT_ONCE = 4096
+
+
+@operator
+def low_rank(site: Site) -> Iterator[Proposal]:
+    """Cross-fitted: the update of even documents predicts the odd ones, and conversely.
+
+    So no token says anything of itself, and the many numbers of an update need not be paid for.
+    """
+    rule, experts = site.router.rule, len(site.matching)
+    differs, k = site.differs, site.theirs.shape[1]
+    is_known = rule.is_affine or rule.score == "sigmoid"
+    if not site.has_inputs or not is_known or rule.logit_map is not None:
+        return
+    half = _halves(site)
+    ranks = [rank for rank in _RANKS if rank * _EXPERTS_PER_RANK <= experts]
+    if min(int((differs & own).sum()) for own in (half, ~half)) < _LEAST or not ranks:
+        return
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):  # thin products: threads cost more than they give
+        one, other = (
+            _fitted(site, np.flatnonzero(own), ranks[-1], _FIRST) for own in (half, ~half)
+        )
+        if (one * other).sum() <= _ALIKE * np.linalg.norm(one) * np.linalg.norm(other):
+            return
+        foretold = {rank: _foretold(site, half, rank) for rank in ranks}
+    emulated, by_rank = emulate(site.router, AS_STORED), {}
+    for rank, logits in foretold.items():
+        selection, _ = group_masked(rule, emulated.compared(logits), site.kernels)
+        chosen = np.argpartition(-selection, k - 1, axis=1)[:, :k].astype(np.int32)
+        is_met = site.kernels["same_set"](np.ascontiguousarray(chosen), site.theirs)
+        by_rank[rank] = float(is_met[differs].mean()), logits, selection
+    rank = max(by_rank, key=lambda rank: by_rank[rank][0])
+    mends, logits, selection = by_rank[rank]
+
+    def values(there: Site, rows: np.ndarray) -> np.ndarray:
+        assert there.recorded is not None
+        if there.recorded.is_logits:
+            return logits[rows].astype(np.float64)
+        with np.errstate(divide="ignore"):
+            weights = weights_of(there.router, logits[rows], there.theirs[rows])
+            return np.log(weights.astype(np.float64))
+
+    if mends >= _MENDS:
+        yield Proposal(
+            f"low_rank_{rank}",
+            f"rows with an update of rank {rank}, as of an adapter",
+            "rows damaged",
+            own_bits=_BITS_PER_EXPERT * rank * experts,
+            scores=lambda there, rows: selection[rows],
+            values=values,
+            moves_logits=True,
+        )
+
+
+def _halves(site: Site) -> Bool[np.ndarray, "tokens"]:
+    """Every second document; of one document every second stretch of it."""
+    document = np.unique(site.columns.document, return_inverse=True)[1].ravel()
+    if document.max() > 0:
+        return document % 2 == 1
+    return np.arange(len(document)) // 64 % 2 == 1
+
+
+def _foretold(
+    site: Site, half: Bool[np.ndarray, "tokens"], rank: int
+) -> Float[np.ndarray, "tokens experts"]:
+    """Logits of all tokens, each with the update fitted to the other half."""
+    values = site.values_at(site.number)
+    logits = site.logits.copy()
+    for own in (half, ~half):
+        update = _fitted(site, np.flatnonzero(~own), rank, _IN_FULL)
+        rows = np.flatnonzero(own)
+        for start in range(0, len(rows), _AT_ONCE):
+            some = rows[start : start + _AT_ONCE]
+            seen = values(some)
+            assert seen is not None
+            logits[some] += (seen @ update.T.astype(np.float32)).astype(logits.dtype)
+    return logits
+
+
+def _fitted(
+    site: Site, rows: Int64[np.ndarray, "rows"], rank: int, most: int
+) -> Float64[np.ndarray, "experts hidden"]:
+    """The update fitted to these tokens, as many with differing sets as with equal ones."""
+    differs = site.differs[rows]
+    halves = (rows[differs], rows[~differs])
+    every = (max(1, math.ceil(len(half) / (most // 2))) for half in halves)
+    some = np.sort(np.concatenate([half[::n] for half, n in zip(halves, every, strict=True)]))
+    seen = site.values_at(site.number)(some)
+    assert seen is not None
+    logits = site.logits[some].astype(np.float64)
+    slope = np.ones_like(logits)
+    if not site.router.rule.is_affine:
+        # of the rule's scores; in a softmax over all experts only their order counts
+        chance = 1.0 / (1.0 + np.exp(-logits))
+        slope = chance * (1.0 - chance)
+    return fitted_update(
+        seen.astype(np.float64),
+        site.selection[some].astype(np.float64),
+        slope,
+        site.theirs[some],
+        _value_changes(site, some),
+        rank,
+    )
+
+
+def _value_changes(
+    site: Site, rows: Int64[np.ndarray, "rows"]
+) -> Float64[np.ndarray, "rows experts"] | None:
+    """B's recorded values less A's, for the experts they are of; only where B recorded logits.
+
+    Logarithms of sigmoids are no logits: of these the sets alone say what changed.
+    """
+    recorded = site.recorded
+    if recorded is None:
+        return None
+    logits = site.logits[rows]
+    of_each = recorded.of_each(site.router, logits)
+    if not np.array_equal(of_each, logits):
+        return None
+    changes = np.full(logits.shape, np.nan)
+    expert = recorded.experts(site.theirs[rows], logits.shape[1])
+    apart = recorded.values[rows] - np.take_along_axis(of_each, expert, axis=1)
+    np.put_along_axis(changes, expert, apart, axis=1)
+    return changes

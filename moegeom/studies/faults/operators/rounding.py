@@ -18,8 +18,8 @@ from moegeom.geometry.number_formats import (
     rounded_to,
 )
 from moegeom.geometry.set_code import set_distances
-from moegeom.studies.faults.operator import AS_STORED, Inputs, Operator, Proposal, Site, routed
-from moegeom.studies.faults.some_experts import ToldOfSome
+from moegeom.studies.faults.operator import AS_STORED, Inputs, Proposal, Site, operator, routed
+from moegeom.studies.faults.some_experts import RecordedOfSome
 from moegeom.variants.emulated import emulate
 
 #: Entries that share a scale, rows and columns, in words; 0 for all there are.
@@ -46,7 +46,9 @@ _FIRST, _GO_ON = 256, 6
 _PLAIN_BITS, _CODE_BITS = 3.0, 7.0
 
 
-def _plainly(site: Site) -> Iterator[Proposal]:
+@operator
+def rows_rounded(site: Site) -> Iterator[Proposal]:
+    """Rows cast to 16 bits."""
     for form, word in (("bfloat16", "bf16"), ("float16", "fp16")):
         how = dataclasses.replace(AS_STORED, parameter=form)
         name, text = f"weights_{word}", f"router weights rounded to {word}"
@@ -56,9 +58,6 @@ def _plainly(site: Site) -> Iterator[Proposal]:
         )  # fmt: skip
 
 
-ROWS_ROUNDED = Operator("rows_rounded", _plainly)
-
-
 def _codes() -> Iterator[tuple[str, Code]]:
     """Every code in words."""
     for (rows, columns), group in _GROUPS.items():
@@ -66,9 +65,7 @@ def _codes() -> Iterator[tuple[str, Code]]:
         for form, largest in _LARGEST.items():
             ways += [(f"{form} {group}, scale amax/{most:g}", form, most) for most in largest]
             ways.append((f"{form} {group}, unsigned", f"u{form}", None))
-        for form in FLOATS:
-            most = float(largest_of(form))
-            ways.append((f"fp8 {form} {group}", form, most))
+        ways += [(f"fp8 {form} {group}", form, float(largest_of(form))) for form in FLOATS]
         for text, form, most in ways:
             yield text, Code(form, rows, columns, most)
             if (rows, columns) in _STORED:
@@ -77,12 +74,13 @@ def _codes() -> Iterator[tuple[str, Code]]:
         yield f"fp8 {form} without a scale", Code(form, 0, 0, None)
 
 
-def _coded(site: Site) -> Iterator[Proposal]:
+@operator
+def rows_coded(site: Site) -> Iterator[Proposal]:
     """The number formats that reproduce most of B's choices."""
     rows = np.flatnonzero(site.differs)
     if not site.has_inputs or not len(rows):
         return
-    if site.recorded is not None:  # which tells of every token
+    if site.recorded is not None:  # which speaks of every token
         rows = np.arange(len(site.mine))
     rows = rows[:: max(1, math.ceil(len(rows) / _FIRST))]
     values = site.values_at(site.number)(rows)
@@ -97,26 +95,25 @@ def _coded(site: Site) -> Iterator[Proposal]:
             logits += plain.logit_bias.astype(np.float32)
         scores, _ = group_masked(site.router.rule, plain.compared(logits), site.kernels)
         met = float(set_distances(scores, site.theirs[rows]).is_met.sum())
-        by_told = ToldOfSome.of(site, site.router, rows, logits)
-        worth.append(met if by_told is None else by_told.worth())
+        recorded = RecordedOfSome.of(site, site.router, rows, logits)
+        worth.append(met if recorded is None else recorded.worth())
     best = np.argsort(-np.array(worth), kind="stable")[:_GO_ON]
     stands = len(codes) - len(best) + 1
     for number in best.tolist():
         text, code = codes[number]
         edited = dataclasses.replace(site.router, weight=decoded(weight, code))
         name = f"weights {text}".replace(" ", "_").replace(",", "")
-        for one in routed(
-            site, name, f"router weights {text}", "weights rounded", edited, bits=_CODE_BITS
-        ):
+        text, cause = f"router weights {text}", "weights rounded"
+        for one in routed(site, name, text, cause, edited, bits=_CODE_BITS):
             yield dataclasses.replace(one, stands_for=stands if number == best[0] else 1)
 
-
-ROWS_CODED = Operator("rows_coded", _coded)
 
 _BF16 = "bfloat16"
 
 
-def _values(site: Site) -> Iterator[Proposal]:
+@operator
+def inputs_rounded(site: Site) -> Iterator[Proposal]:
+    """Inputs cast to bfloat16, alone, with the rows, and with the logits."""
     if not site.has_inputs:
         return
     values = site.values_at(site.number)(np.arange(min(len(site.mine), _FIRST)))
@@ -133,16 +130,15 @@ def _values(site: Site) -> Iterator[Proposal]:
     yield from routed(site, "bf16_throughout", text, "logits rounded", site.router, how, bits=2)
 
 
-def _in_eight_bits(site: Site) -> Iterator[Proposal]:
+@operator
+def inputs_in_eight_bits(site: Site) -> Iterator[Proposal]:
     """Inputs in eight bits: as they are, and with a scale for each token."""
-    for name in FLOATS:
-        for way in ("plain", "by token"):
-            scaled = "" if way == "plain" else ", a scale for each token"
-            text = f"router inputs rounded to fp8 {name}{scaled}"
-            yield from routed(
-                site, f"inputs_{name}_{way}", text, "inputs rounded", site.router, bits=3.0,
-                inputs=_cast_inputs(name, way == "by token"),
-            )  # fmt: skip
+    router, cause = site.router, "inputs rounded"
+    for form in FLOATS:
+        for way, scaled in (("plain", ""), ("by token", ", a scale for each token")):
+            name, text = f"inputs_{form}_{way}", f"router inputs rounded to fp8 {form}{scaled}"
+            inputs = _cast_inputs(form, way == "by token")
+            yield from routed(site, name, text, cause, router, bits=3.0, inputs=inputs)
 
 
 def _cast_inputs(form: str, is_scaled: bool) -> Inputs:
@@ -157,24 +153,16 @@ def _cast_inputs(form: str, is_scaled: bool) -> Inputs:
     return inputs
 
 
-INPUTS_IN_EIGHT_BITS = Operator("inputs_in_eight_bits", _in_eight_bits)
-INPUTS_ROUNDED = Operator("inputs_rounded", _values)
-
-
-def _logits(site: Site) -> Iterator[Proposal]:
-    cause = "logits rounded"
-    for name, form, text in (
-        ("logits_bf16", _BF16, "logits rounded to bf16"),
-        ("logits_fp16", "float16", "logits rounded to fp16"),
-    ):
-        how = dataclasses.replace(AS_STORED, output=form)
-        yield from routed(site, name, text, cause, site.router, how, needs_inputs=False, bits=1)
-    if site.router.rule.score != "identity":
-        how = dataclasses.replace(AS_STORED, score=_BF16, compared="scores")
-        text = "scores rounded to bf16"
-        yield from routed(
-            site, "scores_bf16", text, cause, site.router, how, needs_inputs=False, bits=1
-        )
-
-
-LOGITS_ROUNDED = Operator("logits_rounded", _logits)
+@operator
+def logits_rounded(site: Site) -> Iterator[Proposal]:
+    """Logits cast to 16 bits, or scores."""
+    router, cause = site.router, "logits rounded"
+    ways = {
+        "logits_bf16": ("logits rounded to bf16", {"output": _BF16}),
+        "logits_fp16": ("logits rounded to fp16", {"output": "float16"}),
+        "scores_bf16": ("scores rounded to bf16", {"score": _BF16, "compared": "scores"}),
+    }
+    for name, (text, steps) in ways.items():
+        if "score" not in steps or router.rule.score != "identity":
+            how = dataclasses.replace(AS_STORED, **steps)
+            yield from routed(site, name, text, cause, router, how, needs_inputs=False, bits=1)

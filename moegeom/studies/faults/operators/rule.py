@@ -1,92 +1,245 @@
-"""Another rule: other scores, other groups, no cap, lost negative logits."""
+"""What the rule makes of logits: other biases, scores, groups, caps, ties."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from moegeom.core.router import LogitMap, Router, Rule
-from moegeom.studies.faults.operator import Operator, Proposal, Site, routed
+from moegeom.core.router import LogitMap, Rule
+from moegeom.core.shapes import Float
+from moegeom.engine.choice import group_masked
+from moegeom.geometry.set_code import set_distances
+from moegeom.studies.faults.operator import (
+    AS_STORED,
+    Cause,
+    Proposal,
+    Site,
+    beside,
+    operator,
+    routed,
+)
+
+#: Bits that say one fitted bias.
+_BITS_PER_BIAS = 10.0
+
+#: What a bias may be added to, and the words for it.
+_KINDS = {"selection_bias": "selection bias", "logit_bias": "logit bias"}
+
+
+def _biases(site: Site) -> Iterator[tuple[str, str, np.ndarray]]:
+    """The biases that the router has, by the name of their field, in words."""
+    for kind, words in _KINDS.items():
+        own = getattr(site.router, kind)
+        if own is not None and own.any():
+            yield kind, words, own
+
+
+@operator
+def bias_cast(site: Site) -> Iterator[Proposal]:
+    """Biases in a coarser format, or their sum with the scores."""
+    cause, router = "bias rounded", site.router
+    for kind, words, _ in _biases(site):
+        is_of_logits = kind == "logit_bias"
+        for form, word in (("bfloat16", "bf16"), ("float16", "fp16")):
+            how = dataclasses.replace(AS_STORED, bias=form)
+            yield from routed(
+                site, f"bias_{word}", f"{words} cast to {word}", cause, router, how,
+                needs_inputs=is_of_logits, only_stores=True, bits=1.6,
+            )  # fmt: skip
+        if not is_of_logits:
+            how = dataclasses.replace(AS_STORED, bias="bfloat16", selection="bfloat16")
+            name, text = "selection_bf16", "score + bias added up in bf16"
+            yield from routed(site, name, text, cause, router, how, needs_inputs=False, bits=1.6)
+
+
+@operator
+def bias_edited(site: Site) -> Iterator[Proposal]:
+    """Biases left out, negated, misread, moved along, or of another layer or checkpoint."""
+    for kind, words, own in _biases(site):
+        edits: list[tuple[str, str, Cause, np.ndarray, float]] = [
+            ("bias_missing", " left out", "bias missing", np.zeros_like(own), 0.0),
+            ("bias_negated", " subtracted", "bias differs", -own, 1.0),
+        ]
+        for name, text, read in (
+            ("bias_misread", ", its float32 bytes read as bf16", _read_as_bfloat16),
+            ("bias_misread_wide", ", its bf16 bytes read as float32", _read_as_float32),
+        ):
+            edits.append((name, text, "bias differs", read(own), 2.0))
+        for by in (-2, -1, 1, 2, len(own) // 4):
+            moved, text = np.roll(own, by), f" moved along by {by:+d}"
+            edits.append((f"bias_rolled{by:+d}", text, "bias differs", moved, 2.0))
+        bits = math.log2(max(len(site.routers), 2))
+        for number, other in enumerate(site.routers):
+            bias, apart = getattr(other, kind), number - site.number
+            if apart and bias is not None and bias.shape == own.shape:
+                text = f" of {beside(apart)}"
+                edits.append((f"bias_of_layer{apart:+d}", text, "bias stale", bias, bits))
+        if site.other is not None and getattr(site.other, kind) is not None:
+            bias, text = getattr(site.other, kind), " of the other checkpoint"
+            edits.append(("bias_of_other", text, "bias stale", bias, 0.0))
+        names = set()
+        for name, text, cause, bias, cost in edits:
+            if name in names or np.array_equal(bias, own):
+                continue
+            names.add(name)
+            edited = dataclasses.replace(site.router, **{kind: bias})
+            how = {"needs_inputs": kind == "logit_bias", "bits": cost}
+            yield from routed(site, name, f"{words}{text}", cause, edited, **how)
+
+
+def _read_as_bfloat16(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
+    """The first bytes of the float32 numbers read as bfloat16; 0 where not finite."""
+    halves = np.ascontiguousarray(bias, np.float32).view(np.uint16)[: len(bias)]
+    numbers = (halves.astype(np.uint32) << 16).view(np.float32)
+    return np.where(np.isfinite(numbers), numbers, np.float32(0.0))
+
+
+def _read_as_float32(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
+    """Pairs of bfloat16 numbers read as float32, padded with zeros; 0 where not finite."""
+    halves = bias.astype(ml_dtypes.bfloat16).view(np.uint16)
+    numbers = np.concatenate([halves, np.zeros_like(halves)]).view(np.float32)
+    return np.where(np.isfinite(numbers), numbers, np.float32(0.0))
+
+
+@operator
+def bias_fitted(site: Site) -> Iterator[Proposal]:
+    """A free bias, fitted to all tokens or to those that differ; every number costs bits.
+
+    Added to the bias that the router has; to its scores if it has none.
+    """
+    if not site.has_logits:
+        return
+    bits, cause = _BITS_PER_BIAS * site.scores.shape[1], "bias differs"
+    text = "another bias for each expert, fitted to B's choices"
+    for name, change in site.fitted_biases.items():
+        if not np.abs(change).max() > 0.0:
+            continue
+        for kind, _, own in _biases(site):
+            if kind == "selection_bias" or site.has_inputs:
+                edited = dataclasses.replace(site.router, **{kind: own + change.astype(own.dtype)})
+                how = {"needs_inputs": kind == "logit_bias", "own_bits": bits}
+                yield from routed(site, name, text, cause, edited, **how)
+                break
+        else:
+
+            def scores(there: Site, rows: np.ndarray, change: np.ndarray = change) -> np.ndarray:
+                moved = there.scores[rows] + change.astype(there.scores.dtype)
+                return group_masked(there.router.rule, moved, there.kernels)[0]
+
+            yield Proposal(name, text, cause, own_bits=bits, scores=scores)
+
+
+@operator
+def leaning(site: Site) -> Iterator[Proposal]:
+    """Scores that lean to low or high numbers: a tie-break by number that outgrew the ties."""
+    if not site.has_logits:
+        return
+    experts = site.selection.shape[1]
+    number = np.arange(experts)
+    spacing = set_distances(site.selection, site.theirs).spacing
+    for power in range(-16, 1, 2):
+        for sign, word in ((-1.0, "low"), (1.0, "high")):
+            lean = sign * spacing * 2.0**power * number
+
+            def scores(there: Site, rows: np.ndarray, lean: np.ndarray = lean) -> np.ndarray:
+                return there.selection[rows].astype(np.float64) + lean
+
+            name = f"leaning_{word}_{power}"
+            text = f"scores that lean to {word} numbers, by {abs(lean[1]):.1g} each"
+            yield Proposal(name, text, "ties broken by number", 4.0, scores=scores)
+
+
+@operator
+def ties(site: Site) -> Iterator[Proposal]:
+    """Another tie-break for equal scores than A's; equal rows have equal scores."""
+    if not site.has_logits:
+        return
+    kinds = [site.router.weight, *(bias[:, None] for _, _, bias in _biases(site))]
+    _, first, group = np.unique(np.hstack(kinds), axis=0, return_index=True, return_inverse=True)
+    same = first[group.ravel()]
+
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        return there.selection[rows[:, None], same]
+
+    for way in ("lowest", "highest"):
+        name, text = f"ties_{way}", f"equal scores go to the {way} numbers"
+        yield Proposal(name, text, "ties broken by number", 1.0, scores=scores, ties=(way,))
+
 
 #: Soft caps c of logits, c tanh(x / c), that models have.
 CAPS = (2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
 
-
-def _rules(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
-    groups = rule.groups
-    if groups is not None:
-        yield "groups_ignored", "groups of experts ignored", dataclasses.replace(rule, groups=None)
-        fill = 0.0 if np.isneginf(groups.fill) else -np.inf
-        other = dataclasses.replace(groups, fill=fill)
-        yield "other_fill", "dropped groups filled otherwise", _with_groups(rule, other)
-        score = "max" if groups.score == "top2_sum" else "top2_sum"
-        other = dataclasses.replace(groups, score=score)
-        yield "other_group_score", "groups scored otherwise", _with_groups(rule, other)
-        for number in (groups.num_groups // 2, groups.num_groups, groups.num_groups * 2):
-            for num_kept in range(1, number):
-                if (number, num_kept) == (groups.num_groups, groups.num_kept):
-                    continue
-                other = dataclasses.replace(groups, num_groups=number, num_kept=num_kept)
-                text = f"{num_kept} of {number} groups kept"
-                yield f"{num_kept}_of_{number}_groups", text, _with_groups(rule, other)
-    swapped = {"sigmoid": "softmax", "softmax": "sigmoid"}.get(rule.score)
-    if swapped is not None and not rule.is_affine:
-        text = "sigmoid for softmax, or the reverse"
-        yield "other_score", text, dataclasses.replace(rule, score=swapped)
-    if rule.logit_map is None and not rule.is_affine:
-        for cap in CAPS:
-            capped = dataclasses.replace(rule, logit_map=LogitMap(soft_cap=cap))
-            yield f"cap_{cap:g}", f"logits capped softly at {cap:g}", capped
-    if rule.logit_map is not None:
-        yield (
-            "no_logit_map",
-            "logits not capped or scaled",
-            dataclasses.replace(rule, logit_map=None),
-        )
+_SWAPPED = {"sigmoid": "softmax", "softmax": "sigmoid"}
 
 
-def _with_groups(rule: Rule, groups: object) -> Rule:
-    return dataclasses.replace(rule, groups=groups)
-
-
-def _other_rule(site: Site) -> Iterator[Proposal]:
-    router: Router = site.router
-    for name, text, rule in _rules(router.rule):
-        groups = rule.groups
-        if groups is not None and router.num_experts % groups.num_groups:
-            continue
-        if (
-            groups is not None
-            and groups.num_kept * (router.num_experts // groups.num_groups) < rule.top_k
-        ):
-            continue
-        edited = dataclasses.replace(router, rule=rule)
+@operator
+def rule(site: Site) -> Iterator[Proposal]:
+    """Other groups, another score, another map of the logits."""
+    router = site.router
+    for name, text, changes in _other_rules(router.rule):
+        other = dataclasses.replace(router.rule, **changes)
+        groups = other.groups
+        if groups is not None:
+            size, left = divmod(router.num_experts, groups.num_groups)
+            if left or groups.num_kept * size < other.top_k:
+                continue
+        edited = dataclasses.replace(router, rule=other)
         yield from routed(site, name, text, "rule differs", edited, needs_inputs=False, bits=2.0)
 
 
-RULE = Operator("rule", _other_rule)
+def _other_rules(rule: Rule) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Name, words, and the fields that another rule has."""
+    groups = rule.groups
+    if groups is not None:
+        yield "groups_ignored", "groups of experts ignored", {"groups": None}
+        of_groups: list[tuple[str, str, dict[str, Any]]] = [
+            (
+                "other_fill",
+                "dropped groups filled otherwise",
+                {"fill": 0.0 if np.isneginf(groups.fill) else -np.inf},
+            ),
+            (
+                "other_group_score",
+                "groups scored otherwise",
+                {"score": "max" if groups.score == "top2_sum" else "top2_sum"},
+            ),
+        ]
+        for number in (groups.num_groups // 2, groups.num_groups, groups.num_groups * 2):
+            for num_kept in range(1, number):
+                if (number, num_kept) != (groups.num_groups, groups.num_kept):
+                    changes = {"num_groups": number, "num_kept": num_kept}
+                    text = f"{num_kept} of {number} groups kept"
+                    of_groups.append((f"{num_kept}_of_{number}_groups", text, changes))
+        for name, text, changes in of_groups:
+            yield name, text, {"groups": dataclasses.replace(groups, **changes)}
+    if not rule.is_affine and rule.score in _SWAPPED:
+        yield "other_score", "sigmoid for softmax, or the reverse", {"score": _SWAPPED[rule.score]}
+    if rule.logit_map is None and not rule.is_affine:
+        for cap in CAPS:
+            capped = {"logit_map": LogitMap(soft_cap=cap)}
+            yield f"cap_{cap:g}", f"logits capped softly at {cap:g}", capped
+    if rule.logit_map is not None:
+        yield "no_logit_map", "logits not capped or scaled", {"logit_map": None}
 
 
-def _clamped(site: Site) -> Iterator[Proposal]:
+@operator
+def negative_lost(site: Site) -> Iterator[Proposal]:
     """Negative logits replaced by the zeros of padding, so that they tie."""
-    logits = site.logits
-    few = (logits > 0.0).sum(axis=1) < site.theirs.shape[1]
-    if not site.has_logits or site.router.rule.groups is not None or not few.any():
-        return
-
-    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
-        return np.maximum(there.logits[rows], 0.0)
-
-    text = "negative logits lost (taken as 0)"
-    yield Proposal("negative_lost", text, "rule differs", 2.0, scores=scores)
+    few = (site.logits > 0.0).sum(axis=1) < site.theirs.shape[1]
+    if site.has_logits and site.router.rule.groups is None and few.any():
+        yield Proposal(
+            "negative_lost", "negative logits lost (taken as 0)", "rule differs", 2.0,
+            scores=lambda there, rows: np.maximum(there.logits[rows], 0.0),
+        )  # fmt: skip
 
 
-NEGATIVE_LOST = Operator("negative_lost", _clamped)
-
-
-def _misread(site: Site) -> Iterator[Proposal]:
+@operator
+def logits_misread(site: Site) -> Iterator[Proposal]:
     """A buffer of bfloat16 logits read as float32: each value is two of theirs."""
     logits = site.logits
     if not site.has_logits or len(logits) < 2:
@@ -95,13 +248,6 @@ def _misread(site: Site) -> Iterator[Proposal]:
     pairs = halves.ravel()[: halves.size - halves.size % 2].view(np.float32)
     numbers = np.zeros(logits.size, np.float32)
     numbers[: len(pairs)] = np.where(np.isfinite(pairs), pairs, 0.0)
-    grid = numbers.reshape(logits.shape)
-
-    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
-        return grid[rows]
-
-    text = "bf16 logits, their bytes read as float32"
-    yield Proposal("logits_misread", text, "rule differs", 2.0, scores=scores)
-
-
-LOGITS_MISREAD = Operator("logits_misread", _misread)
+    grid, text = numbers.reshape(logits.shape), "bf16 logits, their bytes read as float32"
+    name, cause = "logits_misread", "rule differs"
+    yield Proposal(name, text, cause, 2.0, scores=lambda there, rows: grid[rows])

@@ -1,4 +1,4 @@
-"""Recording faults: expert ids renumbered, rows shifted, rows missing."""
+"""What is written: ids renumbered or cut, rows shifted or repeated, experts full or the same."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.core.shapes import Float, Int32, Int64, Integer, UInt64
+from moegeom.core.shapes import Bool, Float, Int32, Int64, Integer, UInt64
 from moegeom.geometry.rows import common_choices, expert_matching
-from moegeom.studies.faults.operator import Operator, Proposal, Site, of_sets
+from moegeom.geometry.set_code import chosen_mask
+from moegeom.studies.faults.operator import Proposal, Site, beside, of_sets, operator
 
 #: Tokens by which rows may stand too far, how many of these shifts are tried in full, and layers.
 _FAR, _TRIED, _MOST_SHIFT = 512, 4, 8
@@ -25,7 +26,8 @@ _ONE_SET, _LEAST = 0.02, 5
 _EXACT = 0.9
 
 
-def _renamed(site: Site) -> Iterator[Proposal]:
+@operator
+def renamed(site: Site) -> Iterator[Proposal]:
     """Best renumbering of experts over all tokens, and over differing tokens only."""
     experts = len(site.matching)
     differs = site.differs
@@ -42,16 +44,13 @@ def _renamed(site: Site) -> Iterator[Proposal]:
             yield Proposal(name, text, "experts renamed", own_bits=bits, numbers=numbers)
 
 
-RENAMED = Operator("renamed", _renamed)
-
-
-def _shifted(site: Site) -> Iterator[Proposal]:
+@operator
+def tokens_shifted(site: Site) -> Iterator[Proposal]:
     """Rows shifted by the lag at which B's sets most often equal A's."""
     lags, agree = _agreements(site)
     best = np.argsort(-agree.sum(axis=1), kind="stable")[:_TRIED]
     for by in lags[best[agree.sum(axis=1)[best] > 0]].tolist():
-        way = "after" if by > 0 else "before"
-        text = f"rows of the token {abs(by)} {way}"
+        text = f"rows of the token {abs(by)} {'after' if by > 0 else 'before'}"
         yield Proposal(
             f"tokens{by:+d}", text, "tokens shifted", math.log2(len(lags)),
             rows=site.shifted(by), stands_for=len(lags) // _TRIED,
@@ -100,10 +99,9 @@ def _names(sets: Int32[np.ndarray, "tokens k"]) -> UInt64[np.ndarray, "tokens"]:
     return draws[sets].sum(axis=1, dtype=np.uint64)
 
 
-TOKENS_SHIFTED = Operator("tokens_shifted", _shifted)
-
-
-def _layers(site: Site) -> Iterator[Proposal]:
+@operator
+def layers_shifted(site: Site) -> Iterator[Proposal]:
+    """Choices of a layer near by."""
     for number, other in enumerate(site.routers):
         apart = number - site.number
         if not apart or abs(apart) > _MOST_SHIFT:
@@ -113,43 +111,35 @@ def _layers(site: Site) -> Iterator[Proposal]:
         chosen = site.chosen_at(number)
 
         def scores(there: Site, rows: np.ndarray, chosen: np.ndarray = chosen) -> np.ndarray:
-            return of_sets(chosen[rows], len(there.matching), np.ones(len(rows), bool))
+            return of_sets(chosen[rows], len(there.matching))
 
-        text = f"choices of the layer {abs(apart)} {'further on' if apart > 0 else 'before'}"
-        yield Proposal(f"layers{apart:+d}", text, "layers shifted", 4.0, scores=scores)
-
-
-LAYERS_SHIFTED = Operator("layers_shifted", _layers)
+        name, text = f"layers{apart:+d}", f"choices of {beside(apart)}"
+        yield Proposal(name, text, "layers shifted", 4.0, scores=scores)
 
 
-def _repeated(site: Site) -> Iterator[Proposal]:
+@operator
+def repeated(site: Site) -> Iterator[Proposal]:
     """Repeated rows: B's record of a token is that of the token before."""
     before = site.shifted(-1)
-    has_before = before >= 0
+    has_before, row = before >= 0, np.maximum(before, 0)
     if not has_before.any():
         return
-    row = np.maximum(before, 0)
-    sets = site.theirs[row]
 
     def values(there: Site, rows: np.ndarray) -> np.ndarray:
         assert there.recorded is not None
         return np.where(has_before[rows, None], there.recorded.values[row[rows]], np.nan)
 
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
-        return of_sets(sets[rows], len(there.matching), has_before[rows])
+        return of_sets(there.theirs[row[rows]], len(there.matching), has_before[rows])
 
-    text = "a row of B again (that of the token before)"
-    yield Proposal(
-        "repeated", text, "rows repeated", 1.0, scores=scores, values=values, least_met=_EXACT
-    )
+    name, text, cause = "repeated", "a row of B again (that of the token before)", "rows repeated"
+    yield Proposal(name, text, cause, 1.0, scores=scores, values=values, least_met=_EXACT)
 
 
-REPEATED = Operator("repeated", _repeated)
-
-
-def _one_set(site: Site) -> Iterator[Proposal]:
-    differs = site.differs
-    rows = np.sort(site.theirs[differs], axis=1)
+@operator
+def one_set(site: Site) -> Iterator[Proposal]:
+    """One and the same set for many of the tokens that differ: a fill value."""
+    rows = np.sort(site.theirs[site.differs], axis=1)
     if len(rows) < _LEAST:
         return
     sets, counts = np.unique(rows, axis=0, return_counts=True)
@@ -159,18 +149,14 @@ def _one_set(site: Site) -> Iterator[Proposal]:
 
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
         one = np.broadcast_to(sets[most], (len(rows), sets.shape[1]))
-        return of_sets(one, len(there.matching), np.ones(len(rows), bool))
+        return of_sets(one, len(there.matching))
 
     bits = sets.shape[1] * math.log2(len(site.matching))
-    named = ", ".join(map(str, sets[most].tolist()[:8]))
-    text = f"one and the same set ({named})"
+    text = f"one and the same set ({', '.join(map(str, sets[most].tolist()[:8]))})"
     yield Proposal(
         "one_set", text, "padding counted", own_bits=bits, scores=scores,
         least_met=_EXACT, everywhere=True,
     )  # fmt: skip
-
-
-ONE_SET = Operator("one_set", _one_set)
 
 
 #: Integers that are too narrow for many experts: bits that are kept, or the largest number.
@@ -182,7 +168,8 @@ _NARROW = {
 }
 
 
-def _narrow(site: Site) -> Iterator[Proposal]:
+@operator
+def narrow(site: Site) -> Iterator[Proposal]:
     """Expert ids truncated by a narrow integer type, so that several experts share an id."""
     numbers = np.arange(len(site.matching))
     for words, narrowed in _NARROW.items():
@@ -199,10 +186,8 @@ def _narrow(site: Site) -> Iterator[Proposal]:
             expert = there.recorded.experts(there.theirs[rows], each.shape[1])
             return np.take_along_axis(each, expert, axis=1).astype(np.float64)
 
-        text = f"numbers of experts {words}"
-        yield Proposal(
-            f"narrow {words}", text, "experts renamed", 2.0, scores=scores, values=values
-        )
+        text, cause = f"numbers of experts {words}", "experts renamed"
+        yield Proposal(f"narrow {words}", text, cause, 2.0, scores=scores, values=values)
 
 
 def _best_of(
@@ -215,22 +200,116 @@ def _best_of(
     return best
 
 
-NARROW = Operator("narrow", _narrow)
-
-
-def _one_more(site: Site) -> Iterator[Proposal]:
+@operator
+def one_more(site: Site) -> Iterator[Proposal]:
     """Top-(k + 1) choices of which the k lowest ids are written."""
     k, experts = site.theirs.shape[1], len(site.matching)
     if not site.has_logits or k + 1 >= experts:
         return
     best = np.argpartition(site.selection, experts - k - 1, axis=1)[:, experts - k - 1 :]
     lowest = np.sort(best, axis=1)[:, :k]
-
-    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
-        return of_sets(lowest[rows], experts, np.ones(len(rows), bool))
-
-    text = f"top {k + 1} chosen, the {k} of lowest number written"
-    yield Proposal("one_more", text, "rule differs", 2.0, scores=scores)
+    yield Proposal(
+        "one_more", f"top {k + 1} chosen, the {k} of lowest number written", "rule differs", 2.0,
+        scores=lambda there, rows: of_sets(lowest[rows], experts),
+    )  # fmt: skip
 
 
-ONE_MORE = Operator("one_more", _one_more)
+#: Batches in which places are counted, beside all tokens and each document: tokens in a row.
+_IN_A_ROW = tuple(2**power for power in range(5, 15))
+
+#: Experts that stop at the highest load of their batch, beyond the one that has it anyway: share
+#: of all that a kind of batch needs, and kinds that are tried. Heuristic.
+_STOPPED, _MOST_KINDS = 0.1, 3
+
+#: Bits that say how many places an expert of one batch has.
+_PLACES = 8.0
+
+
+@operator
+def filled(site: Site) -> Iterator[Proposal]:
+    """Overflow by order or by score, in batches whose loads stop at one capacity."""
+    if not site.has_logits:
+        return
+    tokens = len(site.theirs)
+    kinds = {"all tokens": np.zeros(tokens, np.int64)}
+    kinds["each document"] = _number(site.columns.document)
+    for size in _IN_A_ROW:
+        if size < tokens:
+            kinds[f"each batch of {size:,}"] = np.arange(tokens) // size
+    load_in = {words: _loads(site, batch) for words, batch in kinds.items()}
+    stopped = {words: _stopped(load) for words, load in load_in.items()}
+    for words in sorted(kinds, key=lambda words: -stopped[words])[:_MOST_KINDS]:
+        if stopped[words] < _STOPPED:
+            continue
+        batch, load = kinds[words], load_in[words]
+        bits = _PLACES * len(load) + math.log2(len(kinds))
+        fulls = {"later": _full_before(site, batch, load), "weaker": _full_above(site, batch, load)}
+        for order, is_full in fulls.items():
+            if not is_full.any():
+                continue
+
+            def scores(there: Site, rows: np.ndarray, is_full: np.ndarray = is_full) -> np.ndarray:
+                own = there.selection[rows]
+                return np.where(is_full[rows], own.dtype.type(-np.inf), own)
+
+            name = f"filled {order} {words}"
+            text = f"experts full within {words}, the {order} ones sent to the next best"
+            yield Proposal(name, text, "capacity", own_bits=bits, scores=scores)
+
+
+def _loads(site: Site, batch: Int64[np.ndarray, "tokens"]) -> Int64[np.ndarray, "batches experts"]:
+    number = batch[:, None] * len(site.matching) + site.theirs
+    size = (int(batch.max()) + 1) * len(site.matching)
+    return np.bincount(number.ravel(), minlength=size).reshape(-1, len(site.matching))
+
+
+def _stopped(load: Int64[np.ndarray, "batches experts"]) -> float:
+    """Share of the experts with the highest load of their batch, beside the one of each batch."""
+    batches, experts = load.shape
+    most = load == load.max(axis=1, keepdims=True)
+    return float((most.sum() - batches) / (batches * max(experts - 1, 1)))
+
+
+def _full_before(
+    site: Site, batch: Int64[np.ndarray, "tokens"], load: Int64[np.ndarray, "batches experts"]
+) -> Bool[np.ndarray, "tokens experts"]:
+    """Experts that earlier tokens of the batch have filled to its highest load."""
+    order = np.argsort(batch, kind="stable")
+    is_chosen = chosen_mask(site.theirs[order], load.shape[1])
+    until = np.cumsum(is_chosen, axis=0) - is_chosen  # of all batches so far
+    before = np.cumsum(load, axis=0) - load
+    is_full = np.empty(is_chosen.shape, bool)
+    there = batch[order]
+    is_full[order] = until - before[there] >= load.max(axis=1)[there][:, None]
+    return is_full
+
+
+def _full_above(
+    site: Site, batch: Int64[np.ndarray, "tokens"], load: Int64[np.ndarray, "batches experts"]
+) -> Bool[np.ndarray, "tokens experts"]:
+    """Experts at the highest load of the batch, for tokens below all that they have taken."""
+    is_chosen = chosen_mask(site.theirs, load.shape[1])
+    lowest = np.full(load.shape, np.inf)
+    np.minimum.at(lowest, batch, np.where(is_chosen, site.selection, np.inf))
+    is_at_most = load == load.max(axis=1, keepdims=True)
+    return is_at_most[batch] & ~is_chosen & (site.selection < lowest[batch])
+
+
+#: Bits that say how often one expert is chosen.
+_LOAD_BITS = 8.0
+
+
+@operator
+def loads(site: Site) -> Iterator[Proposal]:
+    """Scores from expert loads alone: a fault that predicts B no better explains nothing."""
+    experts = len(site.matching)
+    ways = {"loads": site.theirs, "loads_where_different": site.theirs[site.differs]}
+    for name, theirs in ways.items():
+        load = np.bincount(theirs.ravel(), minlength=experts)[:experts]
+        score = np.log((load + 0.5) / (len(theirs) - load + 0.5)).astype(np.float32)
+
+        def scores(there: Site, rows: np.ndarray, score: np.ndarray = score) -> np.ndarray:
+            return np.broadcast_to(score, (len(rows), experts))
+
+        text = "the same experts whatever the token"
+        yield Proposal(name, text, "unrelated", own_bits=_LOAD_BITS * experts, scores=scores)

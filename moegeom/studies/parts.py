@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from moegeom.core.finding import EXIT_INCONCLUSIVE
 from moegeom.core.router import format_layers
@@ -31,21 +30,17 @@ def part_document(stored: StoredPart, view: View) -> Document:
                 Excerpt([Fact("next", then)], [Command("next", then)]),
             ]
         ],
-        lambda: _record(stored, total),
+        lambda: {
+            "folder": name,
+            "part": stored.part.number,
+            "num_parts": count,
+            "num_tokens_of_all": total,
+            "states": [
+                {"router": state.router, "pass": state.pass_name, "digest": state.digest}
+                for state in stored.states
+            ],
+        },
     )
-
-
-def _record(stored: StoredPart, total: int) -> dict[str, Any]:
-    return {
-        "folder": str(stored.folder),
-        "part": stored.part.number,
-        "num_parts": stored.part.count,
-        "num_tokens_of_all": total,
-        "states": [
-            {"router": state.router, "pass": state.pass_name, "digest": state.digest}
-            for state in stored.states
-        ],
-    }
 
 
 def missing_document(missing: MissingParts, view: View) -> Document:

@@ -1,16 +1,9 @@
-"""Multiplicative noise, as some routers are trained with: factors drawn evenly from [1 - j, 1 + j].
-
-On logits, or on the coordinates of the router input (``on=input``). One draw is shown; how often
-the set of a token changes is measured over 16. A draw follows from seed, router and token, so that
-cutting the tokens into batches changes nothing. Hard limit: ``jitter:0`` is the router itself, bit
-for bit.
-"""
+"""Other logits under the same rule: centred, cosines, disturbed, or those of a random router."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,18 +12,87 @@ from moegeom.core.shapes import Float64, Int64
 from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.batch import RUN_TOKENS, TokenBatch
 from moegeom.kernels.reference import expert_codes, mix, num_shared, token_hash
-from moegeom.variants.what_if import FitSample, FittedGate, Parameter, WhatIf, WhatIfChoice
+from moegeom.variants.random_router import random_router
+from moegeom.variants.what_if import (
+    FitSample,
+    FittedGate,
+    Parameter,
+    Values,
+    WhatIfChoice,
+    what_if,
+)
 from moegeom.variants.whatif._choices import (
     OF_OTHER_SCORES,
     absent,
     choice_of_logits,
+    cosines,
+    input_lengths,
     known,
     need_top_k,
     refuse,
+    row_lengths,
     rows_of,
     scored_logits,
     shared_sum,
 )
+
+
+@what_if()
+def centred(router: Router, values: Values, sample: FitSample) -> FittedGate:
+    """Logits less their mean over the tokens.
+
+    The mean of each logit, over all tokens that the what-if was fitted to, is taken off its bias.
+    Hard limit: where every mean is 0 it is the router itself, bit for bit.
+    """
+    need_top_k(router)
+    if router.has_cosine_logits:
+        raise refuse(
+            router, "its logits are divided by the length of each input: no bias moves them"
+        )
+    mean = scored_logits(router, sample.tokens).mean(axis=0)
+    reached = {"mean_logit_rms": float(np.sqrt(np.mean((mean - mean.mean()) ** 2)))}
+    if not mean.any():
+        return FittedGate(router=router, reached=reached)
+    bias = -mean if router.logit_bias is None else router.logit_bias - mean
+    centred = replace(
+        router,
+        logit_bias=bias.astype(router.weight.dtype),
+        rule=replace(router.rule, has_logit_bias=True),
+    )
+    return FittedGate(router=centred, reached=reached)
+
+
+@what_if(
+    Parameter("scale", "what cosines are multiplied by", least=1e-12, most=1e12), needs=("input",)
+)
+def cosine(router: Router, values: Values, sample: FitSample) -> FittedGate:
+    """Cosines of router input and row in the place of logits: what row lengths decide.
+
+    Cosines are multiplied by one number, ``scale``: the root mean square, over the tokens of the
+    fit and experts, of the product of both lengths, so that logits keep their size and weights can
+    be compared; 1 are plain cosines. Biases stay. Hard limit: rows of one length and inputs of one
+    length give the choices of the router.
+    """
+    need_top_k(router)
+    if router.has_cosine_logits:
+        raise refuse(router, "its logits are cosines already")
+    scale = values["scale"]
+    if scale is None:
+        lengths = input_lengths(sample.tokens)
+        scale = float(np.sqrt((lengths**2).mean() * (row_lengths(router) ** 2).mean()))
+
+    def choose(batch: TokenBatch) -> WhatIfChoice:
+        logits = scale * cosines(router, batch)
+        if router.logit_bias is not None:
+            logits = logits + router.logit_bias.astype(np.float64)
+        return choice_of_logits(router, logits, shared_sum(router, batch))
+
+    return FittedGate(
+        choose=choose,
+        reached={"scale": scale},
+        absent=absent(OF_OTHER_SCORES, "boundaries of cosines have no known distance"),
+    )
+
 
 #: Draws behind the share of flips, and tokens of the sample that it is measured on: noise on the
 #: input takes a product for every draw.
@@ -41,7 +103,18 @@ _MOST = {"logits": 8192, "input": 2048}
 _BLOCK = 64
 
 
-def _make(router: Router, values: Mapping[str, Any], sample: FitSample) -> FittedGate:
+@what_if(
+    Parameter("size", "j, the largest relative change", 0.01, least=0.0, most=1.0, is_swept=True),
+    Parameter("on", "what is multiplied: logits or input", "logits", words=("logits", "input")),
+)
+def jitter(router: Router, values: Values, sample: FitSample) -> FittedGate:
+    """Logits or inputs times factors drawn from [1 - j, 1 + j]: how often sets change.
+
+    On logits, or on the coordinates of the router input (``on=input``). One draw is shown; how
+    often the set of a token changes is measured over 16. A draw follows from seed, router and
+    token, so that cutting the tokens into batches changes nothing. Hard limit: ``jitter:0`` is the
+    router itself, bit for bit.
+    """
     need_top_k(router)
     size, on = values["size"], values["on"]
     if size == 0.0:
@@ -114,20 +187,12 @@ def _products(
     return products
 
 
-WHATIF = WhatIf(
-    name="jitter",
-    text="Logits or inputs times factors drawn from [1 - j, 1 + j]: how often sets change.",
-    parameters=(
-        Parameter(
-            "size",
-            "j, the largest relative change",
-            0.01,
-            least=0.0,
-            most=1.0,
-            is_first=True,
-            is_swept=True,
-        ),
-        Parameter("on", "what is multiplied: logits or input", "logits", words=("logits", "input")),
-    ),
-    make=_make,
-)
+@what_if()
+def random(router: Router, values: Values, sample: FitSample) -> FittedGate:
+    """Rows of random direction, with the lengths, biases and rule of the router: chance.
+
+    What differs from it is what training made of the rows. No limit of it is the model; the same
+    seed gives the same router.
+    """
+    need_top_k(router)
+    return FittedGate(router=random_router(router, sample.seed))

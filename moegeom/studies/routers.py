@@ -1,17 +1,22 @@
-"""The routers of a checkpoint as a document: rule, shape and storage, and what was skipped."""
+"""``moegeom routers``: which routers a checkpoint has, with rule, shape and storage."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from moegeom.checkpoint.store import TensorStore
 from moegeom.core.router import Router, RouterSet, format_layers
 from moegeom.core.text import number_of
 from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Fact, Note, Table, Title, View
+from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.rule_brief import rule_brief
 from moegeom.document.rule_trust import assumed
+from moegeom.engine.request import ModelTerms
 from moegeom.engine.run_facts import router_facts
+from moegeom.router.load import load_routers
 from moegeom.router.rule import (
     describe_router,
     describe_routers,
@@ -25,6 +30,19 @@ _COLUMNS = ("router", "experts", "top_k", "hidden", "stored", "boundaries", "sel
 
 #: Columns of the label in front of a fact.
 _LABEL = 12
+
+
+def routers(store: TensorStore, terms: ModelTerms) -> RouterSet:
+    """The routers of the layers asked for, with a note on layers that have none.
+
+    Raises
+    ------
+    RouterError
+        When there is none, or one that cannot be interpreted.
+    """
+    model = load_routers(store, terms.layers, terms.asked)
+    absent = layers_without_router(terms.layers, (router.name for router in model.routers))
+    return replace(model, notes=(*model.notes, absent)) if absent else model
 
 
 def document(model: RouterSet, view: View) -> Document:

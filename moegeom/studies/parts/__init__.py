@@ -1,1 +1,0 @@
-"""Documents on a written part of a scan, and on missing parts."""

@@ -1,1 +1,0 @@
-"""``moegeom routers``: which routers a checkpoint has; measures nothing."""
