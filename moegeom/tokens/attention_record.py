@@ -16,13 +16,14 @@ from msgspec import Meta, Struct
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.documents import parse_json, record_of, refused_as
-from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular, reading, write_whole, writing
 from moegeom.core.limits import ATTENTION_HEADS, ATTENTION_LAYERS, ATTENTION_WIDTH, MOST_JSON
 from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import quoted
 from moegeom.geometry.gating import SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.tokens.rows import as_recording_error
 
 FACTS_FILE, SUMS_FILE = "attention.json", "attention.safetensors"
 
@@ -173,11 +174,8 @@ def read_attention_record(path: Path) -> AttentionRecord:
             )
         facts = record_of(_Facts, document)
     file = SafetensorsFile(CountingFile(path / SUMS_FILE, f"{path.name}/{SUMS_FILE}", ReadLog()))
-    try:
-        with reading(path / SUMS_FILE, RecordingError):
-            layers = tuple(_layer(file, one) for one in facts.layers)
-    except CheckpointError as error:
-        raise RecordingError(error.message, error.hint) from None
+    with as_recording_error(), reading(path / SUMS_FILE, RecordingError):
+        layers = tuple(_layer(file, one) for one in facts.layers)
     if len({layer.name for layer in layers}) < len(layers):
         raise RecordingError(f"{where}: a layer stands in it twice.")
     return AttentionRecord(

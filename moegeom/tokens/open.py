@@ -11,9 +11,9 @@ from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.tokens.files import TokenFiles, name_of, paths_of
-from moegeom.tokens.foreign.npy_arrays import npy_shape, npz_shapes
+from moegeom.tokens.foreign.npy import npy_shape, npz_shapes
 from moegeom.tokens.source import SOURCES, Company, KnownRouter, Request, Source
-from moegeom.tokens.sources.trace import holds_traces, open_traces, recognises
+from moegeom.tokens.sources.recorded import holds_traces, open_traces, recognises
 from moegeom.tokens.stages import STAGE_TENSORS
 from moegeom.tokens.traces.trace import DIALECTS, find_dialect
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate, pairwise
@@ -16,14 +17,27 @@ from typing import Protocol
 
 import numpy as np
 
-from moegeom.core.errors import InternalError, RecordingError
+from moegeom.core.errors import CheckpointError, InternalError, RecordingError
 from moegeom.core.files import open_raw
 from moegeom.core.registry import unknown_name
 from moegeom.core.shapes import Float32, Int32, Int64, Shaped
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
-from moegeom.tokens.recording.columns import ColumnSource
-from moegeom.tokens.recording.outputs import check_output_kind
-from moegeom.tokens.stages import CHOSEN, TOP_EXPERT, TOP_LOGITS, VALUE_STAGES
+from moegeom.tokens.stages import (
+    CHOSEN,
+    TOP_EXPERT,
+    TOP_LOGITS,
+    VALUE_STAGES,
+    check_output_kind,
+)
+
+
+@contextmanager
+def as_recording_error() -> Iterator[None]:
+    """A block in which what a reader of checkpoints refuses is refused as a file of tokens."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise RecordingError(error.message, error.hint) from None
 
 
 def check_range(facts: SourceFacts, start: int, stop: int) -> None:
@@ -210,6 +224,12 @@ class ShardedRows:
         for shard, first, last in shard_ranges(self.starts, start, start + len(out)):
             where = self.starts[shard] + first - start
             self.parts[shard].read_into(first, out[where : where + last - first])
+
+
+class ColumnSource(Protocol):
+    """Anything that has token columns for ranges of tokens."""
+
+    def read(self, start: int, stop: int) -> TokenColumns: ...
 
 
 class StoredSource:

@@ -26,7 +26,7 @@ from moegeom.research.perturb.record import Perturbed, PerturbRequest, RouterPat
 from moegeom.research.perturb.router import SAMPLE, Moved, router_paths, why_not
 from moegeom.studies.boundary.recorded_noise import asked_noise, second_recording
 from moegeom.studies.study import each
-from moegeom.tokens.foreign.npy_arrays import read_numbers
+from moegeom.tokens.foreign.npy import read_numbers
 
 #: Noise where none is asked for, as a share of the rms of each input.
 USUAL = 0.1

@@ -20,7 +20,7 @@ from moegeom.engine.sample import draw_sample, drawn_tokens
 from moegeom.geometry.consistency import overlap_share
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.results.reader import Results
-from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
+from moegeom.tokens.foreign.npy import read_sealed, write_sealed
 
 #: What tells texts apart, token by token.
 _TEXT = ("document", "position", "token_id")

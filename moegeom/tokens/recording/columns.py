@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moegeom.core.parquet import write_table
+from moegeom.core.documents import DocumentError
+from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.limits import RECORDING_GROUP_TOKENS
+from moegeom.core.parquet import ParquetFacts, parquet_facts, read_columns, write_table
+from moegeom.core.text import MOST_QUOTED, number_of
 from moegeom.core.tokens import TokenColumns
+from moegeom.tokens.rows import shard_ranges
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: One row group is decoded at a time: 18 bytes a token, 1.2 MB.
 ROW_GROUP_TOKENS = 65536
@@ -20,12 +32,6 @@ DTYPES: dict[str, np.dtype] = {
     "token_id": np.dtype(np.int32),
     "domain": np.dtype(np.int16),
 }
-
-
-class ColumnSource(Protocol):
-    """Anything that has token columns for ranges of tokens."""
-
-    def read(self, start: int, stop: int) -> TokenColumns: ...
 
 
 def unknown_columns(num_tokens: int) -> TokenColumns:
@@ -60,3 +66,150 @@ def write_columns(
         }
     )
     write_table(table, path, row_group_size=ROW_GROUP_TOKENS, compression="zstd")
+
+
+#: Decoded row groups in memory, so that a scan in small steps decodes each once.
+CACHED_ROW_GROUPS = 4
+
+#: What is decoded; a file may hold more.
+_COLUMNS = ("token", *DTYPES)
+
+#: No domain of the recording; -1 is null.
+_UNLISTED = -2
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    facts: ParquetFacts
+    number: int
+    first_token: int
+
+    @property
+    def path(self) -> Path:
+        return self.facts.path
+
+
+class ParquetColumns:
+    """The token columns of all shards, decoded one row group at a time.
+
+    Safe for several reader threads: a row group is decoded from a file opened for it, and the
+    lock guards the small cache only.
+    """
+
+    def __init__(self, paths: tuple[Path, ...], sizes: tuple[int, ...], domains: tuple[str, ...]):
+        self._domains = {name: number for number, name in enumerate(domains)}
+        self._groups: list[_RowGroup] = []
+        self._starts: tuple[int, ...] = (0,)
+        for path, size in zip(paths, sizes, strict=True):
+            self._add(path, size)
+        self._cache: OrderedDict[int, TokenColumns] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _add(self, path: Path, expected: int) -> None:
+        facts = _facts(path)
+        rows = facts.sizes
+        if sum(rows) != expected or max(rows, default=0) > RECORDING_GROUP_TOKENS:
+            raise RecordingError(
+                f"{path.name}: {number_of(sum(rows), 'token')} in row groups of up to "
+                f"{max(rows, default=0)}; expected {number_of(expected, 'token')} in row groups of "
+                f"up to {RECORDING_GROUP_TOKENS}."
+            )
+        starts = tuple(accumulate(rows, initial=self._starts[-1]))
+        self._groups += [_RowGroup(facts, n, first) for n, first in enumerate(starts[:-1])]
+        self._starts = self._starts[:-1] + starts
+
+    def read(self, start: int, stop: int) -> TokenColumns:
+        """Columns of tokens ``[start, stop)``."""
+        out = {name: np.empty(stop - start, dtype) for name, dtype in DTYPES.items()}
+        for group, first, last in shard_ranges(self._starts, start, stop):
+            columns = self._group(group)
+            to = self._starts[group] + first - start
+            for name, array in out.items():
+                array[to : to + last - first] = getattr(columns, name)[first:last]
+        return TokenColumns(**out)
+
+    def _group(self, group: int) -> TokenColumns:
+        with self._lock:
+            if group in self._cache:
+                self._cache.move_to_end(group)
+                return self._cache[group]
+        columns = self._decode(self._groups[group])
+        with self._lock:
+            self._cache[group] = columns
+            while len(self._cache) > CACHED_ROW_GROUPS:
+                self._cache.popitem(last=False)
+        return columns
+
+    def _decode(self, group: _RowGroup) -> TokenColumns:
+        table = _read_row_group(group)
+        token = _numbers(table, "token", np.dtype(np.int64), group.path)
+        if not np.array_equal(token, np.arange(group.first_token, group.first_token + len(token))):
+            raise RecordingError(
+                f"{group.path.name}: column 'token' does not count from {group.first_token}; "
+                "the shard belongs elsewhere."
+            )
+        return TokenColumns(
+            document=_numbers(table, "document", DTYPES["document"], group.path),
+            position=_numbers(table, "position", DTYPES["position"], group.path),
+            token_id=_numbers(table, "token_id", DTYPES["token_id"], group.path),
+            domain=self._domain_numbers(table, group.path),
+        )
+
+    def _domain_numbers(self, table: pa.Table, path: Path) -> np.ndarray:
+        domain = table.column("domain").combine_chunks().dictionary_encode()
+        names = domain.dictionary.to_pylist()
+        # One entry more than names, for null.
+        numbers = np.array([*(self._domains.get(name, _UNLISTED) for name in names), -1], np.int16)
+        domains = numbers[domain.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)]
+        if (domains == _UNLISTED).any():
+            unlisted = [name for name in names if name not in self._domains]
+            raise RecordingError(
+                f"{path.name}: domain {unlisted[0]!r:.60} is not listed in recording.json "
+                f"({', '.join(self._domains)[:MOST_QUOTED] or 'none'})."
+            )
+        return domains
+
+
+def _facts(path: Path) -> ParquetFacts:
+    """What the file says about itself: the columns of a recording, of the types that it has."""
+    import pyarrow as pa
+
+    try:
+        facts = parquet_facts(path)
+    except FileNotFoundError:
+        raise RecordingError(f"{path.name} is missing.", "Copy the whole recording.") from None
+    except DocumentError as error:
+        raise _unreadable(path, error) from None
+    missing = {*_COLUMNS} - {*facts.names}
+    if missing:
+        raise RecordingError(f"{path.name}: no column {', '.join(sorted(missing))}.")
+    for name in _COLUMNS:
+        kind = facts.schema.field(name).type
+        is_known = pa.types.is_string if name == "domain" else pa.types.is_integer
+        if not is_known(kind):
+            expected = "text" if name == "domain" else "integers"
+            raise RecordingError(
+                f"{path.name}: column '{name}' is {kind!s:.60}; expected {expected}."
+            )
+    return facts
+
+
+def _read_row_group(group: _RowGroup) -> pa.Table:
+    try:
+        return read_columns(group.facts, _COLUMNS, [group.number])
+    except (DocumentError, OSError) as error:
+        raise _unreadable(group.path, error) from None
+
+
+def _numbers(table: pa.Table, name: str, dtype: np.dtype, path: Path) -> np.ndarray:
+    import pyarrow as pa
+
+    try:
+        column = table.column(name).fill_null(-1).cast(pa.from_numpy_dtype(dtype))
+    except (pa.ArrowException, OverflowError) as error:
+        raise _unreadable(path, error) from None
+    return column.to_numpy()
+
+
+def _unreadable(path: Path, error: Exception) -> RecordingError:
+    return RecordingError(f"{path.name}: cannot be read ({first_line(error)}).", "Copy it again.")

@@ -12,7 +12,7 @@ import numpy as np
 from moegeom.core.errors import RecordingError
 from moegeom.core.shapes import Int64, Shaped
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.foreign.tensor_file import open_tensor_file
+from moegeom.tokens.foreign.arrays import open_tensor_file
 from moegeom.tokens.recording.facts import RecordingFacts, read_facts, tensor_file_name
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.rows import FileRows, ShardedRows

@@ -12,7 +12,6 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import OUTPUT_KINDS, OutputKind, Stage, TokenColumns, TopLogits
 from moegeom.tokens.recording.columns import DTYPES
-from moegeom.tokens.recording.outputs import check_output_shapes
 from moegeom.tokens.stages import (
     CHOSEN,
     FLOAT_DTYPES,
@@ -20,6 +19,7 @@ from moegeom.tokens.stages import (
     TOP_EXPERT,
     TOP_LOGITS,
     StoredTensor,
+    check_output_shapes,
     has_floats,
     stored_tensors,
 )

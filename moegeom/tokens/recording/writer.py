@@ -14,8 +14,7 @@ from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import write_whole, writing
 from moegeom.core.shapes import Shaped
 from moegeom.core.tokens import OutputKind, Stage, TokenColumns, TopLogits
-from moegeom.tokens.recording.column_reader import ParquetColumns
-from moegeom.tokens.recording.columns import ROW_GROUP_TOKENS, write_columns
+from moegeom.tokens.recording.columns import ROW_GROUP_TOKENS, ParquetColumns, write_columns
 from moegeom.tokens.recording.draft import Draft, JournalledDraft, PlainDraft, partial_path
 from moegeom.tokens.recording.facts import (
     FACTS_FILE,

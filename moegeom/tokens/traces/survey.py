@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.digest import digest_of, sha256_of
-from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.core.errors import RecordingError
 from moegeom.core.files import reading
 from moegeom.core.identity import Identity, identity_of
 from moegeom.core.limits import SURVEY_BYTES, TRACE_BYTES
 from moegeom.core.shapes import Bool, Int64, UInt64
 from moegeom.core.text import number_of
-from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
+from moegeom.tokens.foreign.npy import read_sealed, write_sealed
+from moegeom.tokens.rows import as_recording_error
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.traces.axes import (
     Axes,
@@ -71,11 +72,8 @@ class FileOf:
         RecordingError
             When it cannot be read, or is damaged.
         """
-        try:
-            with reading(self.path, RecordingError):
-                yield from self.dialect.pieces_from(self.path, place)
-        except CheckpointError as error:
-            raise RecordingError(error.message, error.hint) from None
+        with as_recording_error(), reading(self.path, RecordingError):
+            yield from self.dialect.pieces_from(self.path, place)
 
 
 class CountsAlone(RecordingError):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import MoeGeomError, RecordingError
 from moegeom.testing.array_source import ArraySource
-from moegeom.tokens.foreign.npy_arrays import iter_npz, npz_shapes
+from moegeom.tokens.foreign.npy import iter_npz, npz_shapes
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter

@@ -32,7 +32,7 @@ from moegeom.core.limits import (
     SEQUENCE_TOKENS,
 )
 from moegeom.core.shapes import Int64, Integer
-from moegeom.tokens.foreign.npy_arrays import parse_npy
+from moegeom.tokens.foreign.npy import parse_npy
 from moegeom.tokens.traces.trace import (
     BEGINNING,
     PIECE_BYTES,

@@ -27,8 +27,8 @@ from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.core.errors import RecordingError
 from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.shapes import Bool, Integer, Shaped
-from moegeom.tokens.foreign.npy_arrays import npz_rows, npz_shapes
-from moegeom.tokens.foreign.tensor_file import open_tensor_file
+from moegeom.tokens.foreign.arrays import open_tensor_file
+from moegeom.tokens.foreign.npy import npz_rows, npz_shapes
 from moegeom.tokens.rows import FileRows, Rows
 from moegeom.tokens.traces.dialects._torch_file import has_keys, open_torch_file
 from moegeom.tokens.traces.trace import (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moegeom.tokens.foreign.npy_arrays import iter_npz, npy_rows, npy_shape, npz_shapes
+from moegeom.tokens.foreign.npy import iter_npz, npy_rows, npy_shape, npz_shapes
 from moegeom.tokens.traces.dialects._json import (
     ReplyFields,
     decoded,
