@@ -193,13 +193,13 @@ class FileRows:
 
 @dataclass(frozen=True)
 class ShardedRows:
-    """Several arrays of one row shape, one after the other."""
+    """Arrays of one row shape in several files, one after the other."""
 
-    parts: tuple[Rows, ...]
+    parts: tuple[FileRows, ...]
     starts: tuple[int, ...]
 
     @classmethod
-    def of(cls, parts: tuple[Rows, ...]) -> ShardedRows:
+    def of(cls, parts: tuple[FileRows, ...]) -> ShardedRows:
         """The concatenation of ``parts``."""
         return cls(parts, tuple(accumulate((part.num_rows for part in parts), initial=0)))
 
@@ -261,11 +261,11 @@ class StoredSource:
         return self._read(router, self._facts.stage, start, stop, np.float32)
 
     def stored_dtype(self, router: str) -> np.dtype:
-        return self._rows(router, self._facts.stage).dtype
+        return self.rows(router, self._facts.stage).dtype
 
     def read_stored(self, router: str, start: int, out: Shaped[np.ndarray, "tokens width"]) -> None:
         check_range(self._facts, start, start + len(out))
-        self._rows(router, self._facts.stage).read_into(start, out)
+        self.rows(router, self._facts.stage).read_into(start, out)
 
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
         if self._facts.stage != "top_logits":
@@ -294,12 +294,13 @@ class StoredSource:
         self, router: str, tensor: str, start: int, stop: int, dtype: type
     ) -> Shaped[np.ndarray, "tokens *width"]:
         check_range(self._facts, start, stop)
-        rows = self._rows(router, tensor)
+        rows = self.rows(router, tensor)
         out = np.empty((stop - start, rows.width), dtype)
         rows.read_into(start, out)
         return out.reshape(stop - start, *rows.row_shape)
 
-    def _rows(self, router: str, tensor: str) -> Rows:
+    def rows(self, router: str, tensor: str) -> Rows:
+        """The rows of a tensor of a router, as they are stored."""
         if router not in self._tensors:
             error = unknown_name(f"router in {self._facts.name}", router, self._tensors)
             raise RecordingError(error.message, error.hint)
