@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,6 +105,7 @@ class AttentionRecord:
     layers: tuple[LayerSums, ...]
 
 
+_FACTS = ("name", "has_heads", "has_weights", "has_places", "fingerprint")
 _ARRAYS = ("tokens", "queries", "sums", "histogram", "rows", "input_sum")
 
 
@@ -130,7 +131,7 @@ def write_attention_record(folder: Path, record: AttentionRecord) -> None:
         "num_documents": record.num_documents,
         "sums": list(SUMS),
         "layers": [
-            {f.name: getattr(layer, f.name) for f in fields(layer) if f.name not in _ARRAYS}
+            {name: getattr(layer, name) for name in _FACTS}
             | {
                 "heads": layer.sums.shape[2],
                 "channels": layer.rows.shape[3],
@@ -178,14 +179,8 @@ def read_attention_record(path: Path) -> AttentionRecord:
         layers = tuple(_layer(file, one) for one in facts.layers)
     if len({layer.name for layer in layers}) < len(layers):
         raise RecordingError(f"{where}: a layer stands in it twice.")
-    return AttentionRecord(
-        path.resolve().name,
-        facts.checkpoint,
-        facts.engine,
-        facts.num_tokens,
-        facts.num_documents,
-        layers,
-    )
+    of_run = (facts.checkpoint, facts.engine, facts.num_tokens, facts.num_documents)
+    return AttentionRecord(path.resolve().name, *of_run, layers)
 
 
 def _layer(file: SafetensorsFile, layer: _Layer) -> LayerSums:
@@ -201,14 +196,7 @@ def _layer(file: SafetensorsFile, layer: _Layer) -> LayerSums:
     arrays: dict[str, Any] = {
         key: _array(file, f"{layer.name}.{key}", shape) for key, shape in shapes.items()
     }
-    return LayerSums(
-        name=layer.name,
-        has_heads=layer.has_heads,
-        has_weights=layer.has_weights,
-        has_places=layer.has_places,
-        fingerprint=layer.fingerprint,
-        **arrays,
-    )
+    return LayerSums(**{name: getattr(layer, name) for name in _FACTS}, **arrays)
 
 
 def _array(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> np.ndarray:

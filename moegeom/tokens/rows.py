@@ -5,15 +5,17 @@ Recordings, foreign files and traces are all opened as such a source.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -29,6 +31,8 @@ from moegeom.tokens.stages import (
     VALUE_STAGES,
     check_output_kind,
 )
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -71,6 +75,36 @@ def shard_ranges(starts: tuple[int, ...], start: int, stop: int) -> list[tuple[i
         if low < high:
             pieces.append((shard, max(start, low) - low, min(stop, high) - low))
     return pieces
+
+
+class Cache(Generic[T]):
+    """What was made last, by a key, as long as the sizes together are no more than ``most``.
+
+    The last ``least`` stay whatever they take. Threads that want the same make it once.
+    """
+
+    def __init__(self, most: int, size: Callable[[T], int], least: int = 1) -> None:
+        self._most, self._size, self._least = most, size, least
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+        self._lock = threading.Lock()
+        self._making: defaultdict[Hashable, threading.Lock] = defaultdict(threading.Lock)
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of a key, which ``make`` gives where it is not there."""
+        with self._lock:
+            making = self._making[key]
+        with making:
+            with self._lock:
+                if key in self._values:
+                    self._values.move_to_end(key)
+                    return self._values[key]
+            value = make()
+            with self._lock:
+                self._values[key] = value
+                total = sum(map(self._size, self._values.values()))
+                while total > self._most and len(self._values) > self._least:
+                    total -= self._size(self._values.popitem(last=False)[1])
+        return value
 
 
 #: Bytes converted at a time: the scratch stays in cache, and memory does not depend on the range.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +15,7 @@ from moegeom.core.limits import RECORDING_GROUP_TOKENS
 from moegeom.core.parquet import ParquetFacts, parquet_facts, read_columns, write_table
 from moegeom.core.text import MOST_QUOTED, number_of
 from moegeom.core.tokens import TokenColumns
-from moegeom.tokens.rows import shard_ranges
+from moegeom.tokens.rows import Cache, shard_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,32 +76,19 @@ _COLUMNS = ("token", *DTYPES)
 _UNLISTED = -2
 
 
-@dataclass(frozen=True)
-class _RowGroup:
-    facts: ParquetFacts
-    number: int
-    first_token: int
-
-    @property
-    def path(self) -> Path:
-        return self.facts.path
-
-
 class ParquetColumns:
     """The token columns of all shards, decoded one row group at a time.
 
-    Safe for several reader threads: a row group is decoded from a file opened for it, and the
-    lock guards the small cache only.
+    Safe for several reader threads: a row group is decoded from a file opened for it.
     """
 
     def __init__(self, paths: tuple[Path, ...], sizes: tuple[int, ...], domains: tuple[str, ...]):
         self._domains = {name: number for number, name in enumerate(domains)}
-        self._groups: list[_RowGroup] = []
+        self._groups: list[tuple[ParquetFacts, int]] = []
         self._starts: tuple[int, ...] = (0,)
         for path, size in zip(paths, sizes, strict=True):
             self._add(path, size)
-        self._cache: OrderedDict[int, TokenColumns] = OrderedDict()
-        self._lock = threading.Lock()
+        self._cache = Cache[TokenColumns](CACHED_ROW_GROUPS, lambda _: 1)
 
     def _add(self, path: Path, expected: int) -> None:
         facts = _facts(path)
@@ -114,46 +99,34 @@ class ParquetColumns:
                 f"{max(rows, default=0)}; expected {number_of(expected, 'token')} in row groups of "
                 f"up to {RECORDING_GROUP_TOKENS}."
             )
-        starts = tuple(accumulate(rows, initial=self._starts[-1]))
-        self._groups += [_RowGroup(facts, n, first) for n, first in enumerate(starts[:-1])]
-        self._starts = self._starts[:-1] + starts
+        self._groups += [(facts, number) for number in range(len(rows))]
+        self._starts = self._starts[:-1] + tuple(accumulate(rows, initial=self._starts[-1]))
 
     def read(self, start: int, stop: int) -> TokenColumns:
         """Columns of tokens ``[start, stop)``."""
         out = {name: np.empty(stop - start, dtype) for name, dtype in DTYPES.items()}
         for group, first, last in shard_ranges(self._starts, start, stop):
-            columns = self._group(group)
+            columns = self._cache.get(group, partial(self._decode, group))
             to = self._starts[group] + first - start
             for name, array in out.items():
                 array[to : to + last - first] = getattr(columns, name)[first:last]
         return TokenColumns(**out)
 
-    def _group(self, group: int) -> TokenColumns:
-        with self._lock:
-            if group in self._cache:
-                self._cache.move_to_end(group)
-                return self._cache[group]
-        columns = self._decode(self._groups[group])
-        with self._lock:
-            self._cache[group] = columns
-            while len(self._cache) > CACHED_ROW_GROUPS:
-                self._cache.popitem(last=False)
-        return columns
-
-    def _decode(self, group: _RowGroup) -> TokenColumns:
-        table = _read_row_group(group)
-        token = _numbers(table, "token", np.dtype(np.int64), group.path)
-        if not np.array_equal(token, np.arange(group.first_token, group.first_token + len(token))):
+    def _decode(self, group: int) -> TokenColumns:
+        (facts, number), first = self._groups[group], self._starts[group]
+        try:
+            table = read_columns(facts, _COLUMNS, [number])
+        except (DocumentError, OSError) as error:
+            raise _unreadable(facts.path, error) from None
+        token = _numbers(table, "token", np.dtype(np.int64), facts.path)
+        if not np.array_equal(token, np.arange(first, first + len(token))):
             raise RecordingError(
-                f"{group.path.name}: column 'token' does not count from {group.first_token}; "
+                f"{facts.path.name}: column 'token' does not count from {first}; "
                 "the shard belongs elsewhere."
             )
-        return TokenColumns(
-            document=_numbers(table, "document", DTYPES["document"], group.path),
-            position=_numbers(table, "position", DTYPES["position"], group.path),
-            token_id=_numbers(table, "token_id", DTYPES["token_id"], group.path),
-            domain=self._domain_numbers(table, group.path),
-        )
+        plain = ("document", "position", "token_id")
+        numbers = {name: _numbers(table, name, DTYPES[name], facts.path) for name in plain}
+        return TokenColumns(**numbers, domain=self._domain_numbers(table, facts.path))
 
     def _domain_numbers(self, table: pa.Table, path: Path) -> np.ndarray:
         domain = table.column("domain").combine_chunks().dictionary_encode()
@@ -192,13 +165,6 @@ def _facts(path: Path) -> ParquetFacts:
                 f"{path.name}: column '{name}' is {kind!s:.60}; expected {expected}."
             )
     return facts
-
-
-def _read_row_group(group: _RowGroup) -> pa.Table:
-    try:
-        return read_columns(group.facts, _COLUMNS, [group.number])
-    except (DocumentError, OSError) as error:
-        raise _unreadable(group.path, error) from None
 
 
 def _numbers(table: pa.Table, name: str, dtype: np.dtype, path: Path) -> np.ndarray:

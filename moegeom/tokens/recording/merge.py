@@ -41,7 +41,7 @@ _BLOCK_BYTES = 256 << 10
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One recording, opened."""
+    """One recording, opened: every file of it is checked."""
 
     path: Path
     facts: RecordingFacts
@@ -59,11 +59,6 @@ def disagreement(
         "expected the same, for it is one token.",
         "Ranks that run different texts must number their documents differently.",
     )
-
-
-def open_part(path: Path) -> Part:
-    """The recording at ``path``, every file of it checked."""
-    return Part(path, read_facts(path), open_recording(path))
 
 
 def check_agreement(parts: Sequence[Part]) -> None:
@@ -284,11 +279,13 @@ def merge_recordings(parts: Sequence[Path], out: Path, shard_tokens: int = 65_53
         raise UsageError(
             f"{len(parts)} parts, {number_of(shard_tokens, 'token')} a shard; expected 1 or more."
         )
-    opened = [open_part(Path(path)) for path in parts]
+    opened = [Part(path, read_facts(path), open_recording(path)) for path in map(Path, parts)]
     check_agreement(opened)
     rows = part_rows(opened)
     order = token_order(opened)
     facts = opened[0].facts
+    row_bytes = sum(merged.row_bytes for tensors in rows.values() for merged in tensors.values())
+    shard_tokens = min(shard_tokens, max(_LEAST_TOKENS, _SHARD_BYTES // row_bytes))
     with RecordingWriter(
         out,
         facts.stage,
@@ -300,18 +297,13 @@ def merge_recordings(parts: Sequence[Path], out: Path, shard_tokens: int = 65_53
         domains=order.domains,
         dtype=facts.dtype,
     ) as writer:
-        for shard in _shards(order, opened, _fitting(rows, shard_tokens)):
+        for shard in _shards(order, opened, shard_tokens):
             tensors = {
                 router: {name: _gather(shard, router, merged) for name, merged in by_name.items()}
                 for router, by_name in rows.items()
             }
             writer.append_tensors(shard.columns, tensors, facts.outputs)
     return Merged(Path(out), len(order.first), len(order.source) - len(order.first))
-
-
-def _fitting(rows: PartRows, shard_tokens: int) -> int:
-    size = sum(merged.row_bytes for tensors in rows.values() for merged in tensors.values())
-    return min(shard_tokens, max(_LEAST_TOKENS, _SHARD_BYTES // size))
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,20 +72,33 @@ def open_npy(path: Path, request: Request) -> TokenSource:
 
 def open_npz(path: Path, request: Request) -> TokenSource:
     """An array for each router, or one of all."""
-    most = NPZ_HELD_BYTES + 4 * path.stat().st_size
-    num_held = 0
+    with npz_members(path) as members:
+        by_key = {member.key: member for member in members}
+        if len(by_key) < len(members):
+            raise RecordingError(f"{path.name}: two arrays have the same name.")
+        reader = _Members(path, by_key, [NPZ_HELD_BYTES + 4 * path.stat().st_size])
+        return open_arrays(path, request, by_key, reader.layers)
 
-    def layers(key: str, dtypes: Collection[np.dtype], form: Form) -> Sequence[Rows]:
-        nonlocal num_held
-        member = by_key[key]
+
+@dataclass(frozen=True)
+class _Members:
+    """Arrays of an archive; ``left`` are the bytes that may still be held in memory."""
+
+    path: Path
+    by_key: Mapping[str, NpzMember]
+    left: list[int]
+
+    def layers(self, key: str, dtypes: Collection[np.dtype], form: Form) -> Sequence[Rows]:
+        member = self.by_key[key]
         with member.open() as stream:
             header = read_npy_header(stream, member.where)
             _check_header(header, member.size, member.where, dtypes, form)
             if member.is_stored:
                 start = member.start + header.start
-                return layers_in_file(path, start, header.dtype, header.shape)
-            num_held += header.size_bytes
-            if num_held > most:
+                return layers_in_file(self.path, start, header.dtype, header.shape)
+            self.left[0] -= header.size_bytes
+            if self.left[0] < 0:
+                most = NPZ_HELD_BYTES + 4 * self.path.stat().st_size
                 raise RecordingError(
                     f"{member.where}: compressed arrays of more than {most:,} bytes in all.",
                     "Save with np.savez, which does not compress: ranges are then read in place.",
@@ -94,12 +107,6 @@ def open_npz(path: Path, request: Request) -> TokenSource:
         header.refuse_short(len(raw), member.where)
         array = np.frombuffer(raw, header.dtype).reshape(header.shape)
         return layers_in_memory(array, member.where)
-
-    with npz_members(path) as members:
-        by_key: dict[str, NpzMember] = {member.key: member for member in members}
-        if len(by_key) < len(members):
-            raise RecordingError(f"{path.name}: two arrays have the same name.")
-        return open_arrays(path, request, by_key, layers)
 
 
 def _check_header(

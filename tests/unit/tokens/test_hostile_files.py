@@ -305,7 +305,7 @@ def test_counting_documents_takes_no_memory_that_their_number_multiplies(tmp_pat
         np.testing.assert_array_equal(opened[0].read_columns(70, 90).document, document[70:90])
         return peak
 
-    peak(2**10)  # what a first opening imports stays
+    peak(most)  # what a first opening imports stays
     growth = peak(most) - peak(most // 4)
     assert growth < 0.75 * most * (0.01 if step == 1 else 40)
 

@@ -148,19 +148,15 @@ def read_log(path: Path) -> Trace:
             f'log shows the first 3 and the last 3 ("...").',
             "Generate token by token, record with moegeom capture, or count with llama-imatrix.",
         )
-    gap = f"batches of more than {_PRINTED} tokens, which the log shows with gaps, left out"
-    left_out = {gap: gaps, _UNCOMPUTED: uncomputed}
-    return _log(path, "llama.cpp eval-callback", _joined(parts, path.name), layers, left_out)
-
-
-def _joined(parts: list[np.ndarray], name: str) -> Int32[np.ndarray, "tokens layers slots"]:
     shapes = {part.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise RecordingError(
-            f"{name}: batches have {sorted(shapes)} (layers, experts); expected one shape.",
+            f"{path.name}: batches have {sorted(shapes)} (layers, experts); expected one shape.",
             "The log is of two models.",
         )
-    return np.concatenate(parts)
+    gap = f"batches of more than {_PRINTED} tokens, which the log shows with gaps, left out"
+    left_out = {gap: gaps, _UNCOMPUTED: uncomputed}
+    return _log(path, "llama.cpp eval-callback", np.concatenate(parts), layers, left_out)
 
 
 def _printed_batches(path: Path) -> Iterator[list[_Printed]]:

@@ -260,14 +260,13 @@ def _ranges_of(path: Path, ids: Rows, first: int) -> Iterator[tuple[int, int]]:
 def _safetensors(path: Path, names: Collection[str], masks: Collection[str]) -> dict[str, Rows]:
     opened = open_tensor_file(path)
     arrays: dict[str, Rows] = {}
-    for name in (*names, *masks):
-        if name in opened.names:
-            info = opened.file.info(name)
-            dtype = DTYPES.get(info.dtype)
-            if dtype is None or dtype.numpy is None or dtype.numpy.kind not in "iub":
-                raise RecordingError(f"{path.name}: {name} is {info.dtype}; expected integers.")
-            shape = info.shape or (0,)
-            arrays[name] = FileRows(path, info.offset, dtype.numpy, shape[0], tuple(shape[1:]))
+    for name in (one for one in (*names, *masks) if one in opened.names):
+        info = opened.file.info(name)
+        dtype = DTYPES.get(info.dtype)
+        if dtype is None or dtype.numpy is None or dtype.numpy.kind not in "iub":
+            raise RecordingError(f"{path.name}: {name} is {info.dtype}; expected integers.")
+        num_rows, *row = info.shape or (0,)
+        arrays[name] = FileRows(path, info.offset, dtype.numpy, num_rows, tuple(row))
     return arrays
 
 
