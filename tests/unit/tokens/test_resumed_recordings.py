@@ -153,6 +153,8 @@ def test_a_torn_last_line_counts_as_absent(tmp_path, uninterrupted):
         (1, lambda text: text.replace(b'"num_bytes"', b'"x"'), "key 'num_bytes' is missing"),
         (1, lambda text: text.replace(b'"book"', b'"x"'), "line 2: key 'book' is missing"),
         (1, lambda text: text.replace(b"[5]", b"[0]"), "text/0.logits[0] is 0, expected"),
+        (1, lambda text: text.replace(b"[5]", b"[5, 5]"), "text/0 is (5, 5); expected numbers for"),
+        (1, lambda text: text.replace(b'"text/1"]', b'"text/2"]'), "book is of other routers"),
         (2, lambda text: text.replace(b": 6", b": 7"), "6 tokens in row groups"),
         (3, lambda text: text.replace(b'["d1"]', b'["d7"]'), "domain 'd1' is not listed"),
         (3, lambda text: text.replace(b'["d1"]', b'["d0"]'), "expected distinct names"),
