@@ -122,7 +122,7 @@ def test_pieces_of_any_size_read_as_the_whole_file(name, tmp_path, monkeypatch):
     whole = everything(opened(tmp_path / writer.file))
     monkeypatch.setattr(source, "CACHE_BYTES", 1)
     for module in (trace, batches):
-        monkeypatch.setattr(module, "PIECE_BYTES", 2000)
+        monkeypatch.setattr(module, "PIECE_BYTES", 500)
     in_pieces = opened(tmp_path / writer.file)
     assert_same(in_pieces, whole)
     for array in NAMES:  # from the end to the beginning
