@@ -24,7 +24,7 @@ from moegeom.engine.task import Task
 from moegeom.engine.what_if import what_if_batch
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
-from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
+from moegeom.tokens.foreign.npy import read_sealed, write_sealed
 
 T = TypeVar("T")
 

@@ -30,8 +30,7 @@ from moegeom.tokens.attention_record import (
     LayerSums,
     write_attention_record,
 )
-from moegeom.tokens.recording.draft import PlainDraft
-from moegeom.tokens.recording.shard_arrays import ShapeBook
+from moegeom.tokens.recording.journal import Draft
 from moegeom.variants.random_router import rows_in_random_directions
 
 #: What a gate makes of its projection.
@@ -91,7 +90,7 @@ class AttentionRecorder:
         store = ModelStore(model)
         stored = _stored(checkpoint)
         self._taps = [_Tap(one, store, model, stored) for one in listened_layers(store, layers)]
-        self._draft = PlainDraft(self._out)
+        self._draft = Draft(self._out)
         self._step: Step | None = None
         self._documents: set[int] = set()
         self._num_sequences = 0
@@ -103,7 +102,7 @@ class AttentionRecorder:
         return tuple(tap.tensors.name for tap in self._taps)
 
     def __enter__(self) -> AttentionRecorder:
-        self._draft.begin(ShapeBook("ids", self.layers, None))
+        self._draft.begin()
         self._stack = ExitStack()
         self._stack.callback(self._draft.leave)
         ended = self._model.register_forward_hook(self._after_pass, always_call=True)

@@ -19,7 +19,7 @@ from moegeom.engine.sample import Sample, draw_sample
 from moegeom.routing_cells.plane.polygons import Frame
 from moegeom.routing_cells.plane.subspace import Slice, principal_slice, random_slice, slice_through
 from moegeom.routing_cells.request import CellsRequest
-from moegeom.tokens.foreign.npy_arrays import read_numbers
+from moegeom.tokens.foreign.npy import read_numbers
 from moegeom.tokens.stages import INPUT_STAGES
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from moegeom.core.errors import InternalError
 from moegeom.core.shapes import Float, Float32, Int32, Shaped
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
-from moegeom.tokens.recording.outputs import check_output_kind
+from moegeom.tokens.stages import check_output_kind
 
 
 class ArraySource:

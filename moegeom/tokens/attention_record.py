@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +16,14 @@ from msgspec import Meta, Struct
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.documents import parse_json, record_of, refused_as
-from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular, reading, write_whole, writing
 from moegeom.core.limits import ATTENTION_HEADS, ATTENTION_LAYERS, ATTENTION_WIDTH, MOST_JSON
 from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import quoted
 from moegeom.geometry.attention_heads import SUMS
 from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.tokens.rows import as_recording_error
 
 FACTS_FILE, SUMS_FILE = "attention.json", "attention.safetensors"
 
@@ -104,6 +105,7 @@ class AttentionRecord:
     layers: tuple[LayerSums, ...]
 
 
+_FACTS = ("name", "has_heads", "has_weights", "has_places", "fingerprint")
 _ARRAYS = ("tokens", "queries", "sums", "histogram", "rows", "input_sum")
 
 
@@ -129,7 +131,7 @@ def write_attention_record(folder: Path, record: AttentionRecord) -> None:
         "num_documents": record.num_documents,
         "sums": list(SUMS),
         "layers": [
-            {f.name: getattr(layer, f.name) for f in fields(layer) if f.name not in _ARRAYS}
+            {name: getattr(layer, name) for name in _FACTS}
             | {
                 "heads": layer.sums.shape[2],
                 "channels": layer.rows.shape[3],
@@ -173,21 +175,12 @@ def read_attention_record(path: Path) -> AttentionRecord:
             )
         facts = record_of(_Facts, document)
     file = SafetensorsFile(CountingFile(path / SUMS_FILE, f"{path.name}/{SUMS_FILE}", ReadLog()))
-    try:
-        with reading(path / SUMS_FILE, RecordingError):
-            layers = tuple(_layer(file, one) for one in facts.layers)
-    except CheckpointError as error:
-        raise RecordingError(error.message, error.hint) from None
+    with as_recording_error(), reading(path / SUMS_FILE, RecordingError):
+        layers = tuple(_layer(file, one) for one in facts.layers)
     if len({layer.name for layer in layers}) < len(layers):
         raise RecordingError(f"{where}: a layer stands in it twice.")
-    return AttentionRecord(
-        path.resolve().name,
-        facts.checkpoint,
-        facts.engine,
-        facts.num_tokens,
-        facts.num_documents,
-        layers,
-    )
+    of_run = (facts.checkpoint, facts.engine, facts.num_tokens, facts.num_documents)
+    return AttentionRecord(path.resolve().name, *of_run, layers)
 
 
 def _layer(file: SafetensorsFile, layer: _Layer) -> LayerSums:
@@ -203,14 +196,7 @@ def _layer(file: SafetensorsFile, layer: _Layer) -> LayerSums:
     arrays: dict[str, Any] = {
         key: _array(file, f"{layer.name}.{key}", shape) for key, shape in shapes.items()
     }
-    return LayerSums(
-        name=layer.name,
-        has_heads=layer.has_heads,
-        has_weights=layer.has_weights,
-        has_places=layer.has_places,
-        fingerprint=layer.fingerprint,
-        **arrays,
-    )
+    return LayerSums(**{name: getattr(layer, name) for name in _FACTS}, **arrays)
 
 
 def _array(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> np.ndarray:

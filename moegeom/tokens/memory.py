@@ -7,7 +7,7 @@ answers nothing about load or entropy, and it is named in every row that it prod
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,16 @@ from moegeom.core.registry import unknown_name
 from moegeom.core.shapes import Float32, Shaped
 from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.tokens.foreign.arrays import (
-    COLUMN_DTYPES,
     COLUMN_KEYS,
-    assign_layers,
-    assign_routers,
-    foreign_source,
-    foreign_tensor,
-    is_stack,
+    Form,
+    layers_in_memory,
+    open_arrays,
+    refuse_other_form,
 )
 from moegeom.tokens.recording.columns import unknown_columns
-from moegeom.tokens.recording.outputs import check_output_kind
 from moegeom.tokens.rows import ArrayRows, check_range
 from moegeom.tokens.source import Request
-from moegeom.tokens.stages import STAGE_TENSORS
+from moegeom.tokens.stages import STAGE_TENSORS, check_output_kind
 
 #: What messages call them.
 NAME = Path("arrays in memory")
@@ -70,48 +67,19 @@ class HeldArrays:
                 f"{NAME} do not say what their numbers are.",
                 f"Add --stage, one of {', '.join(STAGE_TENSORS)}.",
             )
-        tensor = foreign_tensor(NAME, request)
         keys = [key for key in self.arrays if key not in COLUMN_KEYS]
         if all(key.isdecimal() for key in keys) and not request.router_map:
             request = replace(request, router_map=_of_layers(keys, request))
-        dtypes = tuple(tensor.dtypes.values())
-        if is_stack(keys, request):
-            layers = self._layers(keys[0], dtypes)
-            rows = assign_layers(NAME, keys[0], layers, request)
-        else:
-            routers = assign_routers(NAME, keys, request)
-            rows = {name: self._rows(key, dtypes) for name, key in routers.items()}
-        columns = {
-            key: self._rows(key, COLUMN_DTYPES, is_column=True)
-            for key in COLUMN_KEYS
-            if key in self.arrays
-        }
         size = sum(array.nbytes for array in self.arrays.values())
-        return foreign_source(NAME, request, tensor, rows, columns, size)
+        return open_arrays(NAME, request, self.arrays, self._layers, size_bytes=size)
 
-    def _rows(self, key: str, dtypes: Sequence[np.dtype], is_column: bool = False) -> ArrayRows:
-        array = self._checked(key, dtypes, (1,) if is_column else (2,))
-        return ArrayRows(array.reshape(len(array), -1), f"{NAME}: {key}")
-
-    def _layers(self, key: str, dtypes: Sequence[np.dtype]) -> list[ArrayRows]:
-        array = self._checked(key, dtypes, (2, 3))
-        parts = [array] if array.ndim == 2 else list(array)
-        return [ArrayRows(part, f"{NAME}: {key}") for part in parts]
-
-    def _checked(
-        self, key: str, dtypes: Sequence[np.dtype], dims: tuple[int, ...]
-    ) -> Shaped[np.ndarray, "..."]:
+    def _layers(self, key: str, dtypes: Collection[np.dtype], form: Form) -> Sequence[ArrayRows]:
         array = self.arrays[key]
         if array.dtype not in dtypes:
             expected = " or ".join(map(str, dtypes))
             raise RecordingError(f"{NAME}: {key} is {array.dtype}; expected {expected}.")
-        if array.ndim not in dims or 0 in array.shape:
-            shapes = {1: "(tokens,)", 2: "(tokens, width)", 3: "(layers, tokens, width)"}
-            raise RecordingError(
-                f"{NAME}: {key} has shape {array.shape}; expected "
-                f"{' or '.join(shapes[number] for number in dims)}, none of them 0."
-            )
-        return array
+        refuse_other_form(array.shape, form, f"{NAME}: {key}")
+        return layers_in_memory(array, f"{NAME}: {key}")
 
 
 def _of_layers(keys: Sequence[str], request: Request) -> dict[str, str]:

@@ -11,9 +11,9 @@ from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.tokens.files import TokenFiles, name_of, paths_of
-from moegeom.tokens.foreign.npy_arrays import npy_shape, npz_shapes
+from moegeom.tokens.foreign.npy import npy_shape, npz_shapes
 from moegeom.tokens.source import SOURCES, Company, KnownRouter, Request, Source
-from moegeom.tokens.sources.trace import holds_traces, open_traces, recognises
+from moegeom.tokens.sources.recorded import holds_traces, open_traces, recognises
 from moegeom.tokens.stages import STAGE_TENSORS
 from moegeom.tokens.traces.trace import DIALECTS, find_dialect
 
@@ -33,25 +33,11 @@ def open_tokens(
 ) -> TokenSource:
     """The token source at ``path``: a recording, a trace, or a foreign file whose stage is given.
 
-    A pattern (``dump/*.pt``), a folder of traces and several paths are one source of traces.
+    A pattern (``dump/*.pt``), a folder of traces and several paths are one source of traces. The
+    other parameters are those of ``Request``; that of a recording is checked against ``stage``.
 
-    Parameters
-    ----------
-    stage
-        What the numbers of a foreign file are; for a recording, what it is expected to be.
-    router_map
-        Foreign key to router name. A key that is a router name (``text/0``) or its file form
-        (``text.0``) needs no entry, nor does the only array when there is only one router.
-    routers
-        The routers of the checkpoint that are wanted, in its order.
-    known
-        All routers of the checkpoint, which a trace of an engine is held against.
-    dialect
-        The dialect of a trace, where the file does not show it.
-    expert_map
-        The file that says which expert lies at which place, for a trace whose ids are places.
-    company
-        What goes with a first pass over traces.
+    A key of ``router_map`` is that of a foreign array; one that is a router name (``text/0``) or
+    its file form (``text.0``) needs no entry, nor does the only array when there is one router.
 
     Raises
     ------
@@ -62,15 +48,8 @@ def open_tokens(
     """
     named = path.paths[0] if isinstance(path, TokenFiles) else path
     with about("tokens", named):
-        request = Request(
-            _parse_stage(stage),
-            dict(router_map or {}),
-            tuple(routers),
-            tuple(known),
-            dialect,
-            expert_map,
-            company,
-        )
+        of_stage, by_key = _parse_stage(stage), dict(router_map or {})
+        request = Request(of_stage, by_key, routers, known, dialect, expert_map, company)
         with reading(Path(named), RecordingError):
             paths = paths_of(path)
             refuse_code_within(*paths)

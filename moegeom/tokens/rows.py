@@ -5,25 +5,43 @@ Recordings, foreign files and traces are all opened as such a source.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from moegeom.core.errors import InternalError, RecordingError
+from moegeom.core.errors import CheckpointError, InternalError, RecordingError
 from moegeom.core.files import open_raw
 from moegeom.core.registry import unknown_name
 from moegeom.core.shapes import Float32, Int32, Int64, Shaped
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
-from moegeom.tokens.recording.columns import ColumnSource
-from moegeom.tokens.recording.outputs import check_output_kind
-from moegeom.tokens.stages import CHOSEN, TOP_EXPERT, TOP_LOGITS, VALUE_STAGES
+from moegeom.tokens.stages import (
+    CHOSEN,
+    TOP_EXPERT,
+    TOP_LOGITS,
+    VALUE_STAGES,
+    check_output_kind,
+)
+
+T = TypeVar("T")
+
+
+@contextmanager
+def as_recording_error() -> Iterator[None]:
+    """A block in which what a reader of checkpoints refuses is refused as a file of tokens."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise RecordingError(error.message, error.hint) from None
 
 
 def check_range(facts: SourceFacts, start: int, stop: int) -> None:
@@ -57,6 +75,36 @@ def shard_ranges(starts: tuple[int, ...], start: int, stop: int) -> list[tuple[i
         if low < high:
             pieces.append((shard, max(start, low) - low, min(stop, high) - low))
     return pieces
+
+
+class Cache(Generic[T]):
+    """What was made last, by a key, as long as the sizes together are no more than ``most``.
+
+    The last ``least`` stay whatever they take. Threads that want the same make it once.
+    """
+
+    def __init__(self, most: int, size: Callable[[T], int], least: int = 1) -> None:
+        self._most, self._size, self._least = most, size, least
+        self._values: OrderedDict[Hashable, T] = OrderedDict()
+        self._lock = threading.Lock()
+        self._making: defaultdict[Hashable, threading.Lock] = defaultdict(threading.Lock)
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of a key, which ``make`` gives where it is not there."""
+        with self._lock:
+            making = self._making[key]
+        with making:
+            with self._lock:
+                if key in self._values:
+                    self._values.move_to_end(key)
+                    return self._values[key]
+            value = make()
+            with self._lock:
+                self._values[key] = value
+                total = sum(map(self._size, self._values.values()))
+                while total > self._most and len(self._values) > self._least:
+                    total -= self._size(self._values.popitem(last=False)[1])
+        return value
 
 
 #: Bytes converted at a time: the scratch stays in cache, and memory does not depend on the range.
@@ -179,13 +227,13 @@ class FileRows:
 
 @dataclass(frozen=True)
 class ShardedRows:
-    """Several arrays of one row shape, one after the other."""
+    """Arrays of one row shape in several files, one after the other."""
 
-    parts: tuple[Rows, ...]
+    parts: tuple[FileRows, ...]
     starts: tuple[int, ...]
 
     @classmethod
-    def of(cls, parts: tuple[Rows, ...]) -> ShardedRows:
+    def of(cls, parts: tuple[FileRows, ...]) -> ShardedRows:
         """The concatenation of ``parts``."""
         return cls(parts, tuple(accumulate((part.num_rows for part in parts), initial=0)))
 
@@ -210,6 +258,12 @@ class ShardedRows:
         for shard, first, last in shard_ranges(self.starts, start, start + len(out)):
             where = self.starts[shard] + first - start
             self.parts[shard].read_into(first, out[where : where + last - first])
+
+
+class ColumnSource(Protocol):
+    """Anything that has token columns for ranges of tokens."""
+
+    def read(self, start: int, stop: int) -> TokenColumns: ...
 
 
 class StoredSource:
@@ -241,11 +295,11 @@ class StoredSource:
         return self._read(router, self._facts.stage, start, stop, np.float32)
 
     def stored_dtype(self, router: str) -> np.dtype:
-        return self._rows(router, self._facts.stage).dtype
+        return self.rows(router, self._facts.stage).dtype
 
     def read_stored(self, router: str, start: int, out: Shaped[np.ndarray, "tokens width"]) -> None:
         check_range(self._facts, start, start + len(out))
-        self._rows(router, self._facts.stage).read_into(start, out)
+        self.rows(router, self._facts.stage).read_into(start, out)
 
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
         if self._facts.stage != "top_logits":
@@ -274,12 +328,13 @@ class StoredSource:
         self, router: str, tensor: str, start: int, stop: int, dtype: type
     ) -> Shaped[np.ndarray, "tokens *width"]:
         check_range(self._facts, start, stop)
-        rows = self._rows(router, tensor)
+        rows = self.rows(router, tensor)
         out = np.empty((stop - start, rows.width), dtype)
         rows.read_into(start, out)
         return out.reshape(stop - start, *rows.row_shape)
 
-    def _rows(self, router: str, tensor: str) -> Rows:
+    def rows(self, router: str, tensor: str) -> Rows:
+        """The rows of a tensor of a router, as they are stored."""
         if router not in self._tensors:
             error = unknown_name(f"router in {self._facts.name}", router, self._tensors)
             raise RecordingError(error.message, error.hint)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.registry import Rooms
 from moegeom.core.tokens import Stage, TokenSource
 
 if TYPE_CHECKING:
-    from moegeom.tokens.traces.survey import Survey
+    from moegeom.tokens.traces.survey import FileJournal
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,6 @@ class KnownRouter:
     top_k: int
 
 
-class SurveyJournal(Protocol):
-    """Surveys of files, of a first pass that was interrupted."""
-
-    def find(self, path: Path) -> Survey | None: ...
-
-    def keep(self, path: Path, survey: Survey) -> None: ...
-
-
 #: Hears the name of a request that cannot be read, and why.
 Refused = Callable[[str, RecordingError], None]
 
@@ -45,7 +37,7 @@ class Company:
     those are left out then, where otherwise the first one ends the pass.
     """
 
-    journal: SurveyJournal | None = None
+    journal: FileJournal | None = None
     begun: Callable[[int], None] | None = None
     advanced: Callable[[int, int], None] | None = None
     refused: Refused | None = None

@@ -1,13 +1,15 @@
-"""Which tensors a recording holds at each stage, as a table."""
+"""Which tensors a recording holds at each stage, as a table, and which outputs of experts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
-from moegeom.core.tokens import Stage
+from moegeom.core.errors import InternalError, RecordingError
+from moegeom.core.tokens import OUTPUT_KINDS, Stage
 
 #: What a float tensor may be stored as; all are read as float32.
 FLOAT_DTYPES: dict[str, np.dtype] = {
@@ -57,12 +59,13 @@ STAGE_TENSORS: dict[Stage, tuple[StoredTensor, ...]] = {
 
 #: The tensor of each kind of output; it has files of its own, named after the kind.
 OUTPUT_TENSORS: dict[str, StoredTensor] = {
-    "shared_output": StoredTensor("shared_output", "shared_output", is_float=True),
-    "routed_output": StoredTensor("routed_output", "routed_output", is_float=True),
-    "expert_output": StoredTensor(
-        "expert_output", "expert_output", is_float=True, row=("experts", "width")
-    ),
-    "routing_weights": StoredTensor("routing_weights", "routing_weights", is_float=True),
+    kind: StoredTensor(
+        kind,
+        kind,
+        is_float=True,
+        row=("experts", "width") if kind == "expert_output" else ("width",),
+    )
+    for kind in OUTPUT_KINDS
 }
 
 #: Stages that hold what a router reads, behind the norm or in front of it.
@@ -85,3 +88,23 @@ def stored_tensors(
 def has_floats(stage: Stage, outputs: tuple[str, ...]) -> bool:
     """Whether a recording holds floats, which all have one dtype: not so for ids alone."""
     return stage != "ids" or bool(outputs)
+
+
+def check_output_kind(kind: str) -> None:
+    """Raise unless there is such a kind of output; asking for another is a bug of ours."""
+    if kind not in OUTPUT_KINDS:
+        raise InternalError(f"output {kind!r}; expected one of {', '.join(OUTPUT_KINDS)}.")
+
+
+def check_output_shapes(row_shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Raise unless the shared and the routed output of one router, where both are there, add up.
+
+    ``row_shapes`` has the shape of one token by name of the tensor; other tensors do not matter.
+    """
+    shared, routed = row_shapes.get("shared_output"), row_shapes.get("routed_output")
+    if shared and routed and shared != routed:
+        raise RecordingError(
+            f"{where}: shared_output has {shared[0]} columns, routed_output {routed[0]}; "
+            "expected the same width, since the output of the block is their sum.",
+            "Record both where the block adds them.",
+        )

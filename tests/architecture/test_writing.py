@@ -68,13 +68,13 @@ MAY_OPEN = {
     "moegeom/core/extras.py": "what pip wrote beside the program",
     "moegeom/core/files.py": "open_raw itself, and outputs",
     "moegeom/core/parquet.py": "Parquet, behind open_raw",
-    "moegeom/tokens/foreign/npy_arrays.py": "an archive, behind the reader of archives of checkpoints",
+    "moegeom/tokens/foreign/npy.py": "an archive, behind the reader of archives of checkpoints",
     "moegeom/results/plans.py": "an array out of a file that is open",
     "moegeom/kernels/cuda/program.py": "part of the program",
     "moegeom/engine/diagnosis.py": "/proc/cpuinfo",
     "moegeom/results/writer.py": "waits until folders that it wrote are on the disk",
-    "moegeom/tokens/recording/journal.py": "the journal, for writing, inside a folder of its own",
-    "moegeom/tokens/recording/draft.py": "waits until files that it wrote are on the disk",
+    "moegeom/tokens/recording/journal.py": "the journal, for writing, inside a folder of its own; "
+    "waits until files that it wrote are on the disk",
 }
 
 #: What parses JSON of others within bounds.

@@ -52,7 +52,7 @@ from moegeom.research.perturb.record import (
 )
 from moegeom.studies.boundary.study import asked_noise, second_recording
 from moegeom.studies.study import each
-from moegeom.tokens.foreign.npy_arrays import read_numbers
+from moegeom.tokens.foreign.npy import read_numbers
 
 #: Noise where none is asked for, as a share of the rms of each input.
 USUAL = 0.1

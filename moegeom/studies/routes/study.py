@@ -23,7 +23,7 @@ from moegeom.pipeline import Watch
 from moegeom.studies.routes.record import Defect, FileOfRoutes, LayerOfTrace, Routes, RoutesRequest
 from moegeom.tokens.files import name_of, paths_of
 from moegeom.tokens.source import Company, KnownRouter
-from moegeom.tokens.sources.trace import dialect_and_files, recognises
+from moegeom.tokens.sources.recorded import dialect_and_files, recognises
 from moegeom.tokens.traces.axes import unset_value
 from moegeom.tokens.traces.survey import CountsAlone, FileOf, first_pass
 from moegeom.tokens.traces.trace import (

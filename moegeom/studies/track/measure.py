@@ -38,7 +38,7 @@ from moegeom.results.run_file import num_non_finite
 from moegeom.studies.track.paths import Candidate, recording_path
 from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.files import TokenFiles, are_there, name_of, paths_of
-from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
+from moegeom.tokens.foreign.npy import read_sealed, write_sealed
 from moegeom.tokens.memory import NAME as HELD_NAME
 from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.traces.source import CountedSource

@@ -1,4 +1,7 @@
-"""Foreign arrays as a token source: which array is which router, and the columns beside them."""
+"""Foreign arrays as a token source: which array is which router, and the columns beside them.
+
+A kind of file says how one array of it is read; ``open_arrays`` does the rest for all kinds.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,28 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol
 
 import numpy as np
 
+from moegeom.checkpoint.dtypes import DTYPES as STORED_DTYPES
+from moegeom.checkpoint.formats.safetensors import SafetensorsFile
+from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.limits import UNSORTED_DOCUMENTS
-from moegeom.core.shapes import Bool, Int64
+from moegeom.core.shapes import Bool, Int64, Shaped
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, Stage, TokenColumns
-from moegeom.tokens.recording.columns import DTYPES, ColumnSource, UnknownColumns, unknown_columns
+from moegeom.tokens.recording.columns import DTYPES, UnknownColumns, unknown_columns
 from moegeom.tokens.recording.facts import router_slug
-from moegeom.tokens.rows import Rows, StoredSource
+from moegeom.tokens.rows import (
+    ArrayRows,
+    ColumnSource,
+    FileRows,
+    Rows,
+    StoredSource,
+    as_recording_error,
+)
 from moegeom.tokens.source import Request
 from moegeom.tokens.stages import EXPERT_DTYPES, STAGE_TENSORS, StoredTensor
 
@@ -33,19 +47,113 @@ _BLOCK = 2**12
 COLUMN_DTYPES = tuple(EXPERT_DTYPES.values())
 
 
-def foreign_stage(path: Path, request: Request) -> Stage:
-    """The stage that the caller named; only stages with one array per router are read."""
+#: What an array is: a column, the rows of one router, or these or the layers of all routers.
+Form = Literal["column", "rows", "layers"]
+
+#: The numbers of axes that a form may have, and the words for them.
+_AXES: dict[Form, tuple[tuple[int, ...], str]] = {
+    "column": ((1,), "(tokens,)"),
+    "rows": ((2,), "(tokens, width)"),
+    "layers": ((2, 3), "(tokens, width) or (layers, tokens, width)"),
+}
+
+
+class ReadArray(Protocol):
+    """Reads the array of a key, of one of some dtypes, as its layers: one but in a stack."""
+
+    def __call__(self, key: str, dtypes: Collection[np.dtype], form: Form, /) -> Sequence[Rows]: ...
+
+
+def refuse_other_form(
+    shape: tuple[int, ...], form: Form, subject: str, noun: str = "array"
+) -> None:
+    """Raises RecordingError where a shape is not of the form, or holds nothing; the hint is how an
+    array of batches, a variable called ``noun``, gets one row per token.
+    """
+    axes, expected = _AXES[form]
+    if len(shape) not in axes or not all(size > 0 for size in shape):
+        none = "" if all(shape) else ", none of them 0"
+        raise RecordingError(
+            f"{subject} has shape {shape}; expected {expected}{none}.",
+            flattening(noun, len(shape), form),
+        )
+
+
+def flattening(noun: str, num_axes: int, form: Form = "rows") -> str:
+    """How an array of so many axes gets one row per token."""
+    if num_axes < 2 or (num_axes == 2 and form != "column"):
+        return ""
+    if form == "column":
+        return f"Bring it to one number per token: {noun}.reshape(-1)."
+    flat = f"{noun}.reshape(-1, {noun}.shape[-1])"
+    if form == "rows":
+        return f"Bring it to one row per token: {flat}."
+    stacked = f"{noun}.reshape({noun}.shape[0], -1, {noun}.shape[-1])"
+    return f"Bring it to one row per token: {stacked} where layers come first, else {flat}."
+
+
+def layers_in_file(
+    path: Path, start: int, dtype: np.dtype, shape: tuple[int, ...]
+) -> list[FileRows]:
+    """The layers of an array of any form that lies in one piece of a file."""
+    num_layers, num_rows, width = _layered(shape)
+    starts = (start + n * num_rows * width * dtype.itemsize for n in range(num_layers))
+    return [FileRows(path, at, dtype, num_rows, (width,)) for at in starts]
+
+
+def layers_in_memory(array: Shaped[np.ndarray, "..."], where: str) -> list[ArrayRows]:
+    """The layers of an array of any form that is in memory."""
+    return [ArrayRows(layer, where) for layer in array.reshape(_layered(array.shape))]
+
+
+def _layered(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The shape as (layers, tokens, width)."""
+    num_layers = shape[0] if len(shape) == 3 else 1
+    return num_layers, shape[len(shape) == 3], shape[-1] if len(shape) > 1 else 1
+
+
+def foreign_tensor(path: Path, request: Request) -> tuple[Stage, StoredTensor]:
+    """The stage that the caller named, which must have one array per router, and its tensor."""
     if request.stage is None or len(STAGE_TENSORS[request.stage]) != 1:
         raise UsageError(
             f"{path.name}: stage {request.stage} is read from recordings only.",
             "Write one with moegeom.tokens.recording.writer.RecordingWriter.",
         )
-    return request.stage
+    return request.stage, STAGE_TENSORS[request.stage][0]
 
 
-def foreign_tensor(path: Path, request: Request) -> StoredTensor:
-    """The tensor that each array of a foreign file holds."""
-    return STAGE_TENSORS[foreign_stage(path, request)][0]
+def open_arrays(
+    path: Path,
+    request: Request,
+    keys: Collection[str],
+    layers_of: ReadArray,
+    *,
+    may_stack: bool = True,
+    columns: Collection[str] = COLUMN_KEYS,
+    size_bytes: int | None = None,
+) -> StoredSource:
+    """The token source made of the arrays ``keys`` of a file.
+
+    Those whose keys are ``columns`` are facts about tokens. With ``may_stack`` the only other array
+    may hold the layers of all routers. ``size_bytes`` None is the size of the file at ``path``.
+
+    Raises
+    ------
+    UsageError
+        When the stage is not read from such files.
+    RecordingError
+        When arrays cannot be assigned to routers, or are no numbers of that kind.
+    """
+    dtypes = tuple(foreign_tensor(path, request)[1].dtypes.values())
+    of_routers = [key for key in keys if key not in columns]
+    if may_stack and len(of_routers) == 1 and not request.router_map and request.routers:
+        (key,) = of_routers
+        rows = assign_layers(path, key, layers_of(key, dtypes, "layers"), request)
+    else:
+        assigned = assign_routers(path, of_routers, request)
+        rows = {router: layers_of(key, dtypes, "rows")[0] for router, key in assigned.items()}
+    beside = {key: layers_of(key, COLUMN_DTYPES, "column")[0] for key in columns if key in keys}
+    return foreign_source(path, request, rows, beside, size_bytes)
 
 
 def assign_routers(path: Path, keys: Collection[str], request: Request) -> dict[str, str]:
@@ -82,11 +190,6 @@ def assign_routers(path: Path, keys: Collection[str], request: Request) -> dict[
         )
     order = request.routers or tuple(keys_of)
     return {router: keys_of[router][0] for router in order if router in keys_of}
-
-
-def is_stack(keys: Collection[str], request: Request) -> bool:
-    """Whether the only array may hold all routers, [layers, tokens, width]."""
-    return len(keys) == 1 and not request.router_map and bool(request.routers)
 
 
 def assign_layers(
@@ -159,7 +262,6 @@ def _renaming(unknown: Sequence[str], routers: Sequence[str]) -> str:
 def foreign_source(
     path: Path,
     request: Request,
-    tensor: StoredTensor,
     rows: Mapping[str, Rows],
     columns: Mapping[str, Rows],
     size_bytes: int | None = None,
@@ -168,6 +270,7 @@ def foreign_source(
 
     ``size_bytes`` None is the size of the file at ``path``.
     """
+    stage, tensor = foreign_tensor(path, request)
     first = next(iter(rows))
     num_tokens = rows[first].num_rows
     for name, values in {**rows, **columns}.items():
@@ -179,7 +282,7 @@ def foreign_source(
     documents = document_runs(columns["document"]) if "document" in columns else None
     facts = SourceFacts(
         name=path.resolve().name,
-        stage=foreign_stage(path, request),
+        stage=stage,
         num_tokens=num_tokens,
         routers=tuple(rows),
         domains=(),
@@ -281,6 +384,56 @@ class RowColumns(ColumnSource):
             rows.read_into(start, column)
             columns[name] = column[:, 0]
         return TokenColumns(**columns)
+
+
+# ------------------------------------------------------------------------------------ safetensors
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """One open safetensors file, whose tensors are rows on disk."""
+
+    path: Path
+    file: SafetensorsFile
+
+    @property
+    def names(self) -> Collection[str]:
+        """The tensors in it."""
+        return self.file.names()
+
+    def rows(
+        self, name: str, allowed: Collection[np.dtype], row: tuple[str, ...] = ("width",)
+    ) -> FileRows:
+        """A tensor that lies inside the file and has an allowed dtype.
+
+        ``row`` names its dimensions after the first, which is tokens; rows are one wide without.
+        """
+        with as_recording_error():
+            info = self.file.info(name)
+        stored = STORED_DTYPES.get(info.dtype)
+        if stored is None or stored.numpy is None or stored.numpy not in allowed:
+            raise RecordingError(
+                f"{self.path.name}: tensor '{name}' is {info.dtype}; "
+                f"expected {' or '.join(str(dtype) for dtype in allowed)}."
+            )
+        if len(info.shape) != 1 + len(row) or 0 in info.shape:
+            raise RecordingError(
+                f"{self.path.name}: tensor '{name}' has shape {info.shape}; "
+                f"expected ({', '.join(('tokens', *row))}).",
+                flattening("array", len(info.shape)) if row == ("width",) else "",
+            )
+        num_rows, *row_shape = info.shape
+        return FileRows(self.path, info.offset, stored.numpy, num_rows, tuple(row_shape or (1,)))
+
+
+def open_tensor_file(path: Path) -> TensorFile:
+    """The file, its header parsed and its length checked against the header."""
+    if not path.exists():
+        raise RecordingError(f"{path.name} is missing.", "Copy the whole recording.")
+    opened = SafetensorsFile(CountingFile(path, path.name, ReadLog()))
+    with as_recording_error():
+        opened.names()
+    return TensorFile(path, opened)
 
 
 def _listed(names: Collection[str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -17,7 +15,7 @@ from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.limits import PARQUET_GROUP_BYTES, PARQUET_WIDTH
 from moegeom.core.parquet import RowGroup, parquet_facts, read_columns
 from moegeom.core.shapes import Shaped
-from moegeom.tokens.rows import assign_rows, shard_ranges
+from moegeom.tokens.rows import Cache, assign_rows, shard_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,9 +45,7 @@ class ParquetTable:
         self._blocks = _blocks(self._facts.groups)
         sizes = (sum(self._facts.sizes[n] for n in block) for block in self._blocks)
         self.starts = tuple(accumulate(sizes, initial=0))
-        self._cache: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
-        self._decoding: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
+        self._cache = Cache[np.ndarray](CACHE_BYTES, lambda block: block.nbytes)
         if not self.starts[-1]:
             raise RecordingError(f"{path.name}: no rows.")
 
@@ -86,21 +82,7 @@ class ParquetTable:
 
     def block(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
         """One block of one column; threads that want the same one decode it once."""
-        key = (name, number)
-        with self._lock:
-            decoding = self._decoding[key]
-        with decoding:
-            with self._lock:
-                if key in self._cache:
-                    self._cache.move_to_end(key)
-                    return self._cache[key]
-            array = self._decode(name, width, number)
-            with self._lock:
-                self._cache[key] = array
-                size = sum(block.nbytes for block in self._cache.values())
-                while size > CACHE_BYTES and len(self._cache) > 1:
-                    size -= self._cache.popitem(last=False)[1].nbytes
-        return array
+        return self._cache.get((name, number), lambda: self._decode(name, width, number))
 
     def _decode(self, name: str, width: int, number: int) -> Shaped[np.ndarray, "rows width"]:
         num_rows = self.starts[number + 1] - self.starts[number]

@@ -1,27 +1,35 @@
-"""The journal of an unfinished recording: what is recorded, and a line for each complete shard."""
+"""The folder of an unfinished recording, with or without a journal to go on from.
+
+The journal says what is recorded, and has a line for each complete shard.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct, to_builtins
 
 from moegeom.core.documents import DocumentError, parse_json, record_of, refused_as
 from moegeom.core.errors import RecordingError, UsageError
-from moegeom.core.files import open_regular
+from moegeom.core.files import (
+    WorkFolder,
+    move_folder,
+    open_regular,
+    refuse_existing,
+    remove,
+    writing,
+)
 from moegeom.core.limits import JOURNAL_LINE_BYTES
-from moegeom.core.tokens import OutputKind
 from moegeom.tokens.recording.facts import Count, check_words, columns_file_name, tensor_file_name
 from moegeom.tokens.recording.shard_arrays import ShapeBook
-from moegeom.tokens.stages import stored_tensors
 
 JOURNAL_FILE = "journal.jsonl"
 
@@ -35,18 +43,22 @@ BEGIN_AGAIN = "Delete it, or begin again with restart."
 _ABSENT = object()
 
 
-@dataclass(frozen=True)
-class Noted:
-    """A complete shard.
+class Noted(Struct, frozen=True):
+    """A complete shard, which is a line of the journal.
 
     ``num_bytes`` is the size of its files together, ``domains`` are those that got their numbers
     since the shard before, ``book`` is what the shards so far have fixed.
     """
 
-    num_tokens: int
-    num_bytes: int
+    num_tokens: Count
+    num_bytes: Count
     domains: tuple[str, ...]
     book: ShapeBook
+
+
+def partial_path(path: Path) -> Path:
+    """The folder of the unfinished recording ``path``."""
+    return path.with_name(f"{path.name}.partial")
 
 
 def shard_file_names(book: ShapeBook, shard: int) -> tuple[str, ...]:
@@ -61,22 +73,20 @@ class Journal:
     """``journal.jsonl`` in ``folder``, for the shards in ``folder/whole``.
 
     The first line is the plan, every further line a shard. A line is on the disk or it is not:
-    what a killed process left of its last one counts as absent.
+    what a killed process left of its last one counts as absent. ``book`` is that of a recording
+    without shards.
     """
 
-    def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, plan: Mapping[str, Any], book: ShapeBook) -> None:
         self._path, self._files = folder / JOURNAL_FILE, folder / FILES_FOLDER
-        self._plan = _as_json(plan, folder.name)
+        self._plan, self._book = _as_json(plan, folder.name), book
         self._name = folder.name
         self._where = f"{folder.name}/{JOURNAL_FILE}"
         self._file: FileIO | None = None
         self._end = 0
-        self._has_book = False
 
-    def open(self, book: ShapeBook) -> list[Noted]:
+    def open(self) -> list[Noted]:
         """The shards that are complete; none for a new journal, which gets its plan.
-
-        ``book`` is that of a recording without shards.
 
         Raises
         ------
@@ -87,7 +97,7 @@ class Journal:
         """
         self._path.touch()
         try:
-            noted = self._read(book)
+            noted = self._read()
         except RecordingError as error:
             raise RecordingError(error.message, BEGIN_AGAIN) from None
         except RecursionError:
@@ -96,10 +106,9 @@ class Journal:
         self._file.truncate(self._end)
         if not self._end:
             self._write(self._plan)
-        self._has_book = bool(noted)
         return noted
 
-    def _read(self, book: ShapeBook) -> list[Noted]:
+    def _read(self) -> list[Noted]:
         noted: list[Noted] = []
         for number, (line, end) in enumerate(_complete_lines(self._path, self._where), start=1):
             if number == 1:
@@ -107,10 +116,9 @@ class Journal:
             elif not self._files.is_dir():
                 break  # they have become the recording, which is not there any more either
             else:
-                entry = _parse_noted(line, book, f"{self._where}, line {number}")
+                entry = _parse_noted(line, self._book, f"{self._where}, line {number}")
                 self._check_files(entry, len(noted))
                 noted.append(entry)
-                book = entry.book
             self._end = end
         return noted
 
@@ -142,15 +150,7 @@ class Journal:
 
     def note(self, noted: Noted) -> None:
         """Writes down that a shard is complete; on the disk when this returns."""
-        line: dict[str, Any] = {
-            "num_tokens": noted.num_tokens,
-            "num_bytes": noted.num_bytes,
-            "domains": list(noted.domains),
-        }
-        if not self._has_book:
-            line["book"] = noted.book.as_json()
-        self._write(line)
-        self._has_book = True
+        self._write(to_builtins(noted))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -177,7 +177,7 @@ def recorded_tokens(path: Path, journal: Mapping[str, Any]) -> int:
     ``journal`` is what the writer is going to be given. 0 where there is nothing to go on with, or
     something else: the writer says what is wrong.
     """
-    folder = path.with_name(f"{path.name}.partial")
+    folder = partial_path(path)
     if not (folder / FILES_FOLDER).is_dir():
         return 0
     expected = _as_json(journal, folder.name)
@@ -185,7 +185,7 @@ def recorded_tokens(path: Path, journal: Mapping[str, Any]) -> int:
     try:
         for number, (line, _) in enumerate(_complete_lines(folder / JOURNAL_FILE, folder.name)):
             if number > 0:
-                num_tokens += record_of(_Line, line).num_tokens
+                num_tokens += record_of(Noted, line).num_tokens
             elif _first_difference(line.get("journal"), expected):
                 return 0
     except (OSError, DocumentError, RecordingError, RecursionError):
@@ -210,53 +210,22 @@ def _complete_lines(path: Path, where: str) -> Iterator[tuple[dict[str, Any], in
                 raise RecordingError(f"{where}: line {number} is damaged.")
 
 
-class _Book(Struct):
-    """What the first shard of a recording fixed; shapes by router and tensor."""
-
-    dtype: str | None
-    has_chosen: bool
-    row_shapes: dict[str, dict[str, tuple[Annotated[int, Meta(ge=1)], ...]]]
-    outputs: tuple[OutputKind, ...] = ()
-
-
-class _Line(Struct):
-    """A shard; the first one has the book."""
-
-    num_tokens: Count
-    num_bytes: Count
-    domains: tuple[str, ...]
-    book: _Book | None = None
-
-
-def _parse_noted(line: dict[str, Any], book: ShapeBook, where: str) -> Noted:
+def _parse_noted(line: dict[str, Any], begun: ShapeBook, where: str) -> Noted:
+    """The shard of a line; ``begun`` is the book of the recording without shards."""
     with refused_as(RecordingError, where):
-        shard = record_of(_Line, line)
-    if shard.book is not None:
-        book = _checked(shard.book, book, f"{where}: book")
-    elif not book.row_shapes:
-        raise RecordingError(f"{where}: 'book' is missing.")
-    return Noted(shard.num_tokens, shard.num_bytes, shard.domains, book)
-
-
-def _checked(stored: _Book, book: ShapeBook, where: str) -> ShapeBook:
-    """The book of a recording without shards with what its first shard fixed."""
-    check_words(stored.dtype, stored.outputs, where)
-    for router in book.routers:
-        shapes = stored.row_shapes.get(router, {})
-        for tensor in stored_tensors(book.stage, stored.has_chosen, stored.outputs):
-            shape = shapes.get(tensor.name, ())
-            if len(shape) != len(tensor.row):
-                raise RecordingError(
-                    f"{where}: '{tensor.name}' of {router} is {shape!r:.60}; "
-                    f"expected numbers for {', '.join(tensor.row)}."
-                )
-    return replace(
-        book,
-        dtype=stored.dtype,
-        has_chosen=stored.has_chosen,
-        outputs=stored.outputs,
-        row_shapes=stored.row_shapes,
-    )
+        noted = record_of(Noted, line)
+    book, where = noted.book, f"{where}: book"
+    if (book.stage, book.routers) != (begun.stage, begun.routers):
+        raise RecordingError(f"{where} is of other routers, or of another stage.")
+    check_words(book.dtype, book.outputs, where)
+    for router, tensor in itertools.product(book.routers, book.tensors):
+        shape = book.row_shapes.get(router, {}).get(tensor.name, ())
+        if len(shape) != len(tensor.row):
+            raise RecordingError(
+                f"{where}: '{tensor.name}' of {router} is {shape!r:.60}; "
+                f"expected numbers for {', '.join(tensor.row)}."
+            )
+    return noted
 
 
 def _as_json(value: Mapping[str, Any], where: str) -> Any:
@@ -292,3 +261,95 @@ def _shown(value: Any) -> str:
         return "absent"
     text = json.dumps(value, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# --------------------------------------------------------------------------------------- the folder
+
+
+class Draft:
+    """``<path>.partial`` with a lock, and in it the folder ``whole`` that becomes the recording.
+
+    Unless it is published, nothing stays of it, nor of a killed one. With a journal it stays,
+    however the process ends, as soon as one shard is complete.
+    """
+
+    def __init__(self, path: Path, journal: Journal | None = None, restart: bool = False) -> None:
+        self._path, self._journal = path, journal
+        self._is_new = restart or journal is None
+        self._work = WorkFolder(partial_path(path), JOURNAL_FILE if journal else "draft")
+        self._num_noted = 0
+
+    @property
+    def files(self) -> Path:
+        """The folder that becomes the recording."""
+        return self._work.path / FILES_FOLDER
+
+    def begin(self) -> Sequence[Noted]:
+        """Makes the folder, or takes over what is there: the shards that are complete."""
+        refuse_existing(self._path)
+        self._work.take()
+        try:
+            refuse_existing(self._path)  # another process may have finished in between
+            if self._is_new:
+                self._work.clear()
+            with writing(self._work.path):
+                noted = self._journal.open() if self._journal else []
+                self.files.mkdir(exist_ok=True)
+                self._remove_strays(noted)
+        except BaseException:
+            self._release(is_last=self._journal is None)
+            raise
+        self._num_noted = len(noted)
+        return noted
+
+    def _remove_strays(self, noted: Sequence[Noted]) -> None:
+        """Removes what the unfinished shard, or an unfinished end, left."""
+        books = enumerate(shard.book for shard in noted)
+        names = {name for number, book in books for name in shard_file_names(book, number)}
+        for path in self.files.iterdir():
+            if path.name not in names:
+                remove(path)
+
+    def note(self, num_tokens: int, domains: tuple[str, ...], book: ShapeBook) -> None:
+        """Counts the next shard as complete; without a journal a shard alone is of no use."""
+        if self._journal is None:
+            return
+        files = [self.files / name for name in shard_file_names(book, self._num_noted)]
+        for file in files:
+            _sync(file)
+        _sync_folder(self.files)
+        size = sum(file.stat().st_size for file in files)
+        self._journal.note(Noted(num_tokens, size, domains, book))
+        self._num_noted += 1
+
+    def publish(self) -> None:
+        """Gives the recording its name."""
+        _sync_folder(self.files)
+        move_folder(self.files, self._path)
+        _sync_folder(self._path.parent)
+        self._num_noted = 0
+
+    def leave(self) -> None:
+        """Ends the work here, published or not."""
+        self._release(is_last=not self._num_noted)
+
+    def _release(self, is_last: bool) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        self._work.release(is_last)
+
+
+def _sync(file: Path) -> None:
+    """Waits until a file is on the disk: the journal must not know more than there is."""
+    with file.open("rb+") as opened:
+        os.fsync(opened.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Waits until the names in a folder are on the disk, where folders can be waited for."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

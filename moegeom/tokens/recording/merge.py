@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,136 @@ from moegeom.core.shapes import Bool, Int16, Int64, Shaped
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.recording.columns import DTYPES, ROW_GROUP_TOKENS
-from moegeom.tokens.recording.facts import check_domains
-from moegeom.tokens.recording.merge_parts import (
-    MergedRows,
-    Part,
-    PartRows,
-    check_agreement,
-    open_part,
-    part_rows,
-)
+from moegeom.tokens.recording.facts import RecordingFacts, check_domains, read_facts
+from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
+from moegeom.tokens.rows import FileRows, ShardedRows, StoredSource
+from moegeom.tokens.stages import stored_tensors
 
-# The tokens of several recordings in the order of documents and positions.
+# ------------------------------------------------------------------------------------------ parts
+
+#: What parts of one run have in common.
+_COMMON = (
+    "stage",
+    "dtype",
+    "routers",
+    "has_chosen",
+    "outputs",
+    "checkpoint.fingerprint",
+    "engine",
+    "checkpoint.name",
+    "created_by",
+)
+
+#: Bytes read at a time. Rows that lie scattered cost as many bytes each, at worst.
+_BLOCK_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One recording, opened: every file of it is checked."""
+
+    path: Path
+    facts: RecordingFacts
+    source: StoredSource
+
+
+def disagreement(
+    parts: Sequence[Part], rows: tuple[int, int], values: str, document: int, position: int
+) -> RecordingError:
+    """The error for a token of which two rows, of the parts one after the other, differ."""
+    ends = np.cumsum([part.facts.num_tokens for part in parts])
+    one, other = (parts[int(np.searchsorted(ends, row, side="right"))].path.name for row in rows)
+    return RecordingError(
+        f"{one} and {other} hold different {values} for document {document}, position {position}; "
+        "expected the same, for it is one token.",
+        "Ranks that run different texts must number their documents differently.",
+    )
+
+
+def check_agreement(parts: Sequence[Part]) -> None:
+    """RecordingError when a part cannot be of the same run as the first."""
+    first = parts[0]
+    for part in parts[1:]:
+        for name in _COMMON:
+            mine, its = map(attrgetter(name), (first.facts, part.facts))
+            if mine != its:
+                raise RecordingError(
+                    f"{part.path.name}: {name} is {its!r:.100}; that of {first.path.name} is "
+                    f"{mine!r:.100}.",
+                    "Merge parts of one run.",
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class MergedRows:
+    """One tensor of one router in all parts, as it is stored; experts in integers that fit all."""
+
+    rows: ShardedRows
+    dtype: np.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token."""
+        return self.rows.width * self.dtype.itemsize
+
+    def gather(self, index: Int64[np.ndarray, "tokens"]) -> Shaped[np.ndarray, "tokens *row"]:
+        """The rows ``index``, in that order."""
+        out = np.empty((len(index), self.rows.width), self.dtype)
+        sequence = np.argsort(index, kind="stable")
+        ascending = index[sequence]
+        step = max(1, _BLOCK_BYTES // self.row_bytes)
+        start = 0
+        while start < len(ascending):
+            first = int(ascending[start])
+            stop = int(np.searchsorted(ascending, first + step))
+            block = np.empty((int(ascending[stop - 1]) + 1 - first, self.rows.width), self.dtype)
+            self.rows.read_into(first, block)
+            out[sequence[start:stop]] = block[ascending[start:stop] - first]
+            start = stop
+        return out.reshape(len(index), *self.rows.row_shape)
+
+
+#: By router, then by name of the tensor.
+PartRows = dict[str, dict[str, MergedRows]]
+
+
+def part_rows(parts: Sequence[Part]) -> PartRows:
+    """The rows of all parts one after the other; RecordingError when they differ in width."""
+    facts = parts[0].facts
+    tensors = stored_tensors(facts.stage, facts.has_chosen, facts.outputs)
+    return {
+        router: {tensor.name: _tensor_rows(parts, router, tensor.name) for tensor in tensors}
+        for router in facts.routers
+    }
+
+
+def _tensor_rows(parts: Sequence[Part], router: str, tensor: str) -> MergedRows:
+    shards: list[FileRows] = []
+    for part in parts:
+        recorded = part.source.rows(router, tensor)
+        assert isinstance(recorded, ShardedRows), "a recording has shards"
+        for rows in recorded.parts:
+            if rows.row_shape != (shards or [rows])[0].row_shape:
+                raise RecordingError(
+                    f"{part.path.name}/{rows.path.name}: rows of shape {rows.row_shape}; those of "
+                    f"{parts[0].path.name} have {shards[0].row_shape}.",
+                    "Merge parts of one run.",
+                )
+            shards.append(rows)
+    dtype = _common_dtype([rows.dtype for rows in shards])
+    return MergedRows(ShardedRows.of(tuple(shards)), dtype)
+
+
+def _common_dtype(dtypes: Sequence[np.dtype]) -> np.dtype:
+    """Floats have one dtype already; beyond two bytes experts are stored as int32 anyway."""
+    if len(set(dtypes)) == 1:
+        return dtypes[0]
+    narrow = all(dtype.itemsize < 4 for dtype in dtypes)
+    return np.result_type(*dtypes) if narrow else np.dtype(np.int32)
+
+
+# ------------------------------------------------------------------------------------------ order
 
 Columns = dict[str, np.ndarray]
 
@@ -72,7 +191,9 @@ def token_order(parts: Sequence[Part]) -> TokenOrder:
             differs &= ~is_first[start:stop]
             if differs.any():
                 at = int(np.argmax(differs))
-                raise _different_values(parts, columns, name, int(before[at]), int(here[at]))
+                document, position = columns["document"][here[at]], columns["position"][here[at]]
+                rows = (int(before[at]), int(here[at]))
+                raise disagreement(parts, rows, f"values of {name}", int(document), int(position))
     first = np.flatnonzero(is_first)
     used = _in_order(columns["domain"], source)
     number = np.full(len(names) + 1, -1, np.int16)
@@ -119,21 +240,6 @@ def _steps(start: int, stop: int) -> list[tuple[int, int]]:
     return [(first, min(first + ROW_GROUP_TOKENS, stop)) for first in edges]
 
 
-def _different_values(
-    parts: Sequence[Part], columns: Columns, name: str, one: int, other: int
-) -> RecordingError:
-    starts = np.cumsum([0, *(part.facts.num_tokens for part in parts)])
-    labels = [
-        parts[int(np.searchsorted(starts, row, side="right")) - 1].path.name for row in (one, other)
-    ]
-    return RecordingError(
-        f"{labels[0]} and {labels[1]} hold different values of {name} for document "
-        f"{columns['document'][one]}, position {columns['position'][one]}; expected the same, for "
-        "it is one token.",
-        "Ranks that run different texts must number their documents differently.",
-    )
-
-
 #: A shard of wide rows holds fewer tokens, so that it fits in memory: but not fewer than these.
 _SHARD_BYTES, _LEAST_TOKENS = 128 << 20, 1024
 
@@ -173,11 +279,13 @@ def merge_recordings(parts: Sequence[Path], out: Path, shard_tokens: int = 65_53
         raise UsageError(
             f"{len(parts)} parts, {number_of(shard_tokens, 'token')} a shard; expected 1 or more."
         )
-    opened = [open_part(Path(path)) for path in parts]
+    opened = [Part(path, read_facts(path), open_recording(path)) for path in map(Path, parts)]
     check_agreement(opened)
     rows = part_rows(opened)
     order = token_order(opened)
     facts = opened[0].facts
+    row_bytes = sum(merged.row_bytes for tensors in rows.values() for merged in tensors.values())
+    shard_tokens = min(shard_tokens, max(_LEAST_TOKENS, _SHARD_BYTES // row_bytes))
     with RecordingWriter(
         out,
         facts.stage,
@@ -189,18 +297,13 @@ def merge_recordings(parts: Sequence[Path], out: Path, shard_tokens: int = 65_53
         domains=order.domains,
         dtype=facts.dtype,
     ) as writer:
-        for shard in _shards(order, opened, _fitting(rows, shard_tokens)):
+        for shard in _shards(order, opened, shard_tokens):
             tensors = {
                 router: {name: _gather(shard, router, merged) for name, merged in by_name.items()}
                 for router, by_name in rows.items()
             }
             writer.append_tensors(shard.columns, tensors, facts.outputs)
     return Merged(Path(out), len(order.first), len(order.source) - len(order.first))
-
-
-def _fitting(rows: PartRows, shard_tokens: int) -> int:
-    size = sum(merged.row_bytes for tensors in rows.values() for merged in tensors.values())
-    return min(shard_tokens, max(_LEAST_TOKENS, _SHARD_BYTES // size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +350,14 @@ def _gather(shard: _Shard, router: str, rows: MergedRows) -> Shaped[np.ndarray, 
         if differs.any():
             at = int(np.argmax(differs))
             token = int(again_of[at])
-            raise _contradiction(shard, token, (int(shard.source[token]), int(again[at])), router)
+            columns = shard.columns
+            raise disagreement(
+                shard.parts,
+                (int(shard.source[token]), int(again[at])),
+                f"rows of router {router}",
+                int(columns.document[token]),
+                int(columns.position[token]),
+            )
     return shard_rows
 
 
@@ -257,19 +367,3 @@ def _differ(
     """Whether the bytes of each row differ: NaN is the same as NaN, and 0 another than -0."""
     one, other = (np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in (a, b))
     return np.asarray((one != other).any(axis=1))
-
-
-def _contradiction(
-    shard: _Shard, token: int, sources: tuple[int, int], router: str
-) -> RecordingError:
-    starts = np.cumsum([0, *(part.facts.num_tokens for part in shard.parts)])
-    one, other = (
-        shard.parts[int(np.searchsorted(starts, source, side="right")) - 1].path.name
-        for source in sources
-    )
-    return RecordingError(
-        f"{one} and {other} hold different rows of router {router} for document "
-        f"{shard.columns.document[token]}, position {shard.columns.position[token]}; expected the "
-        "same, for it is one token.",
-        "Ranks that run different texts must number their documents differently.",
-    )

@@ -7,17 +7,16 @@ from pathlib import Path
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts
-from moegeom.tokens.foreign.tensor_file import TensorFile, open_tensor_file
-from moegeom.tokens.recording.column_reader import ParquetColumns
+from moegeom.tokens.foreign.arrays import TensorFile, open_tensor_file
+from moegeom.tokens.recording.columns import ParquetColumns
 from moegeom.tokens.recording.facts import (
     RecordingFacts,
     columns_file_name,
     read_facts,
     tensor_file_name,
 )
-from moegeom.tokens.recording.outputs import check_output_shapes
 from moegeom.tokens.rows import FileRows, ShardedRows, StoredSource
-from moegeom.tokens.stages import StoredTensor, stored_tensors
+from moegeom.tokens.stages import StoredTensor, check_output_shapes, stored_tensors
 
 
 def open_recording(path: str | Path) -> StoredSource:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct, structs
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import OUTPUT_KINDS, OutputKind, Stage, TokenColumns, TopLogits
 from moegeom.tokens.recording.columns import DTYPES
-from moegeom.tokens.recording.outputs import check_output_shapes
 from moegeom.tokens.stages import (
     CHOSEN,
     FLOAT_DTYPES,
@@ -20,6 +19,7 @@ from moegeom.tokens.stages import (
     TOP_EXPERT,
     TOP_LOGITS,
     StoredTensor,
+    check_output_shapes,
     has_floats,
     stored_tensors,
 )
@@ -70,8 +70,7 @@ def shard_tensors(
     return tensors
 
 
-@dataclass
-class ShapeBook:
+class ShapeBook(Struct):
     """What the first shard fixed: the float dtype, the shapes of rows, and what is recorded."""
 
     stage: Stage
@@ -79,13 +78,16 @@ class ShapeBook:
     dtype: str | None
     has_chosen: bool = False
     outputs: tuple[OutputKind, ...] = ()
-    row_shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    row_shapes: dict[str, dict[str, tuple[Annotated[int, Meta(ge=1)], ...]]] = {}
 
-    def __post_init__(self) -> None:
-        if self.stage not in STAGE_TENSORS:
-            raise unknown_name("stage", self.stage, STAGE_TENSORS)
-        if self.dtype is not None and self.dtype not in FLOAT_DTYPES:
-            raise unknown_name("dtype", self.dtype, FLOAT_DTYPES)
+    @classmethod
+    def of(cls, stage: Stage, routers: tuple[str, ...], dtype: str | None) -> ShapeBook:
+        """The book of a recording without shards; UsageError for names that nothing has."""
+        if stage not in STAGE_TENSORS:
+            raise unknown_name("stage", stage, STAGE_TENSORS)
+        if dtype is not None and dtype not in FLOAT_DTYPES:
+            raise unknown_name("dtype", dtype, FLOAT_DTYPES)
+        return cls(stage, routers, dtype)
 
     @property
     def tensors(self) -> tuple[StoredTensor, ...]:
@@ -100,16 +102,7 @@ class ShapeBook:
     def draft(self) -> ShapeBook:
         """A copy to try a shard on: when it is refused, nothing of it stays in this one."""
         shapes = {router: dict(by_name) for router, by_name in self.row_shapes.items()}
-        return replace(self, row_shapes=shapes)
-
-    def as_json(self) -> dict[str, Any]:
-        """What the shards so far have fixed."""
-        return {
-            "dtype": self.dtype,
-            "has_chosen": self.has_chosen,
-            "outputs": list(self.outputs),
-            "row_shapes": self.row_shapes,
-        }
+        return structs.replace(self, row_shapes=shapes)
 
     def accept(
         self, tensors: ByRouter, outputs: tuple[OutputKind, ...], num_tokens: int, where: str

@@ -14,9 +14,7 @@ from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import write_whole, writing
 from moegeom.core.shapes import Shaped
 from moegeom.core.tokens import OutputKind, Stage, TokenColumns, TopLogits
-from moegeom.tokens.recording.column_reader import ParquetColumns
-from moegeom.tokens.recording.columns import ROW_GROUP_TOKENS, write_columns
-from moegeom.tokens.recording.draft import Draft, JournalledDraft, PlainDraft, partial_path
+from moegeom.tokens.recording.columns import ROW_GROUP_TOKENS, ParquetColumns, write_columns
 from moegeom.tokens.recording.facts import (
     FACTS_FILE,
     SCHEMA,
@@ -30,7 +28,7 @@ from moegeom.tokens.recording.facts import (
     render_facts,
     tensor_file_name,
 )
-from moegeom.tokens.recording.journal import BEGIN_AGAIN, Journal, Noted
+from moegeom.tokens.recording.journal import BEGIN_AGAIN, Draft, Journal, Noted, partial_path
 from moegeom.tokens.recording.shard_arrays import (
     ByRouter,
     ShapeBook,
@@ -102,8 +100,8 @@ class RecordingWriter:
             "engine": engine,
             "created_by": created_by,
         }
-        self._book = ShapeBook(stage, self._routers, dtype)
-        self._draft = self._new_draft(dtype, journal, restart)
+        self._book = ShapeBook.of(stage, self._routers, dtype)
+        self._draft = Draft(self._path, self._journal(journal), restart)
         self._is_open = False
         self._shards: list[RecordingShard] = []
         self._documents: set[int] = set()
@@ -111,21 +109,19 @@ class RecordingWriter:
         check_routers(self._routers, self._path.name)
         check_domains(self._domains, self._path.name)
 
-    def _new_draft(
-        self, dtype: str | None, journal: Mapping[str, Any] | None, restart: bool
-    ) -> Draft:
+    def _journal(self, journal: Mapping[str, Any] | None) -> Journal | None:
         if journal is None:
-            return PlainDraft(self._path)
+            return None
         plan = {
             "schema": SCHEMA,
             "stage": self._stage,
             "routers": list(self._routers),
-            "dtype": dtype,
+            "dtype": self._book.dtype,
             "domains": list(self._domains),
             **self._texts,
             "journal": dict(journal),
         }
-        return JournalledDraft(self._path, Journal(partial_path(self._path), plan), restart)
+        return Journal(partial_path(self._path), plan, self._book)
 
     def __enter__(self) -> RecordingWriter:
         """Begins the recording, or goes on with an interrupted one.
@@ -140,7 +136,7 @@ class RecordingWriter:
         """
         if self._is_open or self._shards:
             raise RecordingError(f"{self._path.name}: a writer is entered once; make another.")
-        noted = self._draft.begin(self._book)
+        noted = self._draft.begin()
         try:
             self._go_on(noted)
         except BaseException:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
+from itertools import pairwise, product
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,8 @@ from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.tokens.rows import consecutive
 from moegeom.tokens.source import KnownRouter
 
-#: Tokens of a reference without choices that are routed again, to prove the place by what they are.
+#: Tokens of which all routers are read before the next; and of a reference without choices those
+#: that are routed again, to prove the place by what they are.
 _ROUTED = 65_536
 
 
@@ -149,14 +151,10 @@ def rows_of(other: TokenSource, routers: Sequence[KnownRouter]) -> TraceRows:
     )
 
 
-#: Tokens of which all routers are read before the next.
-_AT_ONCE = 65_536
-
-
 def _refuse_strangers(other: TokenSource, routers: Sequence[KnownRouter]) -> None:
     """Raises RecordingError for experts that the checkpoint does not have."""
-    for start in range(0, other.facts.num_tokens, _AT_ONCE):
-        stop = min(start + _AT_ONCE, other.facts.num_tokens)
+    for start in range(0, other.facts.num_tokens, _ROUTED):
+        stop = min(start + _ROUTED, other.facts.num_tokens)
         for router in routers:
             ids = other.read_chosen(router.name, start, stop)
             assert ids is not None, "has choices"
@@ -217,7 +215,7 @@ LAYER_SHIFTS = (-1, 0, 1)
 #: Tokens whose choices are compared at each shift.
 COMPARED_TOKENS = 20_000
 
-#: TraceRows that follow one another among them, since files are read in ranges.
+#: Rows that follow one another among them, since files are read in ranges.
 _RUN = 32
 
 #: Tokens of a request that make it a continuation of a shorter document.
@@ -253,6 +251,17 @@ class TraceRows:
     position: Int32[np.ndarray, "tokens"]
     token_id: Int32[np.ndarray, "tokens"]
     names: tuple[str, ...]
+
+    @cached_property
+    def places(self) -> Int32[np.ndarray, "tokens"]:
+        """Positions in the sequence; the row where the file does not say."""
+        return np.where(self.position >= 0, self.position, self.row).astype(np.int32)
+
+    @cached_property
+    def spans(self) -> list[slice]:
+        """The rows of each request."""
+        edges = np.searchsorted(self.request, np.arange(len(self.names) + 1)).tolist()
+        return [slice(*pair) for pair in pairwise(edges)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,15 +310,10 @@ def align(reference: Reference, trace: TraceRows, must_fit: bool = True) -> Alig
     documents = _documents(reference)
     matched = _match_requests(reference, trace, documents)
     token = np.full(len(trace.request), -1, np.int64)
-    starts = np.searchsorted(trace.request, np.arange(len(trace.names) + 1))
-    for request, document in enumerate(matched):
-        if document is None:
-            continue
-        rows = slice(starts[request], starts[request + 1])
-        place = _positions(trace)[rows]
-        at = documents[document]
-        inside = place < len(at)
-        token[rows] = np.where(inside, at[np.minimum(place, len(at) - 1)], -1)
+    for rows, document in zip(trace.spans, matched, strict=True):
+        if document is not None:
+            place, at = trace.places[rows], documents[document]
+            token[rows] = np.where(place < len(at), at[np.minimum(place, len(at) - 1)], -1)
     num_matched = int((token >= 0).sum())
     if not num_matched:
         raise RecordingError(
@@ -355,11 +359,6 @@ def _documents(reference: Reference) -> list[Int[np.ndarray, "tokens"]]:
     return parts
 
 
-def _positions(trace: TraceRows) -> Int32[np.ndarray, "rows"]:
-    """Positions in the sequence; the row where the file does not say."""
-    return np.where(trace.position >= 0, trace.position, trace.row).astype(np.int32)
-
-
 def _match_requests(
     reference: Reference, trace: TraceRows, documents: Sequence[np.ndarray]
 ) -> list[int | None]:
@@ -367,14 +366,11 @@ def _match_requests(
     token_ids = reference.columns.token_id
     if (trace.token_id < 0).any() or (token_ids < 0).any():
         return _match_by_order(reference, trace, documents)
-    position = _positions(trace)
-    starts = np.searchsorted(trace.request, np.arange(len(trace.names) + 1))
     texts = _Texts([token_ids[part] for part in documents])
     taken: set[int] = set()
     matched: list[int | None] = []
-    for request in range(len(trace.names)):
-        rows = slice(starts[request], starts[request + 1])
-        equal = texts.with_tokens(position[rows], trace.token_id[rows])
+    for rows in trace.spans:
+        equal = texts.with_tokens(trace.places[rows], trace.token_id[rows])
         # equal texts are the same tokens: which of them does not matter
         free = [document for document in equal if document not in taken] or equal
         matched.append(free[0] if free else None)
@@ -436,7 +432,7 @@ def _match_by_order(
             "Store the token ids in the trace (vLLM: return_token_ids).",
         )
     behind = np.zeros(len(rows), np.int64)
-    np.maximum.at(behind, trace.request, _positions(trace).astype(np.int64) + 1)
+    np.maximum.at(behind, trace.request, trace.places.astype(np.int64) + 1)
     fits = (behind == lengths) | (behind == lengths - 1)
     if not fits.all():
         bad = int(np.argmin(fits))
@@ -460,7 +456,7 @@ def _check_token_ids(reference: Reference, trace: TraceRows, token: np.ndarray) 
         raise RecordingError(
             f"{reference.name}: {int(wrong.sum()):,} of {len(rows):,} matched rows are of another "
             f"token; first in request {trace.names[int(trace.request[row])]} at position "
-            f"{int(_positions(trace)[row])}: token {int(trace.token_id[row])} here, "
+            f"{int(trace.places[row])}: token {int(trace.token_id[row])} here, "
             f"{int(other[int(np.argmax(wrong))])} there.",
             "The trace is of another text, or its positions are shifted.",
         )
@@ -505,54 +501,24 @@ def _spread(rows: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "some"]:
     return rows[np.arange(len(rows)) // _RUN % every == 0]
 
 
-@dataclass(frozen=True)
-class Placing:
-    """Agreement of choices at this place and at the best other; ``lead`` is in standard errors."""
-
-    here: Fit
-    best: Fit
-    lead: float
-
-    @property
-    def is_proven(self) -> bool:
-        return self.lead > _STANDS_OUT
-
-    @property
-    def is_misplaced(self) -> bool:
-        return self.lead < -_STANDS_OUT
-
-    @property
-    def other_place(self) -> str:
-        """The best other place in words."""
-        return _spoken(self.best)
-
-    @property
-    def measured(self) -> str:
-        """Both agreements in words."""
-        here, best = (percent(fit.share, ".1f") for fit in (self.here, self.best))
-        number = self.here.num_compared
-        return f"{here} of {number:,} sets are equal as placed, {best} {self.other_place}"
-
-
-def placing(fits: Sequence[Fit]) -> Placing:
-    """Which place the choices prove, if any; of the fits of an alignment."""
+def _judged(fits: Sequence[Fit], name: str) -> str:
+    """The verdict of the shifts; RecordingError when they prove another place, or nothing."""
     here = next(fit for fit in fits if fit.token_shift == fit.layer_shift == 0)
     best = max((fit for fit in fits if fit is not here), key=lambda fit: fit.share, default=here)
     noise = np.sqrt(sum(fit.share * (1 - fit.share) / fit.num_compared for fit in (here, best)))
     ahead = here.share - best.share
+    # in standard errors
     lead = float(np.sign(ahead) * np.inf if noise == 0.0 and ahead else ahead / (noise or 1.0))
-    return Placing(here, best, lead)
-
-
-def _judged(fits: Sequence[Fit], name: str) -> str:
-    """The verdict of the shifts; RecordingError when they prove another place, or nothing."""
-    place = placing(fits)
-    here, measured = place.here, f"{place.measured} ({name})"
-    if place.is_proven:
+    shares = [percent(fit.share, ".1f") for fit in (here, best)]
+    measured = (
+        f"{shares[0]} of {here.num_compared:,} sets are equal as placed, {shares[1]} "
+        f"{_spoken(best)} ({name})"
+    )
+    if lead > _STANDS_OUT:
         return f"alignment proven by the choices: {measured}"
-    if place.is_misplaced:
+    if lead < -_STANDS_OUT:
         raise RecordingError(
-            f"Trace misaligned: {measured}.", f"Shift it: {place.other_place} it fits better."
+            f"Trace misaligned: {measured}.", f"Shift it: {_spoken(best)} it fits better."
         )
     if here.share >= _SAME_EVERYWHERE:
         return f"choices hardly change from token to token and prove no alignment: {measured}"

@@ -6,7 +6,7 @@ of a trace adds up to that of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -131,18 +131,14 @@ def main_stack(all_routers: Sequence[KnownRouter], where: str) -> tuple[KnownRou
     RecordingError
         When a layer has several routers, or they choose different numbers of experts.
     """
-    routers = tuple(
-        sorted(
-            (r for r in all_routers if r.stack == all_routers[0].stack),
-            key=lambda router: router.layer,
-        )
-    )
-    layers = [router.layer for router in routers]
-    if len(set(layers)) < len(layers):
+    in_stack = (router for router in all_routers if router.stack == all_routers[0].stack)
+    routers = tuple(sorted(in_stack, key=lambda router: router.layer))
+    num_layers = len({router.layer for router in routers})
+    if num_layers < len(routers):
         raise RecordingError(
-            f"{where}: the checkpoint has {number_of(len(layers), 'router')} in "
-            f"{number_of(len(set(layers)), 'layer')}; a "
-            "trace does not say which router of a layer it means.",
+            f"{where}: the checkpoint has {number_of(len(routers), 'router')} in "
+            f"{number_of(num_layers, 'layer')}; a trace does not say which router of a layer it "
+            "means.",
             "Record with moegeom capture.",
         )
     sizes = sorted({router.top_k for router in routers})
@@ -175,25 +171,20 @@ def evidence_of(
         if len(run) > 1:
             ids = np.concatenate([one.ids for one in run])
         number = sum(not one.first_row for one in run)
+        widths = {length: length * top_k for length in lengths} if ids.ndim == 1 else {}
         shaped = [ids] if ids.ndim == 3 else []
-        uneven: list[tuple[int, str, int]] = []
-        for length in lengths if ids.ndim == 1 else ():
-            if ids.size % (length * top_k):
-                uneven.append((length, name, ids.size))
-            else:
-                shaped.append(ids.reshape(-1, length, top_k))
-        evidence = evidence.and_of(
-            AxisEvidence(
-                number,
-                (ids.dtype.name,),
-                int(ids.max(initial=0)),
-                ids.size,
-                (ids.shape[1:],),
-                declared_layers,
-                tuple(uneven),
-                tuple(_reading(one, top_k, number) for one in shaped),
-            )
+        shaped += [ids.reshape(-1, n, top_k) for n, w in widths.items() if not ids.size % w]
+        of_run = AxisEvidence(
+            number,
+            (ids.dtype.name,),
+            int(ids.max(initial=0)),
+            ids.size,
+            (ids.shape[1:],),
+            declared_layers,
+            tuple((n, name, ids.size) for n, width in widths.items() if ids.size % width),
+            tuple(_reading(one, top_k, number) for one in shaped),
         )
+        evidence = evidence.and_of(of_run)
     return evidence
 
 
@@ -343,13 +334,8 @@ def _axes_of_shape(
 
 def _check_dtypes(evidence: AxisEvidence, routers: Sequence[KnownRouter], where: str) -> None:
     """The widest dtype of the file must name every expert; a writer may choose it by request."""
-    widest = max(evidence.dtypes, key=lambda dtype: np.iinfo(dtype).max)
     num_experts = max(router.num_experts for router in routers)
-    if np.iinfo(widest).max < num_experts - 1:
-        raise RecordingError(
-            f"{where}: ids are {widest}, which cannot name {num_experts} experts.",
-            "Ids above its range have wrapped and are lost; store them wider.",
-        )
+    refuse_narrow(evidence.dtypes, num_experts, "experts", where)
     # a copy through 8 bits keeps the range of 8 bits, whatever it is stored as afterwards
     expected = evidence.num_ids * max(0, num_experts - 256) / num_experts
     if evidence.largest <= 255 and expected >= _EXPECTED_ABOVE:
@@ -357,6 +343,16 @@ def _check_dtypes(evidence: AxisEvidence, routers: Sequence[KnownRouter], where:
             f"{where}: none of {evidence.num_ids:,} ids is above {evidence.largest}, and the "
             f"checkpoint has {num_experts} experts: they went through 8 bits and have wrapped.",
             "uint8 cannot name them; record with a version that stores 16 bits.",
+        )
+
+
+def refuse_narrow(dtypes: Iterable[str], number: int, noun: str, where: str) -> None:
+    """Raises RecordingError where none of the dtypes could name the last of so many."""
+    widest = max(dtypes, key=lambda dtype: np.iinfo(dtype).max, default="int64")
+    if np.iinfo(widest).max < number - 1:
+        raise RecordingError(
+            f"{where}: ids are {widest}, which cannot name {number} {noun}.",
+            "Ids above its range have wrapped and are lost; store them wider.",
         )
 
 

@@ -22,7 +22,7 @@ from moegeom.core.limits import MAP_BYTES, MAP_PLACES
 from moegeom.core.shapes import Bool, Int64, Integer
 from moegeom.core.text import number_of, quoted
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces.axes import columns_of, num_routed_rows, unset_value
+from moegeom.tokens.traces.axes import columns_of, num_routed_rows, refuse_narrow, unset_value
 from moegeom.tokens.traces.cleaning import is_no_accident
 from moegeom.tokens.traces.trace import Dialect, Pieces, Place, RequestTrace, Trace
 
@@ -138,20 +138,10 @@ def in_experts(
         return replace(
             trace, counts=counts, counts_zeros=True, ids_are="logical", notes=(*trace.notes, note)
         )
-    _refuse_narrow(trace, max(len(table) for table in tables))
+    dtypes = (r.ids.dtype.name for r in trace.requests if r.ids.dtype.kind in "iu")
+    refuse_narrow(dtypes, max(len(table) for table in tables), "places", trace.where)
     requests = tuple(_request(request, trace, tables, routers) for request in trace.requests)
     return replace(trace, requests=requests, ids_are="logical", notes=(*trace.notes, note))
-
-
-def _refuse_narrow(trace: Trace, num_places: int) -> None:
-    """Raises RecordingError where no request of the piece could name the last place."""
-    dtypes = [r.ids.dtype for r in trace.requests if r.ids.dtype.kind in "iu"]
-    widest = max(dtypes, key=lambda dtype: np.iinfo(dtype).max, default=np.dtype(np.int64))
-    if np.iinfo(widest).max < num_places - 1:
-        raise RecordingError(
-            f"{trace.where}: ids are {widest}, which cannot name {num_places} places.",
-            "Ids above its range have wrapped and are lost; store them wider.",
-        )
 
 
 def _request(

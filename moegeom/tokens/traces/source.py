@@ -6,13 +6,11 @@ by piece, and cleaned in the same way.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,10 +20,10 @@ from moegeom.core.shapes import Int32, Int64, Shaped
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, TokenColumns
 from moegeom.tokens.recording.columns import unknown_columns
-from moegeom.tokens.rows import StoredSource, assign_rows, shard_ranges
+from moegeom.tokens.rows import Cache, StoredSource, assign_rows, shard_ranges
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.stages import CHOSEN
-from moegeom.tokens.traces.axes import main_stack, named_layers
+from moegeom.tokens.traces.axes import columns_of, main_stack
 from moegeom.tokens.traces.cleaning import RequestCleaning, RowSpan, TokenRows
 from moegeom.tokens.traces.survey import TokenIndex, id_dtype
 from moegeom.tokens.traces.trace import Pieces, Place, RequestTrace, Trace
@@ -116,24 +114,15 @@ class PieceReader:
 
     def __init__(self, index: TokenIndex) -> None:
         self.index = index
-        self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="moegeom-pieces")
-        self._cache: OrderedDict[int, PieceTokens] = OrderedDict()
-        self._size = 0
+        self._cache = Cache[PieceTokens](CACHE_BYTES, lambda piece: piece.num_bytes, _LEAST_PIECES)
         self._live: tuple[int, Place | None, Pieces] | None = None
 
     def piece(self, number: int) -> PieceTokens:
         """The tokens of one piece."""
-        with self._lock:
-            if number not in self._cache:
-                piece = self._thread.submit(self._read_piece, number).result()
-                self._size += piece.num_bytes
-                self._cache[number] = piece
-                while self._size > CACHE_BYTES and len(self._cache) > _LEAST_PIECES:
-                    _, gone = self._cache.popitem(last=False)
-                    self._size -= gone.num_bytes
-            self._cache.move_to_end(number)
-            return self._cache[number]
+        return self._cache.get(
+            number, lambda: self._thread.submit(self._read_piece, number).result()
+        )
 
     def ranges(self, start: int, stop: int) -> Iterator[tuple[PieceTokens, slice, slice]]:
         """Of tokens ``[start, stop)`` each piece, the tokens in it, and their places among all."""
@@ -239,8 +228,6 @@ def trace_source(name: str, index: TokenIndex, routers: Sequence[str]) -> TraceS
 
 # ------------------------------------------------------------------------------- counts, no tokens
 
-_EXPERTS_HINT = "Is the log of another model, or of one rank of expert parallelism?"
-
 
 class CountedSource:
     """Slots by step and expert of each router; everything else is refused."""
@@ -261,27 +248,15 @@ class CountedSource:
             raise InternalError(f"{self._facts.name} does not count router {router}.")
         return self._counts[router]
 
-    def read_columns(self, start: int, stop: int) -> TokenColumns:
-        self._refuse()
-
-    def read_values(self, router: str, start: int, stop: int) -> NoReturn:
-        self._refuse()
-
-    def read_top_logits(self, router: str, start: int, stop: int) -> NoReturn:
-        self._refuse()
-
-    def read_chosen(self, router: str, start: int, stop: int) -> NoReturn:
-        self._refuse()
-
-    def read_output(self, router: str, kind: str, start: int, stop: int) -> NoReturn:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def read_columns(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused, as is all that is of single tokens."""
         raise RecordingError(
             f"{self._facts.name}: counts only, of {self._facts.num_tokens:,} tokens; it holds "
             "nothing of any token.",
             "Use moegeom scan, which makes load figures of counts.",
         )
+
+    read_values = read_top_logits = read_chosen = read_output = read_columns
 
 
 def counted_source(
@@ -296,8 +271,18 @@ def counted_source(
     """
     assert trace.counts is not None, "a log of counts"
     routers = main_stack(all_routers, trace.where)
-    columns, notes = _count_columns(trace, routers)
     counts = trace.counts
+    columns, notes = columns_of(counts.shape[1], routers, trace.layers, trace.where)
+    filled = np.flatnonzero(counts.any(axis=(0, 2))).tolist()
+    if not set(filled) <= set(columns):
+        raise RecordingError(
+            f"{trace.where}: {number_of(counts.shape[1], 'layer')}, of which {len(filled)} have "
+            f"counts; the checkpoint has {number_of(len(routers), 'router')} in layers "
+            f"{routers[0].layer} to {routers[-1].layer}.",
+            "Is the log of another model?",
+        )
+    if num_others := counts.shape[1] - len(columns):
+        notes = (*notes, f"layers without router, which count nothing: {num_others}")
     widest = max(router.num_experts for router in routers)
     if not trace.counts_zeros and counts.shape[2] < widest:
         counts = np.pad(counts, ((0, 0), (0, 0), (0, widest - counts.shape[2])))
@@ -307,7 +292,7 @@ def counted_source(
             raise RecordingError(
                 f"{trace.where}: counts {by_router[router.name].shape[1]} experts; router "
                 f"{router.name} has {router.num_experts}.",
-                _EXPERTS_HINT,
+                "Is the log of another model, or of one rank of expert parallelism?",
             )
     totals = {router.name: int(by_router[router.name].sum()) for router in routers}
     empty = [name for name, total in totals.items() if not total]
@@ -339,25 +324,3 @@ def counted_source(
         notes=(*texts, *trace.notes, *notes),
     )
     return CountedSource(facts, by_router)
-
-
-def _count_columns(
-    trace: Trace, routers: Sequence[KnownRouter]
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The index of each router's layer; layers without a router must count nothing."""
-    assert trace.counts is not None, "a log of counts"
-    length = trace.counts.shape[1]
-    if trace.layers is not None:
-        return named_layers(trace.where, trace.layers, routers)
-    if length == len(routers):
-        return tuple(range(length)), ()
-    columns = tuple(router.layer for router in routers)
-    filled = np.flatnonzero(trace.counts.any(axis=(0, 2))).tolist()
-    if columns[-1] >= length or not set(filled) <= set(columns):
-        raise RecordingError(
-            f"{trace.where}: {number_of(length, 'layer')}, of which {len(filled)} have counts; "
-            "the checkpoint "
-            f"has {number_of(len(routers), 'router')} in layers {columns[0]} to {columns[-1]}.",
-            "Is the log of another model?",
-        )
-    return columns, (f"layers without router, which count nothing: {length - len(routers)}",)

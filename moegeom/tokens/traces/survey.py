@@ -10,26 +10,27 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
+from msgspec import convert, to_builtins
 
 from moegeom.core.digest import Identity, digest_of, identity_of, sha256_of
-from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.core.errors import RecordingError
 from moegeom.core.files import reading
 from moegeom.core.limits import SURVEY_BYTES, TRACE_BYTES
 from moegeom.core.shapes import Bool, Int64, UInt64
 from moegeom.core.text import number_of
-from moegeom.tokens.foreign.sealed import read_sealed, write_sealed
+from moegeom.tokens.foreign.npy import read_sealed, write_sealed
+from moegeom.tokens.rows import as_recording_error
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.traces.axes import (
     Axes,
     AxisEvidence,
-    Reading,
     axes_of,
     evidence_of,
     expected_axes,
@@ -70,11 +71,8 @@ class FileOf:
         RecordingError
             When it cannot be read, or is damaged.
         """
-        try:
-            with reading(self.path, RecordingError):
-                yield from self.dialect.pieces_from(self.path, place)
-        except CheckpointError as error:
-            raise RecordingError(error.message, error.hint) from None
+        with as_recording_error(), reading(self.path, RecordingError):
+            yield from self.dialect.pieces_from(self.path, place)
 
 
 class CountsAlone(RecordingError):
@@ -127,7 +125,7 @@ class Survey:
     kind: TraceKind | None
     axes: tuple[tuple[int, int], tuple[int, ...]] | None
     ids_are: IdsAre
-    cut: Counter[str]
+    cut: Mapping[str, int]
     notes: tuple[str, ...]
     identity: Identity
 
@@ -314,7 +312,7 @@ def _index_of(
     num_copies = _empty_copies(surveys) if copies else 0
     for survey in surveys:
         notes.add(survey.notes)
-        cut += survey.cut
+        cut.update(survey.cut)
     if num_copies:
         notes.add([f"{copies}: {num_copies:,}"])
     rows = np.concatenate([survey.rows for survey in surveys])
@@ -370,7 +368,7 @@ def _empty_copies(surveys: list[Survey]) -> int:
         if digest in digests and len(survey.name):
             num_copies += 1
             none = np.zeros_like(survey.part_rows)
-            surveys[number] = replace(survey, part_rows=none, cut=Counter())
+            surveys[number] = replace(survey, part_rows=none, cut={})
         digests.add(digest)
     return num_copies
 
@@ -518,7 +516,6 @@ class _Surveyor:
         self._whole = hashlib.sha256()
 
     def survey(self) -> Survey:
-        """Reads the file."""
         place = BEGINNING
         with reading(self._file.path, RecordingError):
             identity = identity_of(self._file.path)
@@ -702,7 +699,7 @@ class FileJournal:
         """Writes the survey of a file, whole or not at all."""
         values = {field.name: getattr(survey, field.name) for field in fields(survey)}
         arrays = {name: v for name, v in values.items() if isinstance(v, np.ndarray)}
-        header = {name: _plain(v) for name, v in values.items() if name not in arrays}
+        header = {name: to_builtins(v) for name, v in values.items() if name not in arrays}
         write_sealed(self._path(path), header | {"terms": self.terms}, arrays)
 
     @property
@@ -714,26 +711,9 @@ class FileJournal:
         return self.folder / f"{digest_of(path.resolve())}.npz"
 
 
-def _plain(value: Any) -> Any:
-    """Records as what JSON has."""
-    if isinstance(value, AxisEvidence | Reading | TraceKind):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
 def _unsealed(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Survey:
     """The survey of what has the hash that was written with it."""
-    values = {name: _tuples(value) for name, value in header.items()}
-    evidence, kind = values["evidence"], values["kind"]
-    evidence["readings"] = tuple(Reading(**reading) for reading in evidence["readings"])
-    values["evidence"] = AxisEvidence(**evidence)
-    values["kind"] = None if kind is None else TraceKind(**kind)
-    values["cut"] = Counter(values["cut"])
+    kinds = get_type_hints(Survey)
+    values = {name: convert(value, kinds[name]) for name, value in header.items()}
     contents: dict[str, Any] = {**values, **arrays}
     return Survey(**contents)
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _tuples(item) for name, item in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -7,6 +7,7 @@ rows that are missing are all still there; cleaning is the same for all dialects
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,6 +175,36 @@ _COUNTED = re.compile(r"(.*): ([0-9,]{1,20})", re.DOTALL)
 def counted_notes(counts: Mapping[str, int]) -> tuple[str, ...]:
     """A note for each count that is not 0, behind its words."""
     return tuple(f"{words}: {count:,}" for words, count in counts.items() if count)
+
+
+#: Requests that stand together in a file, the place where they begin, and what was left out there:
+#: counts by the words of their notes.
+Entry = tuple[Place, Sequence[RequestTrace], Mapping[str, int]]
+
+#: What a request takes beside its ids.
+_REQUEST_BYTES = 1000
+
+
+def in_pieces(where: str, dialect: str, entries: Iterable[Entry]) -> Pieces:
+    """The entries of a file as pieces of some ``PIECE_BYTES``.
+
+    Entries at ``BEGINNING`` have no place of their own, and stand in one piece.
+    """
+    requests: list[RequestTrace] = []
+    counts, size = Counter[str](), 0
+    for place, of_entry, left_out in entries:
+        if size >= PIECE_BYTES and place != BEGINNING:
+            yield Trace(where, dialect, tuple(requests), notes=counted_notes(counts)), place
+            requests, counts, size = [], Counter(), 0
+        requests += of_entry
+        counts.update(left_out)
+        size += sum(request.ids.nbytes + _REQUEST_BYTES for request in of_entry)
+    yield Trace(where, dialect, tuple(requests), notes=counted_notes(counts)), None
+
+
+def rows_of_piece(row_bytes: int) -> int:
+    """Rows of some ``PIECE_BYTES``; one at least."""
+    return max(1, PIECE_BYTES // max(1, row_bytes))
 
 
 class Notes:

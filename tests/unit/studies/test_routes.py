@@ -8,7 +8,7 @@ import pytest
 import moegeom as mg
 from moegeom.core.errors import RecordingError
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.traces.dialects import _json, vllm
+from moegeom.tokens.traces import trace
 from tests.by_day import by_day
 from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.planted import PLANTED
@@ -85,7 +85,7 @@ def test_a_trace_in_many_files_and_pieces_is_what_it_is_in_one(tmp_path, monkeyp
     (tmp_path / "dump").mkdir()
     for number, request in enumerate(requests):
         write_vllm(tmp_path / "dump" / f"{number}.jsonl", [request])
-    monkeypatch.setattr(_json, "PIECE_BYTES", 1)
+    monkeypatch.setattr(trace, "PIECE_BYTES", 1)
     alone = {"name": "", "given": "", "defects": ()}
     for given in ("whole.jsonl", "dump", "dump/*.jsonl"):
         (found,) = mg.routes(tmp_path / given).value.files
@@ -98,7 +98,7 @@ def test_a_request_over_several_pieces_is_left_out_whole(tmp_path, monkeypatch):
     ids[40, 2, 1] = ids[40, 2, 0]
     np.savez(tmp_path / "rows.npz", rows=ids)
     np.save(tmp_path / "rows.npy", ids)
-    monkeypatch.setattr(vllm, "PIECE_BYTES", 7 * ids[0].nbytes)
+    monkeypatch.setattr(trace, "PIECE_BYTES", 7 * ids[0].nbytes)
     for name in ("rows.npy", "rows.npz"):
         (found,) = mg.routes(tmp_path / name).value.files
         assert (found.num_requests, found.num_rows, found.num_tokens) == (1, 65, 0)

@@ -11,8 +11,7 @@ import pytest
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.traces import source
-from moegeom.tokens.traces.dialects import _json, padded_batches
+from moegeom.tokens.traces import source, trace
 from moegeom.tokens.traces.expert_map import read_expert_map
 from tests.unit.tokens.dialects import test_counts, written
 from tests.unit.tokens.dialects.written import (
@@ -115,12 +114,12 @@ def test_many_files_and_pieces_of_them_are_mapped_as_one_file_is(name, tmp_path,
         path = tmp_path / "dump" / f"{number}{Path(writer.file).suffix}"
         writer.write(path, [replace(request, ids=placed(request.ids, layers))])
     (tmp_path / "map.json").write_text(listed(layers))
-    for module in (padded_batches, _json, source):
-        monkeypatch.setattr(module, "CACHE_BYTES" if module is source else "PIECE_BYTES", 500)
-    trace = opened(f"{tmp_path}/dump/*", tmp_path)
-    np.testing.assert_array_equal(chosen(trace), held.routed)
-    said = "ids are places: experts by map.json, which places 24 copies"
-    assert [note for note in trace.facts.notes if "map.json" in note] == [said]
+    monkeypatch.setattr(trace, "PIECE_BYTES", 500)
+    monkeypatch.setattr(source, "CACHE_BYTES", 500)
+    run = opened(f"{tmp_path}/dump/*", tmp_path)
+    np.testing.assert_array_equal(chosen(run), held.routed)
+    note = "ids are places: experts by map.json, which places 24 copies"
+    assert [one for one in run.facts.notes if "map.json" in one] == [note]
 
 
 @pytest.mark.parametrize("form", FORMS)

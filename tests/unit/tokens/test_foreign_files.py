@@ -3,6 +3,7 @@ import itertools
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +15,7 @@ from safetensors.numpy import save_file
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.tokens.foreign import parquet_rows
+from moegeom.tokens.foreign.arrays import layers_in_file
 from moegeom.tokens.foreign.npy import read_npy_header
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.open import open_tokens
@@ -314,13 +316,16 @@ def test_threads_that_want_the_same_row_groups_decode_them_once(tmp_path, monkey
 
 
 def test_the_size_of_an_array_is_that_of_its_numbers_behind_the_header():
-    for shape, is_column in (((5,), True), ((5, 3), False), ((2, 5, 3), False)):
+    for shape in ((5,), (5, 3), (2, 5, 3)):
         array, stream = np.zeros(shape, np.float32), io.BytesIO()
         np.save(stream, array)
         size = stream.tell()
         stream.seek(0)
-        allowed = (array.dtype,)
-        header = read_npy_header(stream, size, "x.npy", allowed, is_column, not is_column)
-        assert (header.size_bytes, header.data_start) == (array.nbytes, size - array.nbytes)
-        assert header.layer_bytes * header.layers == array.nbytes
-        assert (header.num_rows, header.layers) == (5, shape[0] if len(shape) == 3 else 1)
+        header = read_npy_header(stream, "x.npy")
+        assert (header.size_bytes, header.start) == (array.nbytes, size - array.nbytes)
+        layers = layers_in_file(Path("x.npy"), header.start, header.dtype, header.shape)
+        starts = [layer.offset - header.start for layer in layers]
+        assert starts == ([0, array.nbytes // 2] if len(shape) == 3 else [0])
+        assert {(layer.num_rows, layer.width) for layer in layers} == {
+            (5, 3 if array.ndim > 1 else 1)
+        }

@@ -22,14 +22,13 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import MoeGeomError, RecordingError
 from moegeom.testing.array_source import ArraySource
-from moegeom.tokens.foreign.npy_arrays import iter_npz, npz_shapes
+from moegeom.tokens.foreign.npy import iter_npz, npz_shapes
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import KnownRouter
-from moegeom.tokens.traces import source
-from moegeom.tokens.traces.dialects import vllm
-from moegeom.tokens.traces.dialects._json import nested_ids
+from moegeom.tokens.traces import source, trace
+from moegeom.tokens.traces.dialects._text import nested_ids
 from moegeom.tokens.traces.trace import DIALECTS
 from tests.ends import work_ends
 from tests.fuzz.worker import odd_files
@@ -306,14 +305,14 @@ def test_counting_documents_takes_no_memory_that_their_number_multiplies(tmp_pat
         np.testing.assert_array_equal(opened[0].read_columns(70, 90).document, document[70:90])
         return peak
 
-    peak(2**10)  # what a first opening imports stays
+    peak(most)  # what a first opening imports stays
     growth = peak(most) - peak(most // 4)
     assert growth < 0.75 * most * (0.01 if step == 1 else 40)
 
 
 def test_traces_do_not_grow_with_their_files(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "CACHE_BYTES", 1 << 17)
-    monkeypatch.setattr(vllm, "PIECE_BYTES", 1 << 17)
+    monkeypatch.setattr(trace, "PIECE_BYTES", 1 << 17)
     order = np.argsort(np.random.default_rng(0).random((2**15, 4, 16)), axis=2)
     ids = order[:, :, :4].astype(np.uint8)
     ids[:, 0] = 0

@@ -37,7 +37,7 @@ _LENGTH_BYTES = (1, 4)
 _LEAST_SPENT = 1024
 
 #: dtypes of NumPy by the code in a pickle.
-_CODES = {f"{kind}{size}": f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"b1": "b1"}
+_CODES = ("b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)))
 
 
 @dataclass(eq=False)
@@ -132,13 +132,9 @@ class TorchFile:
         if isinstance(value, PickledTensor):
             view = self.archive.view(value, where)
             stored = DTYPES.get(view.dtype)
-            if (
-                view.is_contiguous
-                and view.shape
-                and stored is not None
-                and stored.numpy is not None
-            ):
-                dtype = _integers(np.empty(0, stored.numpy), where).dtype
+            dtype = None if stored is None else stored.numpy
+            if dtype is not None and view.is_contiguous and view.shape:
+                _integers(np.empty(0, dtype), where)
                 return FileRows(self.path, view.offset, dtype, view.shape[0], view.shape[1:])
         array = self.array(value, where)
         return ArrayRows(array if array.ndim else array[None], where)
@@ -189,12 +185,11 @@ def has_keys(path: Path, *keys: str) -> bool:
         _, _, raw = _archive(path, PICKLE_BYTES)
     except CheckpointError:
         return False
-    return all(any(_spelled(key, width) in raw for width in _LENGTH_BYTES) for key in keys)
-
-
-def _spelled(key: str, width: int) -> bytes:
-    """A text as a pickle spells it: behind its length."""
-    return len(key).to_bytes(width, "little") + key.encode()
+    # a pickle spells a text behind its length
+    spelled = (
+        [len(key).to_bytes(n, "little") + key.encode() for n in _LENGTH_BYTES] for key in keys
+    )
+    return all(any(spelling in raw for spelling in spellings) for spellings in spelled)
 
 
 def _archive(path: Path, most: int) -> tuple[Archive, str, bytes]:
@@ -230,22 +225,21 @@ def _numpy(
     _, shape, dtype, is_fortran, content = state
     if not isinstance(dtype, _PickledDtype) or type(shape) is not tuple or len(shape) > 16:
         raise refusal
-    if not isinstance(dtype.code, str) or dtype.code not in _CODES:
-        raise refusal
-    if not isinstance(dtype.order, str) or dtype.order not in ("<", "|"):
+    for text, allowed in ((dtype.code, _CODES), (dtype.order, ("<", "|"))):
+        if not isinstance(text, str) or text not in allowed:
+            raise refusal
+    if not all(type(size) is int and 0 <= size < 2**40 for size in shape):
         raise refusal
     text = content.text if isinstance(content, _Encoded) else content
     if not isinstance(text, str | bytes):
         raise refusal
     spend(len(text), where)
     raw = _bytes(content, refusal)
-    if not all(type(size) is int and 0 <= size < 2**40 for size in shape):
-        raise refusal
-    stored = np.dtype(_CODES[dtype.code])
-    if math.prod(shape) * stored.itemsize != len(raw):
+    stored = np.dtype(dtype.code)
+    needed = math.prod(shape) * stored.itemsize
+    if needed != len(raw):
         raise RecordingError(
-            f"{where}: {len(raw)} bytes; shape {shape} of {stored} needs "
-            f"{math.prod(shape) * stored.itemsize}.",
+            f"{where}: {len(raw)} bytes; shape {shape} of {stored} needs {needed}.",
             "The file is truncated; copy it again.",
         )
     return np.frombuffer(raw, stored).reshape(shape, order="F" if is_fortran is True else "C")

@@ -1,4 +1,4 @@
-"""llama.cpp: logs of ``llama-eval-callback`` and ``llama-moe-trace``, counts of ``llama-imatrix``.
+"""llama.cpp: logs of ``llama-eval-callback`` and ``llama-moe-trace``.
 
 ``llama-eval-callback`` prints every tensor that was computed. The chosen experts of layer N are
 ``ffn_moe_topk-N``, k numbers for each token of a batch, in descending order of their selection
@@ -13,11 +13,6 @@ for a batch of several tokens the ranking of all experts by its first token. Suc
 out.
 
 In both logs the last layer is computed for those tokens alone whose logits are wanted.
-
-``llama-imatrix`` counts how often each expert was chosen, beside its activations:
-``blk.N.ffn_gate_exps.weight.counts`` holds, for each expert, the number of (token, slot) pairs that
-were sent to it, as float32: exact below 2^24. Files converted from the older ``.dat`` hold one
-number for all experts, which is no count of any.
 """
 
 from __future__ import annotations
@@ -31,14 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
-from moegeom.checkpoint.formats.gguf import GgufFile
-from moegeom.checkpoint.reading import CountingFile, ReadLog
-from moegeom.core.errors import CheckpointError, RecordingError
+from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
-from moegeom.core.limits import TRACE_BYTES, TRACE_EXPERTS
+from moegeom.core.limits import TRACE_BYTES
 from moegeom.core.shapes import Int32, Int64
 from moegeom.core.text import number_of
-from moegeom.tokens.traces.dialects._csv_numbers import csv_numbers, first_lines
+from moegeom.tokens.traces.dialects._text import csv_numbers, first_lines
 from moegeom.tokens.traces.trace import Dialect, RequestTrace, Trace, counted_notes
 
 
@@ -155,19 +148,15 @@ def read_log(path: Path) -> Trace:
             f'log shows the first 3 and the last 3 ("...").',
             "Generate token by token, record with moegeom capture, or count with llama-imatrix.",
         )
-    gap = f"batches of more than {_PRINTED} tokens, which the log shows with gaps, left out"
-    left_out = {gap: gaps, _UNCOMPUTED: uncomputed}
-    return _log(path, "llama.cpp eval-callback", _joined(parts, path.name), layers, left_out)
-
-
-def _joined(parts: list[np.ndarray], name: str) -> Int32[np.ndarray, "tokens layers slots"]:
     shapes = {part.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise RecordingError(
-            f"{name}: batches have {sorted(shapes)} (layers, experts); expected one shape.",
+            f"{path.name}: batches have {sorted(shapes)} (layers, experts); expected one shape.",
             "The log is of two models.",
         )
-    return np.concatenate(parts)
+    gap = f"batches of more than {_PRINTED} tokens, which the log shows with gaps, left out"
+    left_out = {gap: gaps, _UNCOMPUTED: uncomputed}
+    return _log(path, "llama.cpp eval-callback", np.concatenate(parts), layers, left_out)
 
 
 def _printed_batches(path: Path) -> Iterator[list[_Printed]]:
@@ -352,91 +341,4 @@ MOE_TRACE = Dialect(
     source="examples/moe-trace/moe-trace.cpp (moe_cb); build_moe_ffn",
     recognises=is_moe_trace,
     read=read_moe_trace,
-)
-
-
-# ----------------------------------------------------------------------------------- llama-imatrix
-
-_COUNTS = re.compile(r"blk\.(\d{1,4})\.ffn_(?:gate|up|down|gate_up)_exps\.weight\.counts")
-
-#: From here on float32 holds even numbers only.
-_EXACT = 2**24
-
-
-def is_imatrix(path: Path) -> bool:
-    """True for a GGUF file that calls itself an importance matrix."""
-    if path.suffix != ".gguf" or not path.is_file():
-        return False
-    try:
-        return _open(path).header.settings.get("general.type") == "imatrix"
-    except CheckpointError:
-        return False
-
-
-def read_imatrix(path: Path) -> Trace:
-    """One step of counts by layer and expert."""
-    file = _open(path)
-    by_layer: dict[int, np.ndarray] = {}
-    for name in sorted(file.names()):
-        match = _COUNTS.fullmatch(name)
-        if match is None:
-            continue
-        layer, counts = int(match[1]), _counts(file, name, path.name)
-        if not np.array_equal(by_layer.setdefault(layer, counts), counts):
-            raise RecordingError(
-                f"{path.name}: the counts of the matrices of layer {layer} differ.",
-                "They count the same tokens; was the file put together from several?",
-            )
-    if not by_layer:
-        raise RecordingError(f"{path.name}: holds no counts of experts: a model without experts.")
-    layers = tuple(sorted(by_layer))
-    counts = [by_layer[layer] for layer in layers]
-    if len({len(of_layer) for of_layer in counts}) > 1:
-        raise RecordingError(f"{path.name}: layers have different numbers of experts.")
-    if all(len(np.unique(of_layer)) == 1 for of_layer in counts):
-        raise RecordingError(
-            f"{path.name}: every expert has {int(counts[0][0]):,} in every layer: converted from "
-            "an older file, which did not count.",
-            "Run llama-imatrix anew and write GGUF.",
-        )
-    inexact = sum(int((of_layer >= _EXACT).sum()) for of_layer in counts)
-    return Trace(
-        path.name,
-        "llama-imatrix",
-        counts=np.stack(counts)[None],
-        layers=layers,
-        ids_are="logical",
-        notes=counted_notes({"counts beyond 2^24, which are rounded": inexact}),
-    )
-
-
-def _counts(file: GgufFile, name: str, where: str) -> np.ndarray:
-    info = file.info(name)
-    if info.dtype != "F32" or len(info.shape) != 2 or info.shape[1] != 1:
-        raise RecordingError(
-            f"{where}: {name} is {info.dtype} of shape {info.shape}; expected F32 (experts, 1)."
-        )
-    if not 2 <= info.shape[0] <= TRACE_EXPERTS:
-        raise RecordingError(f"{where}: {name} counts {info.shape[0]} experts.")
-    with np.errstate(invalid="ignore"):  # a signalling nan is none of the counts either
-        counts = file.read(name)[:, 0].astype(np.float64)
-    if not np.isfinite(counts).all() or (counts < 0).any() or (counts != np.rint(counts)).any():
-        raise RecordingError(
-            f"{where}: {name} holds {counts.min():g} to {counts.max():g}, no counts."
-        )
-    if counts.max() >= 2**62:
-        raise RecordingError(f"{where}: {name} counts up to {counts.max():g}.")
-    return counts.astype(np.int64)
-
-
-def _open(path: Path) -> GgufFile:
-    return GgufFile(CountingFile(path, path.name, ReadLog()))
-
-
-IMATRIX = Dialect(
-    name="llama_imatrix",
-    versions="GGUF since PR 9400 (2025)",
-    source="llama.cpp tools/imatrix/imatrix.cpp, 006e7ef991",
-    recognises=is_imatrix,
-    read=read_imatrix,
 )

@@ -320,3 +320,17 @@ def test_a_trace_is_read_against_the_routers_of_its_stack(tmp_path):
     heads = tuple(replace(r, name=f"mtp/{r.layer}", stack="mtp") for r in known())
     source = open_tokens(tmp_path / "r.pt", known=(*known(), *heads), routers=("mtp/1", *NAMES))
     assert source.facts.routers == NAMES
+
+
+def test_a_field_that_a_line_lacks_or_has_of_another_type_is_refused_with_the_line(tmp_path):
+    choice = {"layer": 1, "token_idx": 0, "expert_idx": 3, "gate_weight": 0.5}
+    for change, words in [
+        ({"layer": -1}, "layer is -1, expected a whole number of at least 0"),
+        ({"token_idx": True}, "token_idx is true, expected a whole number"),
+        ({"expert_idx": 2.5}, "expert_idx is 2.5, expected a whole number"),
+        ({"gate_weight": "1"}, "gate_weight is '1', expected a number"),
+    ]:
+        refuse(f"line 2: {words}", lines(tmp_path / "a.jsonl", [choice, choice | change]))
+    line = {"step": 0, "num_tokens": 1, "topk": 2, "top_indices": [[1, 2]]}
+    path = lines(tmp_path / "router_trace_rank0.jsonl", [line])
+    refuse("line 1: key 'layer' is missing", path)

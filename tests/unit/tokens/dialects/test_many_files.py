@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,8 @@ from moegeom.core.tokens import SourceFacts, TokenSource
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import Company
-from moegeom.tokens.traces import dialects, source
+from moegeom.tokens.traces import source, trace
+from moegeom.tokens.traces.dialects import batches
 from moegeom.tokens.traces.survey import FileJournal
 from tests.unit.tokens.dialects.test_counts import write_imatrix
 from tests.unit.tokens.dialects.written import (
@@ -122,10 +121,8 @@ def test_pieces_of_any_size_read_as_the_whole_file(name, tmp_path, monkeypatch):
     writer.write(tmp_path / writer.file, dirty()[:4])
     whole = everything(opened(tmp_path / writer.file))
     monkeypatch.setattr(source, "CACHE_BYTES", 1)
-    for module in pkgutil.iter_modules(dialects.__path__, f"{dialects.__name__}."):
-        found = importlib.import_module(module.name)
-        if hasattr(found, "PIECE_BYTES"):
-            monkeypatch.setattr(found, "PIECE_BYTES", 2000)
+    for module in (trace, batches):
+        monkeypatch.setattr(module, "PIECE_BYTES", 500)
     in_pieces = opened(tmp_path / writer.file)
     assert_same(in_pieces, whole)
     for array in NAMES:  # from the end to the beginning
@@ -135,8 +132,6 @@ def test_pieces_of_any_size_read_as_the_whole_file(name, tmp_path, monkeypatch):
 
 
 def test_an_array_of_one_request_is_read_by_ranges_of_rows(tmp_path, monkeypatch):
-    from moegeom.tokens.traces.dialects import vllm
-
     ids = np.concatenate([request.ids for request in dirty()]).astype(np.uint8)
     ids[:3] = 0
     ids[-2:] = 0
@@ -146,7 +141,7 @@ def test_an_array_of_one_request_is_read_by_ranges_of_rows(tmp_path, monkeypatch
     assert "cut at the beginning (prefix not captured): 3" in str(whole[0].notes)
     assert "rows equal to the row before" in str(whole[0].notes)
     for num_rows in (1, 7):  # cuts the run of stale rows
-        monkeypatch.setattr(vllm, "PIECE_BYTES", num_rows * ids[0].nbytes)
+        monkeypatch.setattr(trace, "PIECE_BYTES", num_rows * ids[0].nbytes)
         assert_same(opened(tmp_path / "rows.npy"), whole)
         assert_same(opened(tmp_path / "fortran.npy"), whole)
 

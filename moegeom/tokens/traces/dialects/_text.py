@@ -1,4 +1,4 @@
-"""Untrusted JSON: records, encodings of ids, and a table-driven reader of replies.
+"""Untrusted text: records of JSON, encodings of ids, a table-driven reader of replies, CSV.
 
 A record is a line, one object, or an object of a list. Ids are nested lists, base64 of an npy file,
 or bytes whose shape stands elsewhere. ``ReplyFields`` is the table of what a reply says of its
@@ -13,16 +13,16 @@ import itertools
 import math
 import re
 from codecs import BOM_UTF8
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+from msgspec import Meta
 
-from moegeom.core.documents import DocumentError, json_value
-from moegeom.core.errors import RecordingError
+from moegeom.core.documents import DocumentError, json_value, record_of, refused_as
+from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular
 from moegeom.core.limits import (
     BLANK_LINES,
@@ -30,18 +30,24 @@ from moegeom.core.limits import (
     RECORD_BYTES,
     RECORD_VALUES,
     SEQUENCE_TOKENS,
+    TRACE_BYTES,
 )
 from moegeom.core.shapes import Int64, Integer
-from moegeom.tokens.foreign.npy_arrays import parse_npy
+from moegeom.core.text import number_of
+from moegeom.tokens.foreign.npy import parse_npy
 from moegeom.tokens.traces.trace import (
     BEGINNING,
-    PIECE_BYTES,
+    Entry,
     Pieces,
     Place,
     RequestTrace,
-    Trace,
-    counted_notes,
+    in_pieces,
 )
+
+T = TypeVar("T")
+
+#: A step, a layer, a token by its number.
+Number = Annotated[int, Meta(ge=0, lt=2**31)]
 
 #: Bytes that are searched to recognise a file: past long texts and token ids of first answers.
 _SEARCHED = 8_000_000
@@ -60,11 +66,19 @@ def shows(path: Path, *patterns: bytes) -> bool:
 
 @dataclass(frozen=True)
 class JsonRecord:
-    """An object, its place in the file in words, and where the one behind it begins."""
+    """An object, its place in the file in words, and where it begins.
+
+    Objects of one document begin at ``BEGINNING``: none can be read without the others.
+    """
 
     where: str
     value: dict[str, Any]
-    following: Place
+    place: Place
+
+    def of(self, kind: type[T]) -> T:
+        """The record of this kind that the object is; RecordingError where a field is none."""
+        with refused_as(RecordingError, self.where):
+            return record_of(kind, self.value)
 
 
 def json_records(path: Path, place: Place = BEGINNING) -> Iterator[JsonRecord]:
@@ -84,29 +98,16 @@ def json_records(path: Path, place: Place = BEGINNING) -> Iterator[JsonRecord]:
             yield from _document(path.name, stream.read(RECORD_BYTES + 1))
 
 
-def whole_number(record: Mapping[str, Any], key: str, where: str) -> int:
-    """The number from 0 to 2^31 - 1 that a record holds under ``key``.
-
-    Raises
-    ------
-    RecordingError
-        When there is none.
-    """
-    value = record.get(key)
-    if type(value) is not int or not 0 <= value < 2**31:
-        raise RecordingError(f"{where}: '{key}' is {value!r:.40}; expected a whole number.")
-    return value
-
-
 def _lines(name: str, read: Callable[[int], bytes], place: Place) -> Iterator[JsonRecord]:
     offset, number = place
     left = BLANK_LINES
     while line := read(RECORD_BYTES + 1):
+        place = (offset, number)
         number += 1
         offset += len(line)
         if line.strip():
             where = f"{name}: line {number}"
-            yield JsonRecord(where, _object(_parse(line, where), where), (offset, number))
+            yield JsonRecord(where, _object(_parse(line, where), where), place)
         elif (left := left - 1) < 0:
             raise RecordingError(f"{name}: has more than {BLANK_LINES:,} lines without anything.")
 
@@ -248,9 +249,6 @@ def _look(value: Any) -> str:
 
 # --------------------------------------------------------------------------------------- replies
 
-#: What a request takes beside its ids.
-_REQUEST_BYTES = 1000
-
 Paths = tuple[str, ...]
 
 
@@ -312,31 +310,16 @@ def replies(
     record, as ``left_out``.
     """
 
-    def pieces(path: Path, place: Place) -> Pieces:
-        requests: list[RequestTrace] = []
-        counts, size, begun = Counter[str](), 0, None
-
-        def piece() -> Trace:
-            in_order = {words: counts[words] for words in (missing, left_out)}
-            return Trace(path.name, writer, tuple(requests), notes=counted_notes(in_order))
-
+    def entries(path: Path, place: Place) -> Iterator[Entry]:
         for record in json_records(path, place):
-            # entries of one document have no place of their own
-            if begun is not None and size >= PIECE_BYTES and begun != BEGINNING:
-                yield piece(), begun
-                requests, counts, size = [], Counter(), 0
             of_record = list(_requests(record.value, tables, record.where))
             chosen = of_record if select is None else select(of_record)
-            counts[missing] += not of_record
-            counts[left_out] += len(of_record) - len(chosen)
+            counts = {missing: not of_record, left_out: len(of_record) - len(chosen)}
             if len(chosen) == 1:
                 chosen = [replace(chosen[0], name=chosen[0].name.rpartition("/")[0])]
-            requests += chosen
-            size += sum(request.ids.nbytes + _REQUEST_BYTES for request in chosen)
-            begun = record.following
-        yield piece(), None
+            yield record.place, chosen, counts
 
-    return pieces
+    return lambda path, place: in_pieces(path.name, writer, entries(path, place))
 
 
 def _requests(
@@ -473,3 +456,57 @@ def _joined_ids(prompt: Ids, generated: Ids, where: str) -> Ids:
             f"{generated.shape[1:]}."
         )
     return np.concatenate([prompt, generated])
+
+
+# -------------------------------------------------------------------------------------------- CSV
+
+_CSV_LINE_BYTES = 200
+
+
+def first_lines(path: Path, most: int = 3) -> list[bytes]:
+    """The first lines of a ``.csv`` file, without their ends; none of any other file."""
+    if path.suffix != ".csv" or not path.is_file():
+        return []
+    with open_regular(path, follows=True) as stream:
+        lines = [stream.readline(_CSV_LINE_BYTES) for _ in range(most)]
+    return [line.rstrip(b"\r\n") for line in lines if line]
+
+
+def csv_numbers(
+    path: Path, names: Sequence[str], num_headers: int = 0
+) -> Int64[np.ndarray, "lines columns"]:
+    """Every line behind the headers, as many numbers to a line as there are ``names``.
+
+    Raises
+    ------
+    RecordingError
+        When the file is too large, or a line holds anything else.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    size = path.stat().st_size
+    if size > TRACE_BYTES:
+        raise RecordingError(
+            f"{path.name}: has {size:,} bytes, more than the {TRACE_BYTES:,} allowed.",
+            "Cut it into several files.",
+        )
+    try:
+        table = csv.read_csv(
+            path,
+            csv.ReadOptions(column_names=list(names), skip_rows=num_headers, use_threads=False),
+            csv.ParseOptions(quote_char=False, double_quote=False),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.int64()),
+                null_values=[],
+                strings_can_be_null=False,
+            ),
+        )
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RecordingError(
+            f"{path.name}: {first_line(error)[:120]}; expected "
+            f"{number_of(len(names), 'whole number')} a line ({', '.join(names)}).",
+            "Is it whole? Copy it again.",
+        ) from None
+    columns = [table.column(name).to_numpy() for name in names]
+    return np.stack(columns, axis=1) if len(table) else np.zeros((0, len(names)), np.int64)

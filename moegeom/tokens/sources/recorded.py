@@ -1,4 +1,6 @@
-"""Choices that an engine or a trainer wrote down, in any dialect and any number of files."""
+"""Recordings, and choices that an engine or a trainer wrote down, in any dialect and any number of
+files.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from pathlib import Path
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.files import in_folder, name_of
+from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.source import Request, Source
 from moegeom.tokens.traces.axes import main_stack
 from moegeom.tokens.traces.expert_map import mapped, read_expert_map
@@ -116,4 +119,8 @@ def _refuse_strangers(files: Sequence[Path], dialect: Dialect, name: str | None)
         )
 
 
-SOURCE = Source("trace", recognises, open_source, needs_stage=False)
+#: A recording is any folder: the reader says what one lacks. It has its stage and its routers.
+RECORDING = Source(
+    "recording", Path.is_dir, lambda path, request: open_recording(path), needs_stage=False
+)
+TRACE = Source("trace", recognises, open_source, needs_stage=False)

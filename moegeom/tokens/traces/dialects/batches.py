@@ -1,0 +1,381 @@
+"""Tokens of batches, whose sequences nobody wrote down: Megatron-LM, FLAME-MoE, moe-atlas.
+
+Megatron-LM writes with ``--moe-routing-trace-path`` a line of JSON for each step, layer and
+microbatch. A line has no token ids and no requests: tokens of a batch, in its order. In training
+layers count from 0, in inference with replay from 1. Activation recomputation writes a line twice,
+ranks of tensor parallelism write the same lines, and ranks of a pipeline count their own layers.
+
+FLAME-MoE's published traces are a folder ``actives/iter_<n>`` with a Parquet file to a layer.
+``layer_<nn>.parquet`` holds a token of the training data to a row, its experts in ``indices``
+(lists of k numbers), best first, and their probabilities in ``scores``. Layers count from 1, as in
+Megatron-LM. Row i of each is row i of all files of ``samples`` beside ``actives``, which hold token
+ids and do not say where a sequence begins.
+
+moe-atlas writes a line of JSON for each choice, ``{layer, token_idx, expert_idx, gate_weight}``.
+Known are these four fields and not their writer, so that nothing else is read. The slots of a token
+are ordered by ``gate_weight``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from moegeom.core.documents import DocumentError
+from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.limits import FLAME_FILES, TRACE_BYTES
+from moegeom.core.parquet import parquet_facts
+from moegeom.core.shapes import Int32, Integer
+from moegeom.core.text import number_of, quoted
+from moegeom.tokens.foreign.parquet_rows import ParquetTable
+from moegeom.tokens.stages import EXPERT_DTYPES
+from moegeom.tokens.traces.dialects._text import Number, json_records, nested_ids, shows
+from moegeom.tokens.traces.trace import (
+    BEGINNING,
+    PIECE_BYTES,
+    Dialect,
+    Pieces,
+    Place,
+    RequestTrace,
+    Trace,
+    counted_notes,
+)
+
+# ------------------------------------------------------------------------------------ Megatron-LM
+
+_RANKS = "router_trace_rank*.jsonl"
+
+#: (step, microbatch) to ids by layer.
+_Batches = dict[tuple[int, int], dict[int, Integer[np.ndarray, "tokens slots"]]]
+
+
+class _RoutedLine(Struct):
+    """The choices of a step at a layer."""
+
+    step: Number
+    layer: Number
+    num_tokens: Number
+    topk: Number
+    top_indices: Any
+
+    def ids(self, where: str) -> Integer[np.ndarray, "tokens slots"]:
+        ids = nested_ids(self.top_indices, f"{where}: top_indices")
+        shape = (self.num_tokens, self.topk)
+        if ids.shape != shape:
+            raise RecordingError(
+                f"{where}: top_indices has shape {ids.shape}; the line says {quoted(shape)} "
+                "(tokens, experts)."
+            )
+        if np.abs(ids).max(initial=0) >= 2**31:
+            raise RecordingError(f"{where}: ids up to {ids.max()}; expected numbers of experts.")
+        return ids.astype(np.int32)
+
+
+def is_routing_trace(path: Path) -> bool:
+    """True for a folder with such files, and for one of them."""
+    if path.is_dir():
+        return not (path / "recording.json").exists() and any(path.glob(_RANKS))
+    return path.is_file() and path.match(_RANKS)
+
+
+def files_of_ranks(folder: Path) -> list[Path]:
+    """The files of all ranks, in their order."""
+    return sorted(folder.glob(_RANKS), key=_rank)
+
+
+def read_routing_trace(path: Path, place: Place) -> Pieces:
+    """Microbatches by pieces of whole steps, where each step stands in one run of lines."""
+    steps, size = _Steps(path), 0
+    for record in json_records(path, place):
+        if record.value.get("block", "decoder") != "decoder":
+            steps.num_other_blocks += 1
+            continue
+        line = record.of(_RoutedLine)
+        if size >= PIECE_BYTES and steps.is_new(line.step) and record.place != BEGINNING:
+            yield steps.trace(), record.place
+            steps, size = _Steps(path, steps.last), 0
+        ids = line.ids(record.where)
+        steps.add(line.step, line.layer, ids, record.where)
+        size += ids.nbytes
+    yield steps.trace(), None
+
+
+class _Steps:
+    """Lines of some steps; the nth line of a step and layer belongs to its nth microbatch."""
+
+    def __init__(self, path: Path, before: int = -1) -> None:
+        self._path, self._before = path, before
+        self._lines: dict[tuple[int, int], list[np.ndarray]] = {}
+        self._steps: set[int] = set()
+        self._num_recomputed = self.num_other_blocks = 0
+
+    @property
+    def last(self) -> int:
+        """The highest step up to here."""
+        return max((self._before, *self._steps))
+
+    def is_new(self, step: int) -> bool:
+        """Whether no line of this step was read."""
+        return step not in self._steps
+
+    def add(
+        self, step: int, layer: int, ids: Integer[np.ndarray, "tokens slots"], where: str
+    ) -> None:
+        """One line; RecordingError for one of a step that an earlier piece holds."""
+        if step <= self._before:
+            raise RecordingError(
+                f"{where}: step {step} behind step {self._before}; a file of more than "
+                f"{PIECE_BYTES:,} bytes of ids is read step by step.",
+                "Sort its lines by step, or cut it into several files.",
+            )
+        self._steps.add(step)
+        lines = self._lines.setdefault((step, layer), [])
+        if any(np.array_equal(ids, before) for before in lines):
+            self._num_recomputed += 1
+        else:
+            lines.append(ids)
+
+    def trace(self) -> Trace:
+        """A request for each microbatch."""
+        batches: _Batches = {}
+        for (step, layer), lines in self._lines.items():
+            for number, ids in enumerate(lines):
+                batches.setdefault((step, number), {})[layer] = ids
+        layers = _common_layers(batches, self._path.name) if batches else None
+        counts = {
+            "lines written twice by recomputation, left out": self._num_recomputed,
+            "lines of prediction heads (mtp), left out": self.num_other_blocks,
+        }
+        return Trace(
+            self._path.name,
+            "Megatron-LM",
+            tuple(
+                RequestTrace(
+                    f"{_rank(self._path)}/{step}/{number}",
+                    _stacked(batch, layers or (), self._path.name, step),
+                    batch=f"{step}/{number}",
+                )
+                for (step, number), batch in batches.items()
+            ),
+            layers=layers,
+            ids_are="logical",
+            has_documents=False,
+            notes=counted_notes(counts),
+        )
+
+
+def _common_layers(batches: _Batches, name: str) -> tuple[int, ...]:
+    """The layers of every microbatch, which must be the same."""
+    layers = sorted({tuple(sorted(batch)) for batch in batches.values()})
+    if len(layers) != 1:
+        raise RecordingError(
+            f"{name}: microbatches have {len(layers)} different sets of layers ({_some(layers)}).",
+            "A line is missing (dropped or padded tokens are not traced), the run was cut off, or "
+            "ranks are of different stages of a pipeline.",
+        )
+    return layers[0]
+
+
+def _stacked(
+    batch: Mapping[int, np.ndarray], layers: Sequence[int], name: str, step: int
+) -> Integer[np.ndarray, "tokens layers slots"]:
+    shapes = {ids.shape for ids in batch.values()}
+    if len(shapes) > 1:
+        raise RecordingError(
+            f"{name}: step {step} has {_some(sorted(shapes))} (tokens, experts) at its layers; "
+            "expected the same at all of them."
+        )
+    return np.stack([batch[layer] for layer in layers], axis=1)
+
+
+def _some(values: Sequence[Any]) -> str:
+    return "; ".join(json.dumps(list(item)[:8]) for item in values[:3])
+
+
+def _rank(file: Path) -> int:
+    digits = file.stem.removeprefix("router_trace_rank")
+    return int(digits) if digits.isdecimal() and len(digits) < 10 else -1
+
+
+MEGATRON = Dialect(
+    name="megatron",
+    versions="Megatron-LM d98e8a64dd (2026-08-22)",
+    source="megatron/core/transformer/moe/router_trace.py; PR 5220",
+    recognises=is_routing_trace,
+    pieces=read_routing_trace,
+    files=files_of_ranks,
+    copies="ranks with the same lines as another, left out",
+)
+
+
+# -------------------------------------------------------------------------------------- FLAME-MoE
+
+_LAYERS, _IDS = "layer_*.parquet", "indices"
+
+_NUMBER = re.compile(r"layer_(\d{1,4})")
+
+
+def is_flame(path: Path) -> bool:
+    """True for a folder with such files that is no recording."""
+    if not path.is_dir() or (path / "recording.json").exists():
+        return False
+    return any(_NUMBER.fullmatch(file.stem) for file in path.glob(_LAYERS))
+
+
+def read_flame(path: Path) -> Trace:
+    """All tokens, as one batch."""
+    named = [(m, file) for file in path.glob(_LAYERS) if (m := _NUMBER.fullmatch(file.stem))]
+    files = sorted((int(m[1]), file) for m, file in named)
+    layers = [layer for layer, _ in files]
+    if not files or len(files) > FLAME_FILES or len(set(layers)) < len(layers):
+        raise RecordingError(
+            f"{path.name}: {number_of(len(files), 'file')} called {_LAYERS}, of "
+            f"{number_of(len(set(layers)), 'layer')}; expected one of each layer."
+        )
+    tables = [_table(file) for _, file in files]
+    sizes = sorted({table.starts[-1] for table in tables})
+    if len(sizes) > 1:
+        raise RecordingError(
+            f"{path.name}: files of layers have {sizes[0]:,} to {sizes[-1]:,} rows; expected as "
+            "many in each.",
+            "A file is truncated, or of another capture.",
+        )
+    columns = [table.rows(_IDS, tuple(EXPERT_DTYPES.values()), False) for table in tables]
+    widths = sorted({column.width for column in columns})
+    if len(widths) > 1:
+        raise RecordingError(f"{path.name}: layers have {widths} experts a token; expected one k.")
+    size = 4 * sizes[0] * widths[0] * len(files)
+    if size > TRACE_BYTES:
+        raise RecordingError(
+            f"{path.name}: {size:,} bytes of ids, more than the {TRACE_BYTES:,} allowed.",
+            "Write the first row groups of every layer into a folder of their own.",
+        )
+    _check_samples(path, sizes[0])
+    ids: Int32[np.ndarray, "tokens layers slots"] = np.empty(
+        (sizes[0], len(files), widths[0]), np.int32
+    )
+    of_layer = np.empty((sizes[0], widths[0]), np.int32)
+    for number, column in enumerate(columns):
+        column.read_into(0, of_layer)
+        ids[:, number] = of_layer
+    return Trace(
+        path.name,
+        "FLAME-MoE",
+        (RequestTrace(path.name, ids, is_place=True),),
+        layers=tuple(layers),
+        ids_are="logical",
+        has_documents=False,
+    )
+
+
+def _table(file: Path) -> ParquetTable:
+    table = ParquetTable(file)
+    if _IDS not in table.schema.names:
+        raise RecordingError(
+            f"{file.name}: has the columns {', '.join(table.schema.names[:8])}; expected '{_IDS}'."
+        )
+    return table
+
+
+def _check_samples(path: Path, num_rows: int) -> None:
+    """Raises RecordingError where the tokens are there too, and are not as many."""
+    files = sorted((path.absolute().parents[1] / "samples").glob("*.parquet"))
+    if not files or len(files) > FLAME_FILES:
+        return
+    try:
+        num_tokens = sum(sum(parquet_facts(file).sizes) for file in files)
+    except (DocumentError, OSError) as error:
+        raise RecordingError(f"{path.name}: samples: {first_line(error)}.") from None
+    if num_tokens != num_rows:
+        raise RecordingError(
+            f"{path.name}: layers have {number_of(num_rows, 'row')}; the samples have "
+            f"{number_of(num_tokens, 'token')}.",
+            "A file of samples is missing, or of another capture.",
+        )
+
+
+FLAME = Dialect(
+    name="flame",
+    versions="the data set as of 2026",
+    source="card of the data set CMU-FLAME/FLAME-MoE-Traces; scripts/empirical_analysis of "
+    "cmu-flame/FLAME-MoE e9b2fe2df3",
+    recognises=is_flame,
+    read=read_flame,
+    files=lambda folder: [folder],
+)
+
+
+# -------------------------------------------------------------------------------------- moe-atlas
+
+
+class _Choice(Struct):
+    """A line."""
+
+    layer: Number
+    token_idx: Number
+    expert_idx: Annotated[int, Meta(gt=-(2**31), lt=2**31)]
+    gate_weight: Annotated[float, Meta(ge=-(2.0**127), le=2.0**127)]
+
+
+def read_moe_atlas(path: Path) -> Trace:
+    """All tokens by number, as one batch; a token between others that has no line is empty."""
+    lines = (record.of(_Choice) for record in json_records(path))
+    rows = [(one.token_idx, one.layer, one.expert_idx, one.gate_weight) for one in lines]
+    if not rows:
+        raise RecordingError(f"{path.name}: no choices.")
+    *choices, weights = zip(*rows, strict=True)
+    layers, ids = _arranged(path.name, np.array(choices, np.int64), np.array(weights))
+    return Trace(
+        path.name,
+        "moe-atlas",
+        (RequestTrace(path.stem, ids, is_place=True),),
+        layers=layers,
+        has_documents=False,
+    )
+
+
+def _arranged(
+    name: str, choices: np.ndarray, weights: np.ndarray
+) -> tuple[tuple[int, ...], Int32[np.ndarray, "tokens layers slots"]]:
+    """Layers, and ids by token; -1 for a token that has no line at a layer."""
+    token, layer, expert = choices[:, np.lexsort((-weights, choices[1], choices[0]))]
+    first = np.concatenate([[True], (np.diff(token) != 0) | (np.diff(layer) != 0)])
+    starts = np.flatnonzero(first)
+    slots = np.diff(starts, append=len(token))
+    layers, column = np.unique(layer, return_inverse=True)
+    top_k, num_rows = int(slots.max()), int(token[-1] - token[0]) + 1
+    if slots.min() < top_k:
+        at = starts[np.argmin(slots)]
+        raise RecordingError(
+            f"{name}: token {token[at]}, layer {layer[at]}: "
+            f"{number_of(slots.min(), 'choice')}; another has {top_k}.",
+            "Several prompts in one file number their tokens from 0 each: give each a file of its "
+            "own. Or the file was cut off.",
+        )
+    if 4 * num_rows * len(layers) * top_k > TRACE_BYTES:
+        raise RecordingError(
+            f"{name}: tokens from {token[0]} to {token[-1]} in {number_of(len(layers), 'layer')}: "
+            f"more than {TRACE_BYTES:,} bytes of ids."
+        )
+    ids = np.full((num_rows, len(layers), top_k), -1, np.int32)
+    slot = np.arange(len(token)) - np.repeat(starts, slots)
+    ids[token - token[0], column, slot] = expert
+    return tuple(layers.tolist()), ids
+
+
+MOE_ATLAS = Dialect(
+    name="moe_atlas",
+    versions="the fields as users describe them",
+    source="no writer is public; layer, token_idx, expert_idx, gate_weight, one choice to a line",
+    recognises=lambda path: shows(
+        path,
+        *(rb'"%b"\s{0,9}:' % name.encode() for name in _Choice.__struct_fields__),
+    ),
+    read=read_moe_atlas,
+)
