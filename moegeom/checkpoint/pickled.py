@@ -467,18 +467,18 @@ class _Opcode(NamedTuple):
 
     read: Argument | None
     argument: Any
-    act: Callable[[Machine, Any], None]
+    act: Callable[[Machine, Any], object]
     cost: int
     steps: int = 1
 
 
 def _reads(
-    read: Argument, act: Callable[[Machine, Any], None], cost: int, steps: int = 2
+    read: Argument, act: Callable[[Machine, Any], object], cost: int, steps: int = 2
 ) -> _Opcode:
     return _Opcode(read, None, act, cost, steps)
 
 
-def _has(argument: Any, act: Callable[[Machine, Any], None], cost: int, steps: int = 1) -> _Opcode:
+def _has(argument: Any, act: Callable[[Machine, Any], object], cost: int, steps: int = 1) -> _Opcode:
     return _Opcode(None, argument, act, cost, steps)
 
 
