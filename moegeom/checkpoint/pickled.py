@@ -478,7 +478,9 @@ def _reads(
     return _Opcode(read, None, act, cost, steps)
 
 
-def _has(argument: Any, act: Callable[[Machine, Any], object], cost: int, steps: int = 1) -> _Opcode:
+def _has(
+    argument: Any, act: Callable[[Machine, Any], object], cost: int, steps: int = 1
+) -> _Opcode:
     return _Opcode(None, argument, act, cost, steps)
 
 

@@ -18,6 +18,7 @@ from moegeom.checkpoint.reading import Folder, Location
 from moegeom.checkpoint.shards import ShardedStore
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError
+from moegeom.core.extras import refuse_absent
 from moegeom.core.router import Router
 from moegeom.document.header import size
 from moegeom.engine.session import Session
@@ -204,8 +205,9 @@ def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, 
 
     What is not known is None. ``announce`` is told how much is read before it is.
     """
-    from moegeom.geometry.experts import expert_spread  # which loads scipy
+    from moegeom.geometry.experts import expert_spread
 
+    refuse_absent("scipy", "", "check --experts")
     left_out: list[dict[str, str]] = []
     beginnings_by_router: list[tuple[str, Beginning]] = []
     for router in (router for router in opened.chosen if not router.listed):

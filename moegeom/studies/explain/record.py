@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import EXIT_INCONCLUSIVE, EXIT_OK
@@ -15,10 +15,8 @@ from moegeom.document.summary import Summary
 from moegeom.engine.request import CHECKPOINT, RunBTerms, TokensRequest
 from moegeom.studies.faults.exchangeable import Spread
 from moegeom.studies.faults.operator import Cause
+from moegeom.studies.faults.scope import Fault
 from moegeom.studies.log_probs import LOG_PROBS, LogProbs
-
-if TYPE_CHECKING:
-    from moegeom.studies.faults.score import Fault
 
 
 @dataclass(frozen=True, kw_only=True)

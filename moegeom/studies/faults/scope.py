@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from moegeom.core.registry import Rooms, record_of_function
 from moegeom.core.shapes import Bool, Float64, Int64, Integer
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry.set_code import log2_sets
+from moegeom.studies.faults.operator import Cause
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,3 +164,58 @@ def listed(numbers: np.ndarray, most: int = 6) -> str:
             start = stop
     more = f" and {len(parts) - most} more" if len(parts) > most else ""
     return ", ".join(parts[:most]) + more
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """An operator on its scope: ``bits`` are its saving less its cost.
+
+    ``explained`` is the share of the base's bits at ``router``, the first of ``routers``, that it
+    saves there; ``reproduced`` the share of equal sets in its scope, by router, and ``before`` the
+    same as the router is. ``inherits`` where an earlier router differs as much for another reason.
+    ``mended`` is the share of all sets that differ at its first router that it removes. ``way`` is
+    the noise that fits best: 0 as for all tokens, 1 as for some. ``parts`` are the
+    faults that it is composed of, each on tokens of its own; none for a single one.
+    """
+
+    name: str
+    text: str
+    cause: Cause
+    region: TokenRegion
+    routers: tuple[str, ...]
+    bits: float
+    explained: float
+    reproduced: Mapping[str, float]
+    before: Mapping[str, float]
+    mended: float = 0.0
+    of_other: bool = False
+    is_fitted: bool = False
+    inherits: bool = False
+    way: int = 0
+    parts: tuple[Fault, ...] = ()
+
+    @property
+    def repaired(self) -> float:
+        """Share of the sets that differ in its scope that it removes, at its first router.
+
+        All where it is about ties and none differs: a set that ties admit is met in any case.
+        """
+        missing = 1.0 - self.before[self.router]
+        if missing == 0.0 and self.cause == "ties broken by number":
+            return 1.0
+        gained = self.reproduced[self.router] - self.before[self.router]
+        return gained / missing if missing > 0.0 else 0.0
+
+    @property
+    def router(self) -> str:
+        return self.routers[0]
+
+    @property
+    def scope(self) -> str:
+        """Words for the tokens that it is about; empty for all."""
+        return self.region.text
+
+    @property
+    def share(self) -> float:
+        """Share of the tokens that it is about."""
+        return float(self.region.is_inside.mean())

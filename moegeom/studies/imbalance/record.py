@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from moegeom.checks.measured import MeanPull
 from moegeom.core.option import option
@@ -38,9 +38,11 @@ class ImbalanceRequest(StudyRequest):
     yes: bool = option("Read more than 2 GB of experts.", False)
 
 
+Cause = Literal["mean input", "covariance", "rows", "rest", "unknown", "few", "even"]
+
 #: What makes a router's loads uneven, in the order in which the screen lists it; behind a cause
 #: stand its figures.
-CAUSES: Mapping[str, str] = {
+CAUSES: Mapping[Cause, str] = {
     "mean input": "the mean input makes most of the imbalance, because rows lean towards what all "
     "tokens have in common",
     "covariance": "the directions in which tokens differ make most of the imbalance",
@@ -54,9 +56,21 @@ CAUSES: Mapping[str, str] = {
     "even": "loads are even within what chance shows",
 }
 
+Meaning = Literal[
+    "none",
+    "none found",
+    "documents",
+    "partly",
+    "few",
+    "holds",
+    "holds, no bias now",
+    "unknown",
+    "balanced",
+]
+
 #: Whether a bias evens the loads, in the order in which the screen lists it: worst first. Nothing
 #: where there is nothing to even, or nothing was judged.
-MEANINGS: Mapping[str, str] = {
+MEANINGS: Mapping[Meaning, str] = {
     "none": "no bias evens these tokens: too many of them are ties that no bias can divide",
     "none found": "no bias was found that evens these tokens; one may exist, because a mask of "
     "groups leaves no guarantee",
@@ -73,7 +87,12 @@ MEANINGS: Mapping[str, str] = {
 
 
 #: Causes that are a part of the figure, and which part.
-PARTS = {"mean input": "mean", "covariance": "covariance", "rows": "rows", "rest": "rest"}
+PARTS: Mapping[Cause, str] = {
+    "mean input": "mean",
+    "covariance": "covariance",
+    "rows": "rows",
+    "rest": "rest",
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +134,7 @@ class Evening:
     num_tied: int | None
     gap: float | None
     duplicates: tuple[tuple[tuple[int, ...], str], ...]
-    meaning: str
+    meaning: Meaning
 
     @property
     def largest_change(self) -> float:
@@ -170,7 +189,7 @@ class RouterImbalance:
     reach: tuple[Reach, ...]
     cones: ConeShares | None
     near: NearBoundaries | None
-    cause: str
+    cause: Cause
     centring: Centring
     evening: Evening
     measured: tuple[MeasuredShare, ...] = ()

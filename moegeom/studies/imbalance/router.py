@@ -54,8 +54,10 @@ from moegeom.kernels.reduction import Kernels
 from moegeom.router.expert_tensors import ExpertTensors
 from moegeom.studies.imbalance.record import (
     PARTS,
+    Cause,
     Evening,
     ImbalanceRequest,
+    Meaning,
     Reach,
     RouterImbalance,
 )
@@ -149,7 +151,7 @@ def router_imbalance(
 
 def cause_of(
     max_vio: float, limit: float, tokens: int, router: Router, parts: Mapping[Parted, Attribution]
-) -> str:
+) -> Cause:
     """The largest part of what makes the loads uneven, where neither chance nor whole tokens do.
 
     Few: where chance hides an expert with twice its share, or the most uneven loads there are.
@@ -260,7 +262,7 @@ def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[TokensAtR
 
 
 def _evening(
-    router: Router, routed: TokensAtRule, unit: str, cause: str, level: float, seed: int
+    router: Router, routed: TokensAtRule, unit: str, cause: Cause, level: float, seed: int
 ) -> Evening:
     """The bias that evens the loads, what it does on these and other documents, and its price."""
     scores, has_groups = routed.scores, router.rule.groups is not None
@@ -297,7 +299,7 @@ def _evening(
     return dataclasses.replace(evening, meaning=meaning)
 
 
-def meaning_of(evening: Evening, cause: str, whole: float, level: float) -> str:
+def meaning_of(evening: Evening, cause: Cause, whole: float, level: float) -> Meaning:
     """Whether a bias evens the loads; every threshold is a limit of chance at this level.
 
     No bias: with it, MaxVio is above the limit for even routing, and above ``whole``, what whole

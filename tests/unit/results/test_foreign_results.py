@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from moegeom.core.errors import MoeGeomError, ResultsError
-from moegeom.core.router import TokenTable
 from moegeom.document.figures import space
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
@@ -81,8 +80,6 @@ def test_what_a_scan_writes_is_as_it_must_be_and_known_to_its_reader(disk):
     for place, kind in (("checkpoint", "_Checkpoint"), ("tokens", "_Tokens"), ("trust", "_Trust")):
         assert {*run[place]} <= {*get_type_hints(getattr(run_file, kind))}, place
     assert {*run["routers"][0]} <= {*get_type_hints(run_file._Router)}
-    table = {field.name for field in dataclasses.fields(TokenTable)}
-    assert {*get_type_hints(run_file._TokenTable)} == table
 
 
 def test_types_of_columns_are_those_of_the_metrics():
