@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from moegeom_cli import EXIT_INTERRUPTED
+from moegeom_cli import EXIT_INTERRUPTED, is_interruption
 
 
 def main() -> None:
@@ -17,7 +17,9 @@ def main() -> None:
 
         code = app.exit_code(sys.argv[1:])
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left but the way out
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not is_interruption(error):
+            raise
         os.write(2, b"interrupted.\n")
     if code == EXIT_INTERRUPTED:  # Python would end by the signal where it passed through an exec
         os._exit(code)

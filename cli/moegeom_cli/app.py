@@ -10,7 +10,7 @@ import typer
 
 from moegeom import __version__
 from moegeom.core.errors import MoeGeomError, OutputError, is_full
-from moegeom_cli import EXIT_INTERRUPTED
+from moegeom_cli import EXIT_INTERRUPTED, is_interruption
 from moegeom_cli.command import Commands, Interrupted, command_names
 from moegeom_cli.streams import error_line, error_width, open_closed_streams, put_out
 
@@ -93,6 +93,8 @@ def exit_code(arguments: list[str]) -> int:
         # the parser's own answer to a reader that has left
         return 0 if ending.code == 1 else EXIT_INTERNAL
     except Exception as error:  # noqa: BLE001 - the last line of defence names the error and exits 5
+        if is_interruption(error):
+            raise KeyboardInterrupt from None
         return _internal(error)
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt  # the parser's own answer, without a word

@@ -283,15 +283,27 @@ def test_however_a_command_ends_what_is_whole_stays_and_the_same_command_complet
         assert "cannot be written (" in ran.err, ran
 
 
-@pytest.mark.parametrize("way", ["signal.raise_signal(2)", "exec('signal.raise_signal(2)')"])
-def test_ctrl_c_while_moegeom_is_loaded_ends_with_130_and_a_sentence(way, tmp_path):
+#: Compiled code turns an interruption into an error of its own, as NumPy does in buffers.
+TURNED = """
+            try:
+                signal.raise_signal(2)
+            except KeyboardInterrupt as interruption:
+                raise ValueError("no valid buffer") from interruption
+"""
+
+
+@pytest.mark.parametrize(
+    "way", ["signal.raise_signal(2)", "exec('signal.raise_signal(2)')", TURNED.strip()]
+)
+@pytest.mark.parametrize("package", ["typer", "moegeom.checks"])
+def test_ctrl_c_while_moegeom_is_loaded_ends_with_130_and_a_sentence(way, package, tmp_path):
     script = f"""
 import signal, sys
 from moegeom_cli import __main__
 
 class Finder:
     def find_spec(self, name, *rest):
-        if name == "typer":
+        if name == {package!r}:
             {way}
 
 sys.meta_path.insert(0, Finder())

@@ -41,7 +41,7 @@ from moegeom.pipeline import METRICS
 from moegeom.testing.metric_theorems import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
-from moegeom_cli import __main__, app
+from moegeom_cli import EXIT_INTERRUPTED, __main__, app
 from moegeom_cli.groups import ScreenOptions
 
 #: Packages that commands import where they use them; none brings torch, nor matplotlib, which looks
@@ -174,11 +174,15 @@ def run_here(request: dict, streams: str) -> int:
     if request["largest"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest"],) * 2)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         if request["script"]:
             run_script(request["script"])
         else:
             run_nothing_of(request["folder"], any("://" in word for word in request["arguments"]))
             __main__.main()
+    except KeyboardInterrupt:  # before the command began
+        os.write(2, b"interrupted.\n")
+        return EXIT_INTERRUPTED
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 0
     finally:
@@ -195,10 +199,14 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         children = []
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, [signal.SIGINT]
+        )  # a child lets it in when it begins
         for streams in request["streams"]:  # all at once
             children.append(os.fork())
             if children[-1] == 0:
                 os._exit(run_here(request, streams))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         if request["ending"]:
             number, seconds = request["ending"]
             time.sleep(seconds)
