@@ -6,9 +6,8 @@ from typing import TypeVar
 from tests.museum import (
     disagreements,
     exhibit_biases,
-    exhibit_rounding,
+    exhibit_quantisers,
     exhibit_rows,
-    exhibit_smoothing,
     exhibit_storage,
     exhibit_untrained,
     recipes_of_checkpoints,
@@ -31,8 +30,7 @@ def _all(kind: type[Shown], *rooms: ModuleType) -> list[Shown]:
 INCIDENTS = _all(
     Incident,
     exhibit_biases,
-    exhibit_rounding,
-    exhibit_smoothing,
+    exhibit_quantisers,
     exhibit_rows,
     exhibit_storage,
     exhibit_untrained,
