@@ -29,7 +29,7 @@ def recorded():
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def served(tmp_path_factory) -> Path:
     """A folder with what runs of the sample chose: ``int4``, ``noisy``, ``rounded``; its ``logits``."""
     folder = tmp_path_factory.mktemp("explain")
     (folder / "sample_ckpts").symlink_to(short_samples(), target_is_directory=True)
@@ -67,12 +67,12 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def explain(moegeom, place):
+def explain(moegeom, served):
     """Explains a recording B of the folder; A is what was recorded, unless another is named."""
 
     def ask(b: str, *more: str, tokens: str = REC, **options):
         typed = ("explain", CKPT, "--tokens", tokens, "--run-b", b, "--quiet", *more)
-        return moegeom(place, *typed, **options)
+        return moegeom(served, *typed, **options)
 
     return ask
 
@@ -119,16 +119,18 @@ def test_what_a_holds_decides_which_causes_can_be_told(explain):
     assert "Not checked: rows and inputs (A holds logits only)" in forms["table"]["140"]
 
 
-def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(explain, refused, place):
-    source, other = recorded(), open_tokens(place / "int4")
+def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(
+    explain, refused, served
+):
+    source, other = recorded(), open_tokens(served / "int4")
     count, columns = source.facts.num_tokens, source.read_columns(0, source.facts.num_tokens)
     chosen = {
         name.replace("/", "."): other.read_chosen(name, 0, count) for name in source.facts.routers
     }
     # as a harness of one's own writes them
-    np.savez(place / "b.npz", document=columns.document, position=columns.position, **chosen)
+    np.savez(served / "b.npz", document=columns.document, position=columns.position, **chosen)
     typed = ("explain", CKPT, "--tokens", REC, "--run-b", "b.npz")
-    refused(place, typed, "Add --stage-b, one of", code=2)
+    refused(served, typed, "Add --stage-b, one of", code=2)
     of_arrays, of_a_recording = (
         explain(b, *stage, "--layers", "1", "--format", "json", code=0).document["verdict"]
         for b, stage in (("b.npz", ("--stage-b", "ids")), ("int4", ()))
@@ -136,15 +138,15 @@ def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(expla
     assert of_arrays == of_a_recording
 
 
-def test_rows_of_other_tokens_are_told_without_recorded_choices(explain, place):
-    source, other = recorded(), open_tokens(place / "plain")
+def test_rows_of_other_tokens_are_told_without_recorded_choices(explain, served):
+    source, other = recorded(), open_tokens(served / "plain")
     count, names = source.facts.num_tokens, source.facts.routers
     columns = source.read_columns(0, count)
     inputs = {name: source.read_values(name, 0, count) for name in names}
     late = {name: np.roll(other.read_chosen(name, 0, count), 1, axis=0) for name in names}
     for path, stage, values in (("inputs", "router_input", inputs), ("late", "ids", late)):
         with RecordingWriter(
-            place / path, stage, names, dtype="float32", domains=source.facts.domains
+            served / path, stage, names, dtype="float32", domains=source.facts.domains
         ) as writer:
             writer.append(columns, values)
     text = explain("late", tokens="inputs", code=0).words
@@ -178,13 +180,13 @@ NO_SCORES = {
 }
 
 
-def test_what_cannot_be_explained_is_one_sentence(refused, place):
+def test_what_cannot_be_explained_is_one_sentence(refused, served):
     typed = ("explain", CKPT, "--tokens", REC)
     for more, code, words in REFUSED:
-        refused(place, (*typed, *more), words, code=code)
+        refused(served, (*typed, *more), words, code=code)
     for text, words in NO_SCORES.items():
-        (place / "none.csv").write_text(text, encoding="utf-8")
-        refused(place, (*typed, "--run-b", "plain", "--logprobs", "none.csv"), words)
+        (served / "none.csv").write_text(text, encoding="utf-8")
+        refused(served, (*typed, "--run-b", "plain", "--logprobs", "none.csv"), words)
 
 
 def _with_inputs(folder: Path, name: str, change) -> str:
@@ -204,7 +206,7 @@ def _with_inputs(folder: Path, name: str, change) -> str:
     return name
 
 
-def test_inputs_of_both_sides_tell_rounding_from_what_befell_some_tokens(explain, place):
+def test_inputs_of_both_sides_tell_rounding_from_what_befell_some_tokens(explain, served):
     random = np.random.default_rng(8)
 
     def noisy(x, document):
@@ -220,7 +222,7 @@ def test_inputs_of_both_sides_tell_rounding_from_what_befell_some_tokens(explain
         "some": noisy,
         "even": even,
     }.items():
-        said[name] = explain(_with_inputs(place, name, change), "--layers", "1", code=0).words
+        said[name] = explain(_with_inputs(served, name, change), "--layers", "1", code=0).words
     assert "VERDICT inputs rounded" in said["bf16"]
     assert "they hold numbers of bfloat16 alone, A's do not" in said["bf16"]
     assert "VERDICT not the router" in said["some"]
@@ -383,7 +385,7 @@ def test_two_sides_are_compared_token_by_token(moegeom, folder):
         assert {"proved_share", "tied_share", "reordered_share"}.isdisjoint(row)
     assert f"A and B choose differently in {100 * np.mean(shares):.3g} %" in document["verdict"]
     screen = forms["table"]["80"]
-    assert f"next: moegeom explain {CKPT} --tokens {sides[0]} --run-b {sides[1]}" in screen
+    assert f"next: moegeom explain {REPORTED} --tokens {sides[0]} --run-b {sides[1]}" in screen
     text = " ".join(screen.split())
     assert "not explained by near-ties" in text
     assert "aligned 1,024 of 1,024 tokens" in text
@@ -421,7 +423,7 @@ def test_a_side_that_is_the_same_says_why_nothing_flips(moegeom, folder):
         ],
         (*run_b, *checkpoint_b): [
             "A and B choose the same experts for every token. C chooses the same",
-            f"next: moegeom explain {CKPT} --tokens {REC} --run-b {REC} --checkpoint-b {CKPT}",
+            f"next: moegeom explain {REPORTED} --tokens {REPORTED_REC} --run-b {REPORTED_REC} --checkpoint-b {REPORTED}",
         ],
     }.items():
         typed = (REPORTED, "--tokens", REPORTED_REC, *sides, "--layers", "0")

@@ -1,23 +1,15 @@
-"""Screens of 80 columns: listings, errors and notes; and of a checkpoint of 48 layers first screens
-that fit a page, begin with their verdict and say what they leave out; --detail and Markdown
-leave out nothing.
-"""
+"""Screens of 80 columns: listings by topic, errors and notes; what must be copied stays on one line."""
 
 import json
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import moegeom as mg
-from moegeom.document.renderers.table import PAGE
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from moegeom_cli.streams import error_line, folded
-from tests.by_day import by_day
 from tests.e2e.conftest import widest
 
 LONG = "gate " * 40
@@ -116,69 +108,6 @@ def test_every_output_says_that_the_rule_is_assumed_and_from_what(moegeom, place
         assert (document["rule_status"], document["rule_trust"]) == ("assumed", said)
     document = moegeom(*routers, *as_json).document
     assert (document["rule_status"], document["rule_origin"]) == ("assumed", "options")
-
-
-SOUND = SyntheticModel(hidden=32, experts=64, top_k=8, layers=48)
-DAMAGED = SyntheticModel(
-    hidden=32,
-    experts=64,
-    top_k=8,
-    layers=48,
-    duplicate=(1, 2, 20),
-    zero=tuple(range(5, 30)),
-    long=tuple(range(30, 47)),
-    long_factor=12.0,
-)
-OTHER = SyntheticModel(hidden=32, experts=64, top_k=8, layers=48, seed=3)
-
-MADE = {
-    "scan": lambda: mg.scan("model"),
-    "scan damaged": lambda: mg.scan("damaged"),
-    "check": lambda: mg.check("model"),
-    "check damaged": lambda: mg.check("damaged"),
-    "diff": lambda: mg.diff("model", "damaged"),
-    "diff unrelated": lambda: mg.diff("model", "other"),
-    "signoff": lambda: mg.signoff("model", "other"),
-    "track": lambda: mg.track("step_*", out="followed"),
-}
-
-
-@cache
-def made(name: str) -> Any:
-    return MADE[name]()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    for name, model in (("model", SOUND), ("damaged", DAMAGED), ("other", OTHER)):
-        write_checkpoint(folder / name, model)
-    for step, name in enumerate(("model", "damaged", "other")):
-        (folder / f"step_{step}").symlink_to(folder / name, target_is_directory=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        yield
-
-
-#: By day a screen of each kind: measured, judged and damaged, two sides.
-SCREENS = by_day(MADE, ["scan damaged", "check damaged", "signoff"])
-
-
-@pytest.mark.parametrize("name", SCREENS)
-def test_a_first_screen_fits_a_page_and_begins_with_its_verdict(name):
-    for width in (80, 140):
-        screen = made(name).text(width).splitlines()
-        rows = sum(max(1, -(-len(line) // width)) for line in screen)
-        assert rows <= PAGE
-        assert screen[0].startswith("VERDICT  ")
-
-
-@pytest.mark.parametrize("name", SCREENS)
-def test_what_is_cut_is_said_with_the_option_that_shows_it(name):
-    short, whole = made(name).text(80), made(name).text(80, detail=True)
-    is_cut = len(whole.splitlines()) > len(short.splitlines())
-    assert ("--detail" in short) >= is_cut
-    assert "--detail" not in whole + made(name).markdown()
 
 
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts/olmoe-balanced/step_1500"

@@ -258,7 +258,7 @@ def test_log_probs_say_what_goes_with_a_flip(moegeom, folder):
 
 EARLY = "olmoe-collapsed/step_100"
 COLLAPSED = "sample_ckpts/olmoe-collapsed"
-ARGUMENTS = ("track", f"{SERIES}/step_*", "--tokens", f"{SERIES}/rec/step_{{step}}")
+ARGUMENTS = ("track", f"{COLLAPSED}/step_*", "--tokens", f"{COLLAPSED}/rec/step_{{step}}")
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +359,7 @@ def test_a_pattern_without_a_match_is_answered_with_what_is_there(refused, tmp_p
         assert "uote" not in refusal
 
 
-STEPS = f"{SERIES}/step_*"
+STEPS = f"{COLLAPSED}/step_*"
 
 #: What is typed, the exit code, and words of the refusal.
 REFUSED_BY_TRACK = [
@@ -376,5 +376,5 @@ def test_what_cannot_be_meant_is_told(moegeom, measured):
         ran = moegeom(measured, "track", *arguments, code=code)
         assert ran.out == ""
         assert words in ran.err
-    recorded = ("--tokens", f"{SERIES}/rec/step_100", "--layers", "0", "--out", "x")
+    recorded = ("--tokens", f"{COLLAPSED}/rec/step_100", "--layers", "0", "--out", "x")
     assert "stale" in moegeom(measured, "track", STEPS, *recorded, code=3).err

@@ -329,7 +329,7 @@ def test_the_last_layer_of_a_prompt_may_have_one_token_and_no_other_may(tmp_path
     log = text(path, prompt + moe_trace_text(TRUTH.written[1].ids[:1]))
     expected = np.concatenate([FIRST_CHOICES[18:], TRUTH.ids[1][:1]])
     assert_read(log, expected, "was not computed for them: 18")
-    gap = prompt.replace(f"2,{FIRST[3, 1, 0]}\n", "", 1)
+    gap = prompt.replace(f"2,{FIRST_CHOICES[3, 1, 0]}\n", "", 1)
     refuse("layers of one batch have|1 experts a token", text(path, gap))
     refuse("a batch has 1 layer, the first 3", text(path, prompt + "1,5\n1,6\n"))
 
