@@ -231,7 +231,7 @@ def test_inputs_of_both_sides_tell_rounding_from_what_befell_some_tokens(explain
 
 
 SAMPLE = Path("sample_ckpts/olmoe-balanced")
-REPORTED, REPORTED_REC = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
+REPORTED_CKPT, REPORTED_REC = str(SAMPLE / "step_1500"), str(SAMPLE / "rec/step_1500")
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def report(moegeom, folder) -> Path:
     """Results of two arithmetics and noise on all tokens of the sample: few of them flip."""
     rec = str(SAMPLES.parent / REPORTED_REC)
     ran = moegeom(
-        *(folder, "boundary-report", REPORTED, "--tokens", rec, "--out", "report", "--quiet"),
+        *(folder, "boundary-report", REPORTED_CKPT, "--tokens", rec, "--out", "report", "--quiet"),
         *("--arith", "bf16-logits", "--arith", "float32-blocks", "--noise", "0.02"),
         code=0,
     )
@@ -363,7 +363,7 @@ def test_what_cannot_be_meant_is_told(refused, place):
 def test_two_sides_are_compared_token_by_token(moegeom, folder):
     sides = [str(SAMPLE / f"rec/step_{step}") for step in (1500, 1000)]
     moegeom(
-        *(folder, "boundary-report", REPORTED, "--tokens", sides[0], "--run-b", sides[1]),
+        *(folder, "boundary-report", REPORTED_CKPT, "--tokens", sides[0], "--run-b", sides[1]),
         *("--arith", "bf16", "--out", "sides", "--quiet"),
         code=0,
     )
@@ -385,7 +385,7 @@ def test_two_sides_are_compared_token_by_token(moegeom, folder):
         assert {"proved_share", "tied_share", "reordered_share"}.isdisjoint(row)
     assert f"A and B choose differently in {100 * np.mean(shares):.3g} %" in document["verdict"]
     screen = forms["table"]["80"]
-    assert f"next: moegeom explain {REPORTED} --tokens {sides[0]} --run-b {sides[1]}" in screen
+    assert f"next: moegeom explain {REPORTED_CKPT} --tokens {sides[0]} --run-b {sides[1]}" in screen
     text = " ".join(screen.split())
     assert "not explained by near-ties" in text
     assert "aligned 1,024 of 1,024 tokens" in text
@@ -394,7 +394,16 @@ def test_two_sides_are_compared_token_by_token(moegeom, folder):
 
 def test_a_second_checkpoint_is_told_with_what_is_left_out(moegeom, folder):
     ran = moegeom(
-        *(folder, "boundary-report", REPORTED, "--arith", "bf16", "--out", "second", "--quiet"),
+        *(
+            folder,
+            "boundary-report",
+            REPORTED_CKPT,
+            "--arith",
+            "bf16",
+            "--out",
+            "second",
+            "--quiet",
+        ),
         *("--tokens", REPORTED_REC, "--checkpoint-b", str(SAMPLE / "step_1000")),
         code=0,
     )
@@ -415,7 +424,7 @@ def test_a_second_checkpoint_is_told_with_what_is_left_out(moegeom, folder):
 
 def test_a_side_that_is_the_same_says_why_nothing_flips(moegeom, folder):
     """A checkpoint beside itself, and a run as well."""
-    run_b, checkpoint_b = ("--run-b", REPORTED_REC), ("--checkpoint-b", REPORTED)
+    run_b, checkpoint_b = ("--run-b", REPORTED_REC), ("--checkpoint-b", REPORTED_CKPT)
     for sides, words in {
         checkpoint_b: [
             "C chooses the same experts as A for every token, because its routers are",
@@ -423,9 +432,9 @@ def test_a_side_that_is_the_same_says_why_nothing_flips(moegeom, folder):
         ],
         (*run_b, *checkpoint_b): [
             "A and B choose the same experts for every token. C chooses the same",
-            f"next: moegeom explain {REPORTED} --tokens {REPORTED_REC} --run-b {REPORTED_REC} --checkpoint-b {REPORTED}",
+            f"next: moegeom explain {REPORTED_CKPT} --tokens {REPORTED_REC} --run-b {REPORTED_REC} --checkpoint-b {REPORTED_CKPT}",
         ],
     }.items():
-        typed = (REPORTED, "--tokens", REPORTED_REC, *sides, "--layers", "0")
+        typed = (REPORTED_CKPT, "--tokens", REPORTED_REC, *sides, "--layers", "0")
         text = moegeom(folder, "boundary-report", *typed).words
         assert [sentence for sentence in words if sentence not in text] == [], text

@@ -193,14 +193,14 @@ def test_the_error_is_the_jackknife_over_blocks_and_populations_have_no_value(di
         assert row["mean_resultant_length"] is row["mean_resultant_length_se"] is None
 
 
-MANY_EXPERTS, FOUR = 40, 4
+SKETCH_EXPERTS, SKETCH_TOP_K = 40, 4
 KERNELS = load_kernels("cpu")
 EXPERT_SETS = REDUCTIONS["expert_sets"]
 
 
 def drawn(tokens: int, seed: int) -> np.ndarray:
-    scores = np.random.default_rng(seed).random((tokens, MANY_EXPERTS))
-    return np.argsort(scores, axis=1)[:, :FOUR].astype(np.int32)
+    scores = np.random.default_rng(seed).random((tokens, SKETCH_EXPERTS))
+    return np.argsort(scores, axis=1)[:, :SKETCH_TOP_K].astype(np.int32)
 
 
 def fold(accumulator, chosen: np.ndarray) -> None:
@@ -208,7 +208,7 @@ def fold(accumulator, chosen: np.ndarray) -> None:
 
 
 def folded_sets(chosen: np.ndarray, batch: int = 700):
-    accumulator = EXPERT_SETS.start(Extent(1, MANY_EXPERTS, FOUR))
+    accumulator = EXPERT_SETS.start(Extent(1, SKETCH_EXPERTS, SKETCH_TOP_K))
     for start in range(0, len(chosen), batch):
         fold(accumulator, chosen[start : start + batch])
     return accumulator.state()
@@ -228,9 +228,9 @@ def test_under_the_capacity_every_set_is_counted_whatever_the_order_of_its_exper
     np.testing.assert_array_equal(found["count"][order], counts)
     np.testing.assert_array_equal(found["rate"], 1.0)
     chosen = drawn(200, 9)
-    keys = KERNELS["expert_set_key"](chosen, MANY_EXPERTS)
+    keys = KERNELS["expert_set_key"](chosen, SKETCH_EXPERTS)
     other = KERNELS["expert_set_key"](
-        np.random.default_rng(0).permuted(chosen, axis=1), MANY_EXPERTS
+        np.random.default_rng(0).permuted(chosen, axis=1), SKETCH_EXPERTS
     )
     np.testing.assert_array_equal(other, keys)
     np.testing.assert_array_equal(len(np.unique(keys)), len(distinct(chosen)[0]))
@@ -239,7 +239,7 @@ def test_under_the_capacity_every_set_is_counted_whatever_the_order_of_its_exper
 def test_the_state_never_exceeds_the_capacity(monkeypatch):
     monkeypatch.setattr(sketch, "CAPACITY", 500)
     monkeypatch.setattr(sketch, "_PENDING", 256)
-    accumulator = EXPERT_SETS.start(Extent(1, MANY_EXPERTS, FOUR))
+    accumulator = EXPERT_SETS.start(Extent(1, SKETCH_EXPERTS, SKETCH_TOP_K))
     chosen = drawn(20_000, 2)
     for start in range(0, len(chosen), 1000):
         fold(accumulator, chosen[start : start + 1000])

@@ -197,7 +197,7 @@ METRICS_OF_JUMPS = [
     METRICS[name] for name in ("tokens", "boundaries", "jump", "flips", "flip_jump")
 ]
 FLIPPING = ("bf16-logits",)
-JUMPING = 900
+JUMP_TOKENS = 900
 
 
 def expert(number: int, y: np.ndarray) -> np.ndarray:
@@ -252,15 +252,17 @@ def run_of(source, router=None, **changes):
 
 @pytest.fixture(scope="module")
 def scanned():
-    router, measured = run_of(made.recording(JUMPING), arithmetics=FLIPPING)
-    return made.tables(measured), by_definition(router, made.inputs(JUMPING))
+    router, measured = run_of(made.recording(JUMP_TOKENS), arithmetics=FLIPPING)
+    return made.tables(measured), by_definition(router, made.inputs(JUMP_TOKENS))
 
 
 def test_columns_are_those_of_the_definition_token_by_token(scanned):
     rows, (height, output, distance, _) = scanned
     row = made.row_of(rows["layers"])
-    assert (row["num_jump_tokens"], row["jump_known_share"]) == (JUMPING, 1.0)
-    noise = 0.4247 * 2.0**-8 * np.sqrt((made.inputs(JUMPING).astype(np.float64) ** 2).mean(axis=1))
+    assert (row["num_jump_tokens"], row["jump_known_share"]) == (JUMP_TOKENS, 1.0)
+    noise = (
+        0.4247 * 2.0**-8 * np.sqrt((made.inputs(JUMP_TOKENS).astype(np.float64) ** 2).mean(axis=1))
+    )
     chance = ndtr(-distance / noise)
     for column, expected in {
         "jump_p50": np.median(height),
@@ -283,7 +285,7 @@ def test_a_pair_has_the_mean_jump_of_its_tokens_and_flips_cost_their_share_of_it
     rows, (height, _, _, _) = scanned
     row = made.row_of(rows["layers"], FLIPPING[0])
     share = row["flipped_share"]
-    assert row["num_flip_jumps"] == round(share * JUMPING) > 0
+    assert row["num_flip_jumps"] == round(share * JUMP_TOKENS) > 0
     np.testing.assert_allclose(row["flip_cost"], share * row["flip_jump_mean"])
     over_output = share * row["flip_jump_over_output_mean"]
     np.testing.assert_allclose(row["flip_cost_over_output"], over_output)

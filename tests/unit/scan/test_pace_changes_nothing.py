@@ -153,7 +153,7 @@ MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=3)
 REDUCED = ("token_counts", "expert_sets", "margin_histogram")
 
 #: Files, each a piece, of tokens that end in no tile.
-FILES, TRACED = 3, 2 * TILE + 77
+FILES, TRACE_TOKENS = 3, 2 * TILE + 77
 
 #: Documents that another run answered, and the ids of each; its last token was never routed.
 DOCUMENTS, TEXT = 3, np.arange(128)
@@ -166,7 +166,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dump").mkdir()
     random = np.random.default_rng(0)
     for number in range(FILES):
-        chosen = random.random((TRACED, MODEL.layers, MODEL.experts)).argsort(axis=2)
+        chosen = random.random((TRACE_TOKENS, MODEL.layers, MODEL.experts)).argsort(axis=2)
         np.save(folder / "dump" / f"{number}.npy", chosen[:, :, : MODEL.top_k].astype(np.uint8))
     write_tokens(folder / "rec", MODEL, DOCUMENTS * 128)
     requests = [

@@ -346,7 +346,7 @@ def test_no_line_is_wider_than_the_screen_and_no_format_needs_blocks():
 
 
 @pytest.fixture(scope="module")
-def series_of_reports(tmp_path_factory):
+def tracked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     for step in (100, 1000, 300):
         (folder / f"step_{step}").symlink_to(BALANCED / f"step_{step}")
@@ -360,26 +360,24 @@ def curve(series, router, column):
     return found
 
 
-def test_experts_that_drive_the_load_are_those_whose_term_changed_most(series_of_reports):
+def test_experts_that_drive_the_load_are_those_whose_term_changed_most(tracked):
     def loads(step):
-        rows = open_results(series_of_reports[0] / "first" / f"step_{step}.moegeom").rows("experts")
+        rows = open_results(tracked[0] / "first" / f"step_{step}.moegeom").rows("experts")
         place = ("text/0", "as_stored", "all")
         return np.array(
             [r["load"] for r in rows if (r["router"], r["variant"], r["population"]) == place]
         )
 
     change = (loads(1000) - 1) ** 2 - (loads(100) - 1) ** 2
-    first = next(
-        d for d in series_of_reports[1].drivers if (d.router, d.kind) == ("text/0", "expert")
-    )
+    first = next(d for d in tracked[1].drivers if (d.router, d.kind) == ("text/0", "expert"))
     assert int(first.name) == np.abs(change).argmax()
     np.testing.assert_allclose(
         first.contribution, change[int(first.name)] / np.abs(change).sum(), rtol=1e-9
     )
 
 
-def test_every_export_holds_every_router(series_of_reports, tmp_path):
-    series = series_of_reports[1]
+def test_every_export_holds_every_router(tracked, tmp_path):
+    series = tracked[1]
     assert len(json.loads(worded(document, series, "json"))["curves"]) == len(series.curves)
     SERIES_EXPORTS["csv"].write(series, tmp_path / "series.csv")
     text = (tmp_path / "series.csv").read_text("utf-8")
@@ -388,36 +386,32 @@ def test_every_export_holds_every_router(series_of_reports, tmp_path):
 
 
 def test_openmetrics_is_read_by_the_client_of_prometheus_and_a_sparkline_shows_gaps(
-    series_of_reports, tmp_path
+    tracked, tmp_path
 ):
     file = tmp_path / "series.prom"
-    SERIES_EXPORTS["openmetrics"].write(series_of_reports[1], file)
+    SERIES_EXPORTS["openmetrics"].write(tracked[1], file)
     text = file.read_text("utf-8")
     assert text.endswith("# EOF\n")
     families = {family.name: family for family in text_string_to_metric_families(text)}
     found = {s.labels["router"]: s.value for s in families["moegeom_max_vio_global"].samples}
-    assert found == {
-        c.router: c.values[-1] for c in series_of_reports[1].of_column("max_vio_global")
-    }
+    assert found == {c.router: c.values[-1] for c in tracked[1].of_column("max_vio_global")}
     assert sparkline([0.0, 1.0, None, 0.5]) == "▁█ ▅"
     assert sparkline([2.0, 2.0]) == "▄▄"
     assert sparkline([None, None]) == "  "
 
 
-def test_tensorboard_reads_what_was_written(series_of_reports, tmp_path):
+def test_tensorboard_reads_what_was_written(tracked, tmp_path):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    SERIES_EXPORTS["tensorboard"].write(series_of_reports[1], tmp_path / "events")
+    SERIES_EXPORTS["tensorboard"].write(tracked[1], tmp_path / "events")
     events = reader.EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     found = events.Scalars("max_vio_global/text/0")
     assert [event.step for event in found] == [100, 300, 1000]
-    values = curve(series_of_reports[1], "text/0", "max_vio_global").values
+    values = curve(tracked[1], "text/0", "max_vio_global").values
     np.testing.assert_allclose([event.value for event in found], values, rtol=1e-6)
 
 
-def test_a_run_of_wandb_holds_medians_and_the_worst_routers(
-    series_of_reports, tmp_path, monkeypatch
-):
+def test_a_run_of_wandb_holds_medians_and_the_worst_routers(tracked, tmp_path, monkeypatch):
     """Offline, in the file that wandb writes: read by its own classes, block by block as LevelDB
     logs are.
     """
@@ -427,7 +421,7 @@ def test_a_run_of_wandb_holds_medians_and_the_worst_routers(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    SERIES_EXPORTS["wandb"].write(series_of_reports[1], "routers")
+    SERIES_EXPORTS["wandb"].write(tracked[1], "routers")
     wandb.teardown()
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     records = [Record.FromString(record) for record in log_records(file.read_bytes())]
@@ -438,7 +432,7 @@ def test_a_run_of_wandb_holds_medians_and_the_worst_routers(
         if r.HasField("history")
     ]
     assert [row["step"] for row in rows] == [100, 300, 1000]
-    curves = series_of_reports[1].of_column("max_vio_global")
+    curves = tracked[1].of_column("max_vio_global")
     for index, row in enumerate(rows):
         values = [curve.values[index] for curve in curves]
         assert row["max_vio_global/worst"] == max(values)
