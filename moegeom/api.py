@@ -24,14 +24,7 @@ from moegeom.engine.request import MergeRequest, ScanRequest, Terms
 from moegeom.results.reader import open_results
 from moegeom.router.requested_family import NOTHING_ASKED
 from moegeom.studies.check.record import GateRequest
-from moegeom.studies.opened import (
-    Checkpoint,
-    Recording,
-    asked_request,
-    of_steps,
-    of_tokens,
-    side,
-)
+from moegeom.studies.opened import Checkpoint, Recording, asked_request, of_steps, of_tokens, side
 from moegeom.studies.routes.record import RoutesRequest
 from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.files import TokenFiles, are_there

@@ -72,11 +72,7 @@ from moegeom.measure.finish import (
     measure_weights,
     measure_weights_of,
 )
-from moegeom.measure.passes import (
-    RouterRun,
-    measure_in_step,
-    with_what_ifs,
-)
+from moegeom.measure.passes import RouterRun, measure_in_step, with_what_ifs
 from moegeom.metrics import METRICS, metrics_of_scan
 from moegeom.results.reader import MemoryResults, Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
@@ -548,12 +544,7 @@ def finish(
     }
     if request.what_ifs:
         others["whatif"] = what_if_rows(parts)
-    run = {
-        "plan": writer.plan,
-        "parts": parts,
-        **codes,
-        "seed": request.seed,
-    }
+    run = {"plan": writer.plan, "parts": parts, **codes, "seed": request.seed}
     return writer.finish(names, run | dict(facts), others)
 
 

@@ -116,12 +116,7 @@ def _words_without_copyright_lines(data: bytes) -> bytes:
 
 def load_corpus() -> tuple[Domain, ...]:
     """Every domain, split into training text and held-out documents."""
-    sources = {
-        "code": iter_code,
-        "docs": iter_docs,
-        "licence": iter_licence,
-        "tables": iter_tables,
-    }
+    sources = {"code": iter_code, "docs": iter_docs, "licence": iter_licence, "tables": iter_tables}
     return tuple(_split(name, tuple(sources[name]())) for name in DOMAINS)
 
 

@@ -73,13 +73,7 @@ def study(name: str) -> Suite:
     """One study of the quick setting."""
     of = STUDIES[name]
     settings = dataclasses.replace(SIZES["quick"], seeds=SEEDS)
-    return Suite(
-        f"study-{name}",
-        settings,
-        tuple(of.values),
-        of.base,
-        of.train,
-    )
+    return Suite(f"study-{name}", settings, tuple(of.values), of.base, of.train)
 
 
 def run_suite(suite: Suite, out: Path, names: Sequence[str]) -> ResultFile:

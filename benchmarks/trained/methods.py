@@ -147,9 +147,7 @@ def _weight(router: Any) -> np.ndarray:
 
 _ALL = (
     Method(
-        "dense-active",
-        "dense, as wide as the chosen experts",
-        _dense(lambda s: s.top_k * s.width),
+        "dense-active", "dense, as wide as the chosen experts", _dense(lambda s: s.top_k * s.width)
     ),
     Method("dense-total", "dense, as wide as all experts", _dense(lambda s: s.experts * s.width)),
     Method(BASE, "top-k", _routed(_top_k), _weight, is_affine=True, jumps=True),
@@ -222,10 +220,7 @@ _ALL = (
         prepare=_balanced(True),
         also=(
             Method(
-                "osr-causal",
-                "OSR, causal at inference",
-                _routed(_osr),
-                prepare=_balanced(False),
+                "osr-causal", "OSR, causal at inference", _routed(_osr), prepare=_balanced(False)
             ),
         ),
     ),

@@ -69,10 +69,7 @@ STUDIES = {
         "0",
     ),
     "first-dense": Study(
-        "layers that are dense, from the first on",
-        "top-k",
-        _one("first_dense", 0, 1, 2),
-        "0",
+        "layers that are dense, from the first on", "top-k", _one("first_dense", 0, 1, 2), "0"
     ),
     "router-dimension": Study(
         "dimensions in which the cosine router compares",

@@ -48,9 +48,7 @@ def parse_reports(entries: Sequence[str], format: Format) -> list[tuple[str, Pat
 
 
 def write_reports(
-    reports: Sequence[tuple[str, Path | None]],
-    document: Callable[[T, View], Document],
-    record: T,
+    reports: Sequence[tuple[str, Path | None]], document: Callable[[T, View], Document], record: T
 ) -> None:
     """Writes each report in full detail to its file or to stdout."""
     from moegeom.core.files import write_whole, writing

@@ -136,8 +136,7 @@ class ScreenOptions:
     """How what was found is printed."""
 
     detail: Annotated[
-        bool,
-        typer.Option("--detail", help="All of it, however long: every layer, every finding."),
+        bool, typer.Option("--detail", help="All of it, however long: every layer, every finding.")
     ] = False
     format: PrintFormat = Format.table
     quiet: Quiet = False

@@ -19,9 +19,7 @@ Restart = Annotated[
 FamilyFile = Annotated[
     Path | None,
     typer.Option(
-        "--family",
-        help="TOML file, or name of a family.",
-        rich_help_panel="Unknown architectures",
+        "--family", help="TOML file, or name of a family.", rich_help_panel="Unknown architectures"
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no notes on stderr.")]

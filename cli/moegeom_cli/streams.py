@@ -52,11 +52,7 @@ def folded(text: str, columns: int | None, indent: str) -> str:
     if columns is None:
         return text
     return textwrap.fill(
-        text,
-        columns,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 

@@ -22,11 +22,7 @@ from moegeom.core.text import natural
 FORMATS = Rooms("format", "moegeom.checkpoint.formats", Format)
 
 #: Weight files of formats that are not read yet, by the end of their names.
-_OTHER_WEIGHTS = {
-    ".npz": "NumPy arrays",
-    ".h5": "HDF5",
-    ".msgpack": "Flax",
-}
+_OTHER_WEIGHTS = {".npz": "NumPy arrays", ".h5": "HDF5", ".msgpack": "Flax"}
 
 
 def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> TensorStore:

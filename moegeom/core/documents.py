@@ -256,8 +256,7 @@ def record_of(kind: type[T], document: Any) -> T:
 def _unknown(place: str, key: str, keys: Collection[str]) -> DocumentError:
     guess = nearest_name(key[:_REPEATED], keys).strip()
     return DocumentError(
-        f"{place}unknown key {quoted(key, _REPEATED)}",
-        f"{guess} Known: {', '.join(keys)}.".strip(),
+        f"{place}unknown key {quoted(key, _REPEATED)}", f"{guess} Known: {', '.join(keys)}.".strip()
     )
 
 

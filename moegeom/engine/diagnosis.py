@@ -24,10 +24,7 @@ _PACKAGES = {
 }
 
 #: Distributions that bring a package of another name.
-_DISTRIBUTIONS = {
-    "cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x"),
-    "sklearn": ("scikit-learn",),
-}
+_DISTRIBUTIONS = {"cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x"), "sklearn": ("scikit-learn",)}
 
 
 def diagnose() -> list[dict[str, str]]:

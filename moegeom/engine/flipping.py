@@ -49,10 +49,7 @@ class ReferenceChoice:
 
 
 def flip_of(
-    emulated: Emulated,
-    reference: ReferenceChoice,
-    kernels: Kernels,
-    entered: Entered | None = None,
+    emulated: Emulated, reference: ReferenceChoice, kernels: Kernels, entered: Entered | None = None
 ) -> Flip:
     """What the variant changes; the tokens begin on a tile border. ``entered`` is of these tokens.
 

@@ -34,12 +34,7 @@ from moegeom.core.files import (
 from moegeom.core.limits import MOST_JSON, SCAN_PARTS
 from moegeom.core.text import number_of
 from moegeom.engine.loop import NAMED, Progress, read_snapshot, write_snapshot
-from moegeom.engine.parameters import (
-    family_parameters,
-    option_of,
-    parameters_of,
-    request_of,
-)
+from moegeom.engine.parameters import family_parameters, option_of, parameters_of, request_of
 from moegeom.engine.request import ScanRequest
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.results.plans import differing_parts

@@ -32,14 +32,7 @@ _OF_INPUTS = (
     "noise",
 )
 _OF_BOUNDARIES = ("distance", "distance_upper", "pair")
-_OF_ALL_LOGITS = (
-    "selection",
-    "scores",
-    "probability",
-    "entropy",
-    "log_sum_exp",
-    "order_distance",
-)
+_OF_ALL_LOGITS = ("selection", "scores", "probability", "entropy", "log_sum_exp", "order_distance")
 
 #: Why near-ties are not counted where tokens choose different numbers of experts.
 NO_BORDER = "no k-th expert has a border where sets differ in size"

@@ -153,9 +153,7 @@ class ModelTerms:
         metadata={"outside_plan": "what it makes of the checkpoint stands under rules and routers"},
     )
     remote: RemoteOptions | None = option(
-        NO_CACHE,
-        in_python=FETCHED,
-        outside_plan="how bytes come, not which",
+        NO_CACHE, in_python=FETCHED, outside_plan="how bytes come, not which"
     )
 
 
@@ -339,8 +337,7 @@ class TokensRequest(Terms):
     )
     _: dataclasses.KW_ONLY
     tokens: Tokens | None = option(
-        TOKENS,
-        outside_plan="token_files and the facts of the source stand for what they are",
+        TOKENS, outside_plan="token_files and the facts of the source stand for what they are"
     )
 
 

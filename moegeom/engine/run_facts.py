@@ -93,10 +93,7 @@ def _all_of(libraries: Sequence[Mapping[str, Any]], key: str) -> str | None:
 
 
 def run_facts(
-    routers: RouterSet,
-    measured: Sequence[Router],
-    source: SourceFacts | None,
-    trust: Trust | None,
+    routers: RouterSet, measured: Sequence[Router], source: SourceFacts | None, trust: Trust | None
 ) -> dict[str, Any]:
     """Everything about the inputs that a reader of the results needs; no paths, no token text."""
     return {

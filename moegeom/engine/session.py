@@ -13,13 +13,7 @@ import numpy as np
 from moegeom.checkpoint.open import open_place
 from moegeom.checkpoint.reading import Location
 from moegeom.checkpoint.store import TensorStore
-from moegeom.core.errors import (
-    RecordingError,
-    RouterError,
-    RouterRuleError,
-    UsageError,
-    about,
-)
+from moegeom.core.errors import RecordingError, RouterError, RouterRuleError, UsageError, about
 from moegeom.core.router import Router, RouterSet, parse_layers
 from moegeom.core.shapes import Int64
 from moegeom.core.tokens import SampleCounts, TokenSource

@@ -417,8 +417,7 @@ def mean_pair_cosine(
 
 
 def centred_by_expert(
-    outputs: Float32[np.ndarray, "tokens slots width"],
-    experts: Integer[np.ndarray, "tokens slots"],
+    outputs: Float32[np.ndarray, "tokens slots width"], experts: Integer[np.ndarray, "tokens slots"]
 ) -> Float32[np.ndarray, "tokens slots width"]:
     """Outputs less the mean output of the same expert over its tokens; 0 for its only one.
 

@@ -40,8 +40,7 @@ class EffectiveRows:
 
 
 def effective_rows(
-    weight: Float[np.ndarray, "experts hidden"],
-    gain: Float[np.ndarray, "hidden"] | None,
+    weight: Float[np.ndarray, "experts hidden"], gain: Float[np.ndarray, "hidden"] | None
 ) -> EffectiveRows:
     r"""Centred rows of :math:`W \operatorname{diag}(g)` and their Gram matrix, in float64.
 
@@ -294,9 +293,7 @@ def row_spectrum(
     )
 
 
-def symmetric_root(
-    gram: Float64[np.ndarray, "rows rows"],
-) -> Float64[np.ndarray, "rows rows"]:
+def symmetric_root(gram: Float64[np.ndarray, "rows rows"]) -> Float64[np.ndarray, "rows rows"]:
     r"""The positive semidefinite A with :math:`A A = G`; eigenvalues below 0 count as 0.
 
     There is one, so that what is drawn through it is the same on all processors but for rounding;

@@ -402,10 +402,7 @@ def gauge_dimensions(mixture: Mixture, position: Position) -> int:
 
 
 def cramer_rao_sd(
-    derivatives: Float64[np.ndarray, "samples parameters"],
-    noise: float,
-    size: int,
-    flat: int,
+    derivatives: Float64[np.ndarray, "samples parameters"], noise: float, size: int, flat: int
 ) -> Float64[np.ndarray, "parameters"]:
     r"""The least standard deviation of each parameter that ``size`` samples allow.
 

@@ -171,10 +171,7 @@ class _Curve:
 
 # ------------------------------------------------------------------------------------------ outputs
 def jump(
-    point: Float64[np.ndarray, "tokens hidden"],
-    before: Weighted,
-    after: Weighted,
-    mixed: Mixture,
+    point: Float64[np.ndarray, "tokens hidden"], before: Weighted, after: Weighted, mixed: Mixture
 ) -> Float64[np.ndarray, "tokens"]:
     r"""Length of the change of the output where one set of experts takes over from another.
 

@@ -197,9 +197,7 @@ def normalised_scores(
     return SCORES["softmax"](z)
 
 
-def entropy_nats(
-    probability: Float[np.ndarray, "tokens experts"],
-) -> Float64[np.ndarray, "tokens"]:
+def entropy_nats(probability: Float[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens"]:
     """Entropy of each row, -sum p log p with 0 log 0 = 0, in nats; 0 to log E.
 
     Oracle in tests: scipy.stats.entropy.

@@ -122,9 +122,7 @@ def _set_loss(
     return float(np.logaddexp(0.0, both).sum()), pull
 
 
-def _centred(
-    apart: Float64[np.ndarray, "tokens experts"],
-) -> Float64[np.ndarray, "tokens experts"]:
+def _centred(apart: Float64[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens experts"]:
     """Numbers less the mean of the finite ones of their token."""
     is_finite = np.isfinite(apart)
     number = np.maximum(is_finite.sum(axis=1, keepdims=True), 1)

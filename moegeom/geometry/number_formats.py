@@ -277,9 +277,7 @@ def distinct_values(values: Float[np.ndarray, "rows columns"]) -> Int64[np.ndarr
     return 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
 
 
-def window_levels(
-    values: Float[np.ndarray, "rows columns"],
-) -> Float64[np.ndarray, "rows"]:
+def window_levels(values: Float[np.ndarray, "rows columns"]) -> Float64[np.ndarray, "rows"]:
     """Mean number of different values in windows of 32 columns, over the first 512.
 
     About 31.6 for Gaussian rows in bfloat16, 28 to 30 for 8-bit integers and 26 for 8-bit floats

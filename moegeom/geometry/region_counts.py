@@ -207,7 +207,4 @@ def _value(line: Line, point: Point) -> Fraction:
 
 
 def _between(one: Point, other: Point, share: Fraction) -> Point:
-    return (
-        one[0] + share * (other[0] - one[0]),
-        one[1] + share * (other[1] - one[1]),
-    )
+    return (one[0] + share * (other[0] - one[0]), one[1] + share * (other[1] - one[1]))

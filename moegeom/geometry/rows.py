@@ -36,9 +36,7 @@ def normed(
 ROWS_IN_CACHE = 64
 
 
-def unit_rows(
-    values: Float[np.ndarray, "tokens hidden"],
-) -> Float64[np.ndarray, "tokens hidden"]:
+def unit_rows(values: Float[np.ndarray, "tokens hidden"]) -> Float64[np.ndarray, "tokens hidden"]:
     """Each row over its Euclidean length; 0 for a zero row, nan or 0 for one that is not finite."""
     unit = np.zeros(values.shape)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -366,9 +364,7 @@ def overlap_beyond_chance(
     return (common - chance) / (k - chance) if chance < k else 1.0
 
 
-def expert_matching(
-    counts: Int64[np.ndarray, "experts experts"],
-) -> Int64[np.ndarray, "experts"]:
+def expert_matching(counts: Int64[np.ndarray, "experts experts"]) -> Int64[np.ndarray, "experts"]:
     r"""For each expert of the one side its number on the other: the permutation p with most
     :math:`\sum_a N_{a p_a}`.
 

@@ -387,9 +387,7 @@ def principal_components(
 
 
 def neighbours_of_same_label(
-    rows: Float64[np.ndarray, "points dimension"],
-    label: Integer[np.ndarray, "points"],
-    count: int,
+    rows: Float64[np.ndarray, "points dimension"], label: Integer[np.ndarray, "points"], count: int
 ) -> tuple[float, float]:
     r"""Share of the ``count`` nearest others with the label of a point, and that of chance.
 

@@ -372,9 +372,7 @@ def batch_capacity(num_tokens: int, num_experts: int, k: int, factor: float) -> 
     return min(expert_capacity(num_tokens, num_experts, k, factor), num_tokens)
 
 
-def _ranks(
-    scores: Float64[np.ndarray, "tokens experts"],
-) -> Float64[np.ndarray, "tokens experts"]:
+def _ranks(scores: Float64[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens experts"]:
     """Place of each token among those of an expert, 0 for the best; equal: the earlier token.
 
     inf for a score of -inf, which has no place.

@@ -22,9 +22,7 @@ def input_norm(values: Float[np.ndarray, "tokens hidden"]) -> Float64[np.ndarray
 
 
 def selection_scores(
-    logits: Float[np.ndarray, "tokens experts"],
-    score: str,
-    bias: Float64[np.ndarray, "experts"],
+    logits: Float[np.ndarray, "tokens experts"], score: str, bias: Float64[np.ndarray, "experts"]
 ) -> Float64[np.ndarray, "tokens experts"]:
     """``score(logit) + bias`` in float64."""
     return SCORES[score](logits) + bias

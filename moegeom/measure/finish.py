@@ -197,7 +197,7 @@ def _add_rows(
 
 #: By the name that a metric of scope ``weights`` gives in ``needs``.
 WEIGHT_QUANTITIES: Mapping[str, Callable[[Router], Any]] = {
-    "effective_rows": lambda router: effective_rows(router.weight, router.gain),
+    "effective_rows": lambda router: effective_rows(router.weight, router.gain)
 }
 
 

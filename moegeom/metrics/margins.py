@@ -106,10 +106,7 @@ def _ladder_metric(
         page,
         finish,
         text,
-        columns={
-            "layers": (*before, *quantile_columns, bound, *after),
-            "margins": _LADDER_COLUMNS,
-        },
+        columns={"layers": (*before, *quantile_columns, bound, *after), "margins": _LADDER_COLUMNS},
         needs=needs,
         invariances=invariances,
         errors=errors,

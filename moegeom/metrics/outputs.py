@@ -127,10 +127,7 @@ def output_overlap(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         return {"layers": {}}
     pairs = cosines[np.triu_indices(len(cosines), 1)]
     return {
-        "layers": {
-            "overlap_output": float(pairs.mean()),
-            "max_output_cosine": float(pairs.max()),
-        }
+        "layers": {"overlap_output": float(pairs.mean()), "max_output_cosine": float(pairs.max())}
     }
 
 

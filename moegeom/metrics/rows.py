@@ -362,11 +362,7 @@ def upper_triangle(name: str, matrix: Float64[np.ndarray, "experts experts"]) ->
     rows = [row[number + 1 :].tolist() for number, row in enumerate(rounded)]
     if np.isnan(rounded).any():
         rows = [[None if value != value else value for value in row] for row in rows]
-    return {
-        "matrix": np.full(len(matrix), name),
-        "expert": np.arange(len(matrix)),
-        "values": rows,
-    }
+    return {"matrix": np.full(len(matrix), name), "expert": np.arange(len(matrix)), "values": rows}
 
 
 @metric(
@@ -443,11 +439,7 @@ _MOST_LISTED = 32
             ),
             Column("num_reach_open", "experts not decided", "experts", "int", "reachability"),
             Column(
-                "num_certain",
-                "experts that every input chooses",
-                "experts",
-                "int",
-                "reachability",
+                "num_certain", "experts that every input chooses", "experts", "int", "reachability"
             ),
             Column(
                 "num_certain_bf16",

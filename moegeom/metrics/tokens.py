@@ -41,12 +41,7 @@ def tokens(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     ``num_blocks`` are the blocks of documents behind every standard error of the row.
     """
     counts = reductions["token_counts"]
-    return {
-        "layers": {
-            "num_tokens": int(counts[TOKENS]),
-            "num_blocks": facts.num_blocks,
-        }
-    }
+    return {"layers": {"num_tokens": int(counts[TOKENS]), "num_blocks": facts.num_blocks}}
 
 
 @metric(
@@ -102,7 +97,7 @@ MOST_DOCUMENTS = 4
             Column("position", "position of the token in its document", "tokens", "int"),
             Column("expert", "an expert that the token chose", "expert", "int"),
             Column("weight", "its routing weight"),
-        ),
+        )
     },
     is_for_figures=True,
 )
@@ -127,7 +122,7 @@ def positions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "position": np.repeat(beginnings["position"][row], slots),
             "expert": beginnings["chosen"][row].ravel(),
             "weight": beginnings["weights"][row].ravel(),
-        },
+        }
     }
 
 

@@ -227,11 +227,7 @@ def _captured_attention(
     watch: Watch | None,
 ) -> Captured:
     recorder = AttentionRecorder(
-        model,
-        request.out,
-        checkpoint=request.model,
-        layers=request.attention_layers,
-        engine=engine,
+        model, request.out, checkpoint=request.model, layers=request.attention_layers, engine=engine
     )
     documents: set[int] = set()
     with recorder, _one_way(model):

@@ -37,13 +37,7 @@ from moegeom.engine.trust import Trust, examine
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import MeasuredRouter
-from moegeom.measure.passes import (
-    MAIN,
-    Pass,
-    RouterRun,
-    finish_passes,
-    plan_passes,
-)
+from moegeom.measure.passes import MAIN, Pass, RouterRun, finish_passes, plan_passes
 from moegeom.metrics import metrics_of_scan
 from moegeom.pipeline import ScanRequest, write_folded
 from moegeom.recorder.keep import NO_ROWS, InputRows, Keep, RouterRows, Shard, Step
@@ -531,11 +525,7 @@ def refuse_unfoldable(facts: SinkFacts, keep: Keep) -> None:
 
 
 def open_sink(
-    facts: SinkFacts,
-    identity: Identity,
-    places: Sequence[Place],
-    keep: Keep,
-    has_chosen: bool,
+    facts: SinkFacts, identity: Identity, places: Sequence[Place], keep: Keep, has_chosen: bool
 ) -> AbstractContextManager[Sink]:
     """The sink that was asked for; what it makes is in place when it is left without error."""
     if not facts.fold:

@@ -29,8 +29,7 @@ _Trust = TypedDict(
 _Device = TypedDict("_Device", {"names": list[str]}, total=False)
 _Skipped = TypedDict("_Skipped", {"tensor": str, "reason": str}, total=False)
 _RunB = TypedDict(
-    "_RunB",
-    {"name": str, "engine": str, "num_tokens": int, "num_matched": int, "notes": list[str]},
+    "_RunB", {"name": str, "engine": str, "num_tokens": int, "num_matched": int, "notes": list[str]}
 )
 _Refusal = TypedDict("_Refusal", {"code": str, "message": str, "hint": str})
 _Unsaid = TypedDict("_Unsaid", {"key": str, "assumed": str, "others": str})
@@ -39,8 +38,7 @@ _Beyond = TypedDict("_Beyond", {"router": str, "text": str, "is_legal": bool, "b
 _Ranges = TypedDict("_Ranges", {"beyond": list[_Beyond]})
 _Dense = TypedDict("_Dense", {"router": str, "key": str, "value": str})
 _Plain = TypedDict(
-    "_Plain",
-    {"router": str, "module": str, "is_covered": bool, "is_unknown": NotRequired[bool]},
+    "_Plain", {"router": str, "module": str, "is_covered": bool, "is_unknown": NotRequired[bool]}
 )
 _Packed = TypedDict("_Packed", {"router": str, "module": str, "scheme": str, "is_left_out": bool})
 _Quantisation = TypedDict(
@@ -49,8 +47,7 @@ _Quantisation = TypedDict(
 )
 _Drawn = TypedDict("_Drawn", {"router": str, "num_rows": int, "rows": list[int]})
 _Moments = TypedDict(
-    "_Moments",
-    {"router": str, "num_weights": int, "mean": float, "std": float, "kurtosis": float},
+    "_Moments", {"router": str, "num_weights": int, "mean": float, "std": float, "kurtosis": float}
 )
 _Initialised = TypedDict(
     "_Initialised",

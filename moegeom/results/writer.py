@@ -35,13 +35,7 @@ from moegeom.core.metric import Metric
 from moegeom.core.parquet import parquet_facts, read_columns, write_table
 from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, differing_parts, is_begun
 from moegeom.results.reader import SCHEMA_VERSION, is_results
-from moegeom.results.schema import (
-    OTHER_TABLES,
-    arrow_schema,
-    metric_tables,
-    other_schema,
-    table_of,
-)
+from moegeom.results.schema import OTHER_TABLES, arrow_schema, metric_tables, other_schema, table_of
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 

@@ -31,12 +31,7 @@ from moegeom.core.shapes import Float, Shaped
 from moegeom.geometry.rows import composed_rows
 from moegeom.router.facts import claims_of
 from moegeom.router.family import Family
-from moegeom.router.plain_names import (
-    plain_name,
-    with_plain_names,
-    without_model,
-    wrapped_names,
-)
+from moegeom.router.plain_names import plain_name, with_plain_names, without_model, wrapped_names
 from moegeom.router.plan import (
     Listed,
     Match,

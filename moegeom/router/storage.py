@@ -283,9 +283,7 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], np.float32)
 
 
-def unpack_e2m1(
-    packed: Shaped[np.ndarray, "rows bytes"],
-) -> Float32[np.ndarray, "rows columns"]:
+def unpack_e2m1(packed: Shaped[np.ndarray, "rows bytes"]) -> Float32[np.ndarray, "rows columns"]:
     """The numbers of each row, twice as many as it has bytes."""
     raw = packed.view(np.uint8)
     halves = np.stack([raw & 0xF, raw >> 4], axis=-1)

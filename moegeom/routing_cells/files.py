@@ -37,12 +37,7 @@ from moegeom.routing_cells.plane.polygons import cell_sides, inradii, polygons
 from moegeom.routing_cells.plane.raster import PixelState
 from moegeom.routing_cells.plane.subspace import Arcs
 from moegeom.routing_cells.request import CellsRequest
-from moegeom.routing_cells.router import (
-    MOST_MEASURED,
-    Scaled,
-    SlicedRouter,
-    equal_experts,
-)
+from moegeom.routing_cells.router import MOST_MEASURED, Scaled, SlicedRouter, equal_experts
 from moegeom.routing_cells.slices import frame_of
 from moegeom.routing_cells.walk.enumeration import Enumeration
 

@@ -29,11 +29,7 @@ from moegeom.routing_cells.ball.ball_cells import (
 )
 from moegeom.routing_cells.exact.certificate import strict_witnesses
 from moegeom.routing_cells.exact.certificate_check import CellPoint
-from moegeom.routing_cells.exact.dictionary import (
-    common_tie,
-    equal_classes,
-    independent_columns_of,
-)
+from moegeom.routing_cells.exact.dictionary import common_tie, equal_classes, independent_columns_of
 from moegeom.routing_cells.facet_graph import facet_graph, visited_graph
 from moegeom.routing_cells.plane.raster import Frame, PixelState, Raster, plane_raster, plane_router
 from moegeom.routing_cells.plane.subspace import Arcs, Slice, circle_arcs

@@ -336,12 +336,7 @@ THEOREMS: Mapping[str, Callable[[Metric], None]] = {
 
 
 def _compare_routers(
-    metric: Metric,
-    one: Router,
-    other: Router,
-    tokens: Stream,
-    moved: Stream,
-    under: Invariance,
+    metric: Metric, one: Router, other: Router, tokens: Stream, moved: Stream, under: Invariance
 ) -> None:
     first = _without_random(measured(metric, one, tokens))
     second = _without_random(measured(metric, other, moved))

@@ -24,13 +24,7 @@ from moegeom.core.files import open_raw
 from moegeom.core.registry import unknown_name
 from moegeom.core.shapes import Float32, Int32, Int64, Shaped
 from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
-from moegeom.tokens.stages import (
-    CHOSEN,
-    TOP_EXPERT,
-    TOP_LOGITS,
-    VALUE_STAGES,
-    check_output_kind,
-)
+from moegeom.tokens.stages import CHOSEN, TOP_EXPERT, TOP_LOGITS, VALUE_STAGES, check_output_kind
 
 T = TypeVar("T")
 
@@ -270,10 +264,7 @@ class StoredSource:
     """Reads ranges of whatever ``tensors`` (by router, then by tensor name) hold."""
 
     def __init__(
-        self,
-        facts: SourceFacts,
-        tensors: Mapping[str, Mapping[str, Rows]],
-        columns: ColumnSource,
+        self, facts: SourceFacts, tensors: Mapping[str, Mapping[str, Rows]], columns: ColumnSource
     ) -> None:
         self._facts = facts
         self._tensors = tensors

@@ -173,11 +173,7 @@ def _cosine(router: CosineRouter) -> _Rule:
             "export_checkpoint: a bias beside cosines cannot be said in a family file."
         )
     rule = _top_k(router)
-    projection = {
-        "weight": "projection",
-        "log_scale": "log_scale",
-        "largest_scale": LARGEST_SCALE,
-    }
+    projection = {"weight": "projection", "log_scale": "log_scale", "largest_scale": LARGEST_SCALE}
     tables = {**rule.tables, "projection": projection}
     return _Rule(rule.parts, rule.keys, tables, f"cosines, {rule.words}")
 

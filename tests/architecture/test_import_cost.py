@@ -1,20 +1,22 @@
-"""Importing moegeom and asking for help load nothing heavy."""
+"""Importing moegeom promises its names, and like asking for help it loads nothing heavy."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import moegeom
 from moegeom_cli.command import command_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
-HEAVY = {
-    *("cupy", "matplotlib", "numba", "pandas"),
-    *("scipy", "sklearn", "torch", "transformers"),
-}
+HEAVY = {*("cupy", "matplotlib", "numba", "pandas"), *("scipy", "sklearn", "torch", "transformers")}
 
 HELP = """
 from moegeom_cli.app import exit_code
@@ -69,3 +71,26 @@ def test_a_check_of_weights_compiles_nothing_and_loads_nothing_heavy():
 
 def test_a_check_of_weights_from_python_loads_nothing_heavy():
     assert loaded_by(f"import moegeom; assert moegeom.check({CHECKPOINT!r})") & HEAVY == set()
+
+
+def test_the_version_is_that_of_the_changelog(pytestconfig):
+    changelog = (pytestconfig.rootpath / "CHANGELOG.md").read_text("utf-8")
+    assert "## [Unreleased]" in changelog or f"## [{moegeom.__version__}]" in changelog
+
+
+def test_a_public_name_exists_and_is_documented():
+    for name in moegeom._PUBLIC:
+        value = getattr(moegeom, name)
+        assert inspect.getdoc(value), name
+        assert value.__name__ == moegeom._PUBLIC[name].partition(":")[2]
+        assert name in dir(moegeom)
+
+
+def test_no_public_name_hides_a_subpackage():
+    """``moegeom.engine`` would be the function or the package, by what was imported before."""
+    assert set(moegeom._PUBLIC) & {m.name for m in pkgutil.iter_modules(moegeom.__path__)} == set()
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = moegeom.no_such_name

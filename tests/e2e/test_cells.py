@@ -325,10 +325,7 @@ REFUSED = [
     ((*BARE, "--layer", "0"), "--layer goes with a checkpoint"),
     (("cells", CKPT, "--layer", "0", "--out", "found"), "every set of 4 experts is a cell"),
     (("cells", CKPT, "--layer", "0", "--radius", "1"), "--radius is for slices of at most 16"),
-    (
-        (*ON_CURVED, "--radius", "1"),
-        "error: --radius is for routers whose facets are straight.",
-    ),
+    ((*ON_CURVED, "--radius", "1"), "error: --radius is for routers whose facets are straight."),
     ((*ON_SAMPLE, "--subspace", "circle:5,900", "--out", "found"), "--out writes lists"),
     ((*ON_SAMPLE, "--subspace", "plane:1,2"), "expected tokens plane:A,B,C"),
     ((*ON_SAMPLE, "--subspace", "plane:1,2,99999"), "token 99999"),
@@ -354,10 +351,7 @@ MEANT = [
     ({"pixels": 4}, "pixels 4: expected 8 to 4,096"),
     ({"inradius": True}, "inradius goes with --out"),
     ({"band": 0.1}, "band goes with --plot"),
-    (
-        {"expert_set": (0, 1, 2), "random_routers": 3},
-        "--expert-set goes without random_routers",
-    ),
+    ({"expert_set": (0, 1, 2), "random_routers": 3}, "--expert-set goes without random_routers"),
     ({"box": 1.0, "plot": Path("x.svg")}, "not what box leaves of it"),
 ]
 

@@ -135,11 +135,7 @@ def write_recording(path: Path, tokens: Tokens, stage: str, documents: bool) -> 
     }
     values = top if stage == "top_logits" else None if stage == "ids" else tokens.values[stage]
     with RecordingWriter(
-        path,
-        stage,
-        tuple(tokens.chosen),
-        engine="test",
-        domains=("code", "prose"),
+        path, stage, tuple(tokens.chosen), engine="test", domains=("code", "prose")
     ) as writer:
         writer.append(tokens.columns, values, tokens.chosen)
     return path
@@ -303,10 +299,7 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
     "regions": (one_side("regions", *LAYER), never),
     "outputs": (one_side("outputs", *LAYER), never),
     "continuity": (one_side("continuity", *LAYER), never),
-    "whatif": (
-        one_side("whatif", *LAYER, "--router", "topk:1", "--router", "sinkhorn"),
-        of_logits,
-    ),
+    "whatif": (one_side("whatif", *LAYER, "--router", "topk:1", "--router", "sinkhorn"), of_logits),
     "explain": (
         one_side("explain", "--run-b", "run_b", *LAYER),
         lambda way: way.has_documents and way.kind != "trace",

@@ -35,14 +35,9 @@ from moegeom.studies.routers import document as routers_document
 from moegeom.studies.routers import routers
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from tests.short_samples import SAMPLES, short_samples
-from tests.unit.document.test_hostile_names import documents
-from tests.unit.studies.test_attention import tensors_of, write
-from tests.unit.tokens.dialects.written import (
-    truth,
-    write_sglang,
-    write_vllm,
-    write_vllm_arrays,
-)
+from tests.unit.document.test_verdict_documents import documents
+from tests.unit.studies.test_research import tensors_of, write
+from tests.unit.tokens.dialects.written import truth, write_sglang, write_vllm, write_vllm_arrays
 
 GOLDEN = Path(__file__).parent / "golden"
 

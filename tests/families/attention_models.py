@@ -5,8 +5,7 @@ from typing import Any
 
 import transformers
 
-from tests.families.tiny_configs import settings_of
-from tests.families.tiny_models import build, repeatable
+from tests.families.tiny_models import build, repeatable, settings_of
 
 #: Families with experts, by the attention family: their tiny models are those of the routers.
 WITH_EXPERTS = {

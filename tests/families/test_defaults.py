@@ -44,9 +44,7 @@ from tests.by_day import by_day
 from tests.families import tiny_models
 from tests.families.observed import observe
 from tests.families.test_families_against_transformers import assert_same_choices, by_place
-from tests.families.tiny_configs import tiny_config
-from tests.families.tiny_families import FAMILIES
-from tests.families.tiny_models import BY_DAY, saved
+from tests.families.tiny_models import BY_DAY, FAMILIES, saved, tiny_config
 
 #: Enough experts for the group masks that the classes have by default.
 EXPERTS = 32

@@ -2,43 +2,63 @@
 
 Tiny random models are saved in the hub's layout and in that of memory, in one file and in several,
 in float32 and bfloat16, and as trainers wrap states; moegeom reads what was saved and routes what
-the routers received.
+the routers received. Routers of layers that predict further tokens are routers of the model itself,
+stored a second time where such modules are. Where the choice does not follow from the input, what
+the model chose is counted. What moegeom records is believed of models before any training, too.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import re
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+import transformers
+from safetensors.torch import load_file, save_file
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.errors import RouterError
+from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.router import Router, RouterSet
+from moegeom.core.tokens import Stage, TokenColumns
+from moegeom.engine.prepared import prepare
+from moegeom.engine.trust import Trust, examine
 from moegeom.geometry.rows import normed
 from moegeom.geometry.selection import SCORES, Routing, mapped_logits, route
+from moegeom.kernels.table import load_kernels
+from moegeom.pipeline import ScanRequest, scan
+from moegeom.recorder import RouterRecorder
+from moegeom.recorder.run import CaptureRequest, TextFile, plan_capture
+from moegeom.results.reader import Results, open_results
 from moegeom.router.family import families, family_of, load_family
 from moegeom.router.load import load_routers
+from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.recording.writer import RecordingWriter
 from tests.by_day import by_day
-from tests.families.observed import observe
-from tests.families.tiny_configs import tiny_config
+from tests.families.observed import FORWARD, VOCABULARY, Observed, observe
 from tests.families.tiny_models import (
     BY_DAY,
+    FAMILIES,
     LISTED,
     LOADED,
     NAMES,
     OWN_NORM,
     model_of,
     read,
+    repeatable,
     saved,
+    tiny_config,
 )
+from tests.unit.tokens.dialects.written import Written, write_vllm
 
 
 def routed(router: Router, inputs: np.ndarray, has_own_norm: bool) -> tuple[Routing, np.ndarray]:
@@ -237,3 +257,279 @@ def _types(config: Any) -> set[str]:
         return set()
     own = {config["model_type"]} if config.get("model_type") else set()
     return own.union(*map(_types, config.values()))
+
+
+#: Where the released checkpoints, or the patterns that transformers ignores, have the modules.
+MODULES = {
+    **dict.fromkeys(("exaone_moe", "mellum", "minimax_m3_vl", "qwen3_5_moe"), "mtp.layers.0."),
+    **dict.fromkeys(("qwen3_next", "qwen4_exp"), "mtp.layers.0."),
+    **dict.fromkeys(("dots3_note", "mimo_v2_flash"), "model.mtp.layers.0."),
+    "deepseek_v4": "mtp.0.",
+    "ernie4_5_moe": "model.mtp_block.0.",
+    "hy_v4": "model.mtp_layers.0.",
+    "inkling": "model.mtp.layers.0.transformer_block.",
+    "longcat_flash": "model.mtp.layers.0.transformer_layer.",
+    "nemo_speechlm": "llm.mtp.layers.1.",
+    "nemotron_h": "mtp.layers.1.",
+    "nemotron_h_omni": "language_model.mtp.layers.1.",
+}
+
+BY_PLACE = {
+    "beside the layers": "deepseek_v4",
+    "below the model": "ernie4_5_moe",
+    "a part of a module": "longcat_flash",
+    "a later layer, of a part": "nemo_speechlm",
+    "a norm in front": "qwen3_next",
+}
+
+
+def _with_module(name: str, folder: Path, **others: torch.Tensor | None) -> Router:
+    """The router of a layer that is there as a module, too, with other tensors (None: without)."""
+    shutil.copytree(saved(name), folder, dirs_exist_ok=True)
+    router = [r for r in read(name).routers if r.stack == "text"][-1]
+    head, layer, _ = router.provenance.tensors[0].rpartition(f"layers.{router.layer}.")
+    file = folder / "model.safetensors"
+    tensors: dict[str, torch.Tensor | None] = dict(load_file(file))
+    tensors |= {
+        key.replace(head + layer, MODULES[name]): tensor.clone()
+        for key, tensor in load_file(file).items()
+        if key.startswith(head + layer)
+    }
+    tensors |= {MODULES[name] + key: tensor for key, tensor in others.items()}
+    save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, file)
+    return router
+
+
+def _names(routers: RouterSet) -> list[str]:
+    return [router.name for router in routers.routers]
+
+
+@pytest.mark.parametrize("name", by_day(MODULES, BY_PLACE))
+def test_a_module_holds_the_router_that_its_layer_has(name, tmp_path):
+    before, own = read(name), _with_module(name, tmp_path)
+    after = load_routers(open_checkpoint(tmp_path))
+    number = int(re.findall("[0-9]+", MODULES[name])[0])
+    (module,) = [r for r in after.routers if r.stack == "mtp"]
+    assert (module.name, module.layer) == (f"mtp/{number}", number)
+    assert module.rule == own.rule
+    for part in ("weight", "gain", "norm_bias", "logit_bias", "selection_bias", "expert_scale"):
+        np.testing.assert_array_equal(getattr(module, part), getattr(own, part), part)
+    if own.norm is not None:
+        assert module.norm is not None
+        assert replace(module.norm, tensor=own.norm.tensor) == own.norm
+    assert [name for name in _names(after) if name != module.name] == _names(before)
+    assert after.skipped == before.skipped
+    assert after.layer_notes == before.layer_notes
+    if before.num_expected is not None:
+        assert after.num_expected == before.num_expected + 1
+
+
+def test_a_module_without_its_norm_is_listed_and_the_model_is_loaded(tmp_path):
+    _with_module("qwen3_next", tmp_path, **{"post_attention_layernorm.weight": None})
+    after = load_routers(open_checkpoint(tmp_path))
+    assert _names(after) == _names(read("qwen3_next"))
+    (skipped,) = after.skipped
+    assert skipped.tensor == "mtp.layers.0.mlp.gate.weight"
+    assert skipped.reason == (
+        "router mtp/0: tensor 'mtp.layers.0.post_attention_layernorm.weight' is missing; "
+        "routers of family qwen3_next have a norm in front"
+    )
+
+
+def test_layers_chooses_modules_by_their_number_and_a_dense_one_is_no_router(tmp_path):
+    _with_module("qwen3_next", tmp_path)
+    chosen = load_routers(open_checkpoint(tmp_path), layers="0")
+    assert _names(chosen) == ["text/0", "mtp/0"]
+    assert chosen.num_expected == 2
+    dense = {"mlp.gate.weight": None, "mlp.gate_proj.weight": torch.ones(4, 64)}
+    _with_module("qwen3_next", tmp_path, **dense)
+    loaded = load_routers(open_checkpoint(tmp_path))
+    assert {r.stack for r in loaded.routers} == {"text"}
+    assert loaded.skipped == ()
+
+
+def test_every_family_with_modules_is_tested():
+    named = {n for n in families() if any(stack.mtp_layers for stack in load_family(n).stacks)}
+    # the text type of dots3_note has the modules of the whole
+    assert named == {*MODULES, "dots3_note_text"}
+
+
+#: Product keys, a state across layers, a table of experts by token, experts drawn by lot.
+CHOOSING_OTHERWISE = ["doge", "zaya", "deepseek_v4", "nllb_moe"]
+
+LENGTH = 16
+
+
+def _checkpoint(name: str, folder: Path) -> Path:
+    shutil.copytree(saved(name), folder / "model")
+    if name == "nllb_moe":
+        file = folder / "model/config.json"
+        policy = {"second_expert_policy": "sampling"}
+        file.write_text(json.dumps(json.loads(file.read_text()) | policy))
+    return folder / "model"
+
+
+@cache
+def _seen(name: str) -> tuple[Observed, ...]:
+    return observe(model_of(name), name)
+
+
+def _scanned(name: str, folder: Path, tokens: Path) -> Results:
+    checkpoint = str(_checkpoint(name, folder))
+    return open_results(scan(ScanRequest(checkpoint, folder / "out", tokens=str(tokens))))
+
+
+def _assert_slots(results: Results, router: Observed, chosen: np.ndarray) -> np.ndarray:
+    """Each expert has the slots that choices count; those are the answer."""
+    key = f"{router.stack}/{router.layer}"
+    rows = [r for r in results.rows("experts") if (r["router"], r["population"]) == (key, "all")]
+    slots = [row["num_slots"] for row in sorted(rows, key=lambda row: row["expert"])]
+    expected = np.bincount(chosen.ravel(), minlength=len(rows))
+    np.testing.assert_array_equal(slots, expected)
+    return expected
+
+
+def _recording(seen: tuple[Observed, ...], out: Path, stage: Stage = "ids") -> Path:
+    tokens = min(len(router.chosen) for router in seen)
+    rows = np.arange(tokens)
+    columns = TokenColumns(
+        document=rows // LENGTH,
+        position=(rows % LENGTH).astype(np.int32),
+        token_id=np.zeros(tokens, np.int32),
+        domain=np.zeros(tokens, np.int16),
+    )
+    by_name = {f"{router.stack}/{router.layer}": router for router in seen}
+    values = {} if stage == "ids" else {n: r.inputs[:tokens] for n, r in by_name.items()}
+    chosen = {n: r.chosen[:tokens].astype(np.int32) for n, r in by_name.items()}
+    with RecordingWriter(out, stage, tuple(by_name), domains=("text",)) as writer:
+        writer.append(columns, values, chosen if stage == "ids" else None)
+    return out
+
+
+@pytest.mark.parametrize("name", CHOOSING_OTHERWISE)
+def test_loads_and_pairs_of_listed_routers_are_those_that_were_recorded(name, tmp_path):
+    seen = _seen(name)
+    results = _scanned(name, tmp_path, _recording(seen, tmp_path / "rec"))
+    layers = {row["router"]: row for row in results.rows("layers") if row["population"] == "all"}
+    assert len(layers) == len(seen)
+    for router in seen:
+        slots = _assert_slots(results, router, router.chosen)
+        share = slots[slots > 0] / slots.sum()
+        row = layers[f"{router.stack}/{router.layer}"]
+        np.testing.assert_allclose(row["load_entropy_nats"], -(share * np.log(share)).sum())
+        sets = {tuple(sorted(chosen)) for chosen in router.chosen.tolist()}
+        assert row["num_expert_sets"] == len(sets)
+        # weights of loaded routers are measured, and of listed ones nothing but the choices
+        is_loaded = name == "deepseek_v4" and router.layer > 0
+        for figure in ("margin_p50", "gram_score_raw", "num_zero_rows"):
+            assert is_loaded or row.get(figure) is None
+        assert not is_loaded or row["num_zero_rows"] is not None
+
+
+def test_what_capture_refuses_is_counted_from_what_its_refusal_proposes(tmp_path):
+    """A trace of an engine, which lacks the last token; ids of one's own loop are tested above."""
+    seen = _seen("zaya")
+    (tmp_path / "a.txt").write_text("ab")
+    request = CaptureRequest(saved("zaya"), (TextFile(tmp_path / "a.txt"),), tmp_path / "rec")
+    with pytest.raises(RouterError, match="cannot be measured: it") as caught:
+        plan_capture(request)
+    for way in ("--tokens REC, a trace of an engine", "RecordingWriter", "capture does not record"):
+        assert way in caught.value.hint
+    ids = np.stack([router.chosen[:LENGTH] for router in seen], axis=1)
+    trace = tmp_path / "trace.jsonl"
+    write_vllm(trace, [Written("a", ids[:-1], np.arange(LENGTH, dtype=np.int64), 5)])
+    results = _scanned("zaya", tmp_path, trace)
+    for number, router in enumerate(seen):
+        _assert_slots(results, router, ids[:-1, number])
+
+
+def test_a_recording_that_leaves_a_listed_router_out_is_scanned_without_it(tmp_path):
+    recording = _recording(_seen("deepseek_v4")[1:], tmp_path / "rec")
+    run = _scanned("deepseek_v4", tmp_path, recording).run
+    assert [router["name"] for router in run["routers"]] == ["text/1", "text/2", "text/3"]
+    assert run["checkpoint"]["num_routers"] == run["checkpoint"]["num_expected"] == 3
+
+
+def test_inputs_without_choices_do_not_measure_a_listed_router(tmp_path):
+    recording = _recording(_seen("doge"), tmp_path / "rec", "router_input")
+    with pytest.raises(RecordingError, match="does not say what router text/0 chose") as caught:
+        _scanned("doge", tmp_path, recording)
+    assert "stage ids" in caught.value.hint
+
+
+def test_without_tokens_a_hint_leads_to_choices_and_weights_tell_the_checkpoint(tmp_path):
+    with pytest.raises(RouterError, match="cannot be measured") as caught:
+        scan(ScanRequest(str(saved("zaya")), tmp_path / "out"))
+    assert "moegeom scan CKPT --tokens REC" in caught.value.hint
+    prints = set()
+    for name in ("doge", "zaya"):
+        listed = load_routers(open_checkpoint(saved(name)), with_listed=True)
+        assert all(router.listed and router.hidden_size == 0 for router in listed.routers)
+        prints.add(listed.fingerprint)
+    assert len(prints) == 2
+
+
+STRICT = {"stale_inputs": False, "unverified": False}
+
+#: Families whose routers are heard in a run over tokens.
+RUN = [
+    name
+    for name in LOADED
+    if "__" not in name and FORWARD.get(name, True) and name not in OWN_NORM | {"qwen3_omni_moe"}
+]
+
+
+def _fresh(name: str) -> Any:
+    with repeatable(name):
+        return getattr(transformers, FAMILIES[name].model)(tiny_config(name)).eval()
+
+
+def _believed(name: str, model: Any, folder: Path) -> Trust:
+    model.save_pretrained(folder / "model")
+    recorder = RouterRecorder(model, folder / "rec", checkpoint=folder / "model", keep="hidden")
+    with repeatable(name), recorder:
+        ids = torch.randint(3, VOCABULARY, (2, 64))
+        recorder.tokens(ids, documents=[0, 1])
+        if model.config.is_encoder_decoder:
+            model(input_ids=ids, decoder_input_ids=ids)
+        else:
+            model(input_ids=ids, use_cache=False)
+    loaded = load_routers(open_checkpoint(folder / "model"))
+    source = open_recording(folder / "rec")
+    heard = [prepare(r) for r in loaded.routers if r.name in source.facts.routers]
+    assert heard
+    return examine(heard, source, loaded.fingerprint, load_kernels("cpu"), STRICT)
+
+
+CASES = [(name, make) for name in RUN for make in (_fresh, model_of)]
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    by_day(
+        CASES,
+        {
+            "RMS": ("deepseek_v3", _fresh),
+            "RMS with gains": ("mixtral", model_of),
+            "layer norm": ("dbrx", _fresh),
+            "layer norm with gains": ("phimoe", model_of),
+            "gains about 0": ("qwen3_next", _fresh),
+            "no norm in front": ("flex_olmo", _fresh),
+            "encoder and decoder": ("switch_transformers", _fresh),
+        },
+    ),
+)
+def test_an_own_recording_is_believed(name, make, tmp_path):
+    trust = _believed(name, make(name), tmp_path)
+    assert trust.fingerprint == "matches"
+    assert trust.share_reproduced is None or trust.share_reproduced >= 0.99
+
+
+def test_an_own_recording_whose_norms_feel_their_eps_is_believed(tmp_path):
+    """Embeddings half as large as hy_v3 makes them: no input of its first router has length 1."""
+    model = _fresh("hy_v3")
+    model.get_input_embeddings().weight.data.mul_(0.5)
+    trust = _believed("hy_v3", model, tmp_path)
+    assert trust.rms_median is not None
+    np.testing.assert_array_less(trust.rms_median, 0.98)
+    assert trust.overridden == ()

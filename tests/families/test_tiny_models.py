@@ -9,8 +9,7 @@ import pytest
 
 from tests.by_day import by_day
 from tests.families.observed import observe
-from tests.families.tiny_families import FAMILIES
-from tests.families.tiny_models import NAMES, SELECTION_BIAS, model_of, routers_of
+from tests.families.tiny_models import FAMILIES, NAMES, SELECTION_BIAS, model_of, routers_of
 
 #: Tokens whose set of experts changes when the selection biases are left out.
 MOST = 0.5

@@ -65,7 +65,7 @@ from moegeom.tokens.recording.journal import recorded_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import Company
 from moegeom.tokens.traces.survey import FileJournal
-from tests.unit.check.test_profile_file import WHOLE
+from tests.unit.check.test_profiles import WHOLE
 from tests.unit.tokens import test_expert_map
 from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.written import WRITERS, known, truth

@@ -13,8 +13,16 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from tests.generator.model import NORM_EPS, Layer, Model, RouterTensors, rounded
-from tests.generator.rule import Choice, Rule, choose
+from tests.generator.model import (
+    NORM_EPS,
+    Choice,
+    Layer,
+    Model,
+    RouterTensors,
+    Rule,
+    choose,
+    rounded,
+)
 from tests.generator.text import Text
 
 #: Features of a partial sum of the arithmetic that adds in another order.

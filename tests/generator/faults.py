@@ -8,8 +8,7 @@ from jaxtyping import Bool
 
 from tests.generator import faults_of_stages, faults_of_weights
 from tests.generator.engine import Fault, Reach, Schedule
-from tests.generator.kinds import Draw, Kind
-from tests.generator.scopes import EXPERTS, LAYERS, TOKENS, Ground, draw_scope
+from tests.generator.kinds import EXPERTS, LAYERS, TOKENS, Draw, Ground, Kind, draw_scope
 from tests.generator.text import Text
 
 KINDS: Mapping[str, Kind] = {**faults_of_weights.KINDS, **faults_of_stages.KINDS}

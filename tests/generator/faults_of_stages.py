@@ -8,11 +8,19 @@ import numpy as np
 
 from moegeom.studies.explain.record import Cause
 from tests.generator.engine import Handover, Reading, Trace, unit
-from tests.generator.kinds import WITH_GROUPS, WITH_SELECTION_BIAS, Draw, Kind, Made, kind
-from tests.generator.model import rounded
-from tests.generator.rounding import to_fp8
-from tests.generator.rule import Choice
-from tests.generator.scopes import EXPERTS, LAYERS, POSITIONS, TOKENS
+from tests.generator.kinds import (
+    EXPERTS,
+    LAYERS,
+    POSITIONS,
+    TOKENS,
+    WITH_GROUPS,
+    WITH_SELECTION_BIAS,
+    Draw,
+    Kind,
+    Made,
+    kind,
+)
+from tests.generator.model import Choice, rounded, to_fp8
 
 
 # ------------------------------------------------------------------------------------------- inputs

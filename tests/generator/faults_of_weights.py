@@ -7,10 +7,16 @@ from functools import partial
 import numpy as np
 from ml_dtypes import bfloat16
 
-from tests.generator.kinds import WITH_BIAS, Draw, Kind, Made, kind
-from tests.generator.model import INITIALISER_RANGE, RouterTensors, rounded
-from tests.generator.rounding import Fp8, Integers, to_fp8, to_integers
-from tests.generator.scopes import EXPERTS, LAYERS, TOKENS
+from tests.generator.kinds import EXPERTS, LAYERS, TOKENS, WITH_BIAS, Draw, Kind, Made, kind
+from tests.generator.model import (
+    INITIALISER_RANGE,
+    Fp8,
+    Integers,
+    RouterTensors,
+    rounded,
+    to_fp8,
+    to_integers,
+)
 
 
 # --------------------------------------------------------------------------------------------- rows

@@ -1,15 +1,143 @@
-"""What a kind of fault needs: its stage, where it may act, and the model in which it shows."""
+"""What a kind of fault needs: its stage, the model in which it shows, and where in model and text
+it acts.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from moegeom.studies.explain.record import Cause
-from tests.generator.engine import Reach, Stage
+from tests.generator.engine import Reach, Schedule, Stage
 from tests.generator.model import FAMILIES, Model, Stored
-from tests.generator.scopes import Ground
+from tests.generator.text import Text
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    rng: np.random.Generator
+    model: Model
+    text: Text
+    schedule: Schedule
+
+
+def _one_layer(ground: Ground, lowest: int) -> np.ndarray:
+    return np.array([ground.rng.integers(lowest, ground.model.shape.layers)])
+
+
+def _layers_from(ground: Ground, lowest: int) -> np.ndarray:
+    layers = ground.model.shape.layers
+    return np.arange(ground.rng.integers(min(max(lowest, 1), layers - 1), layers), layers)
+
+
+def _layer_interval(ground: Ground, lowest: int) -> np.ndarray:
+    """Two layers or more, not all; of a model of two layers one."""
+    layers = ground.model.shape.layers
+    length = int(ground.rng.integers(min(2, layers - 1), layers))
+    first = int(ground.rng.integers(min(lowest, layers - length), layers - length + 1))
+    return np.arange(max(first, lowest), first + length)
+
+
+def _expert_set(ground: Ground) -> np.ndarray:
+    experts = ground.model.shape.experts
+    count = int(ground.rng.integers(2, max(3, experts // 4 + 1)))
+    return np.sort(ground.rng.permutation(experts)[:count])
+
+
+def _expert_block(ground: Ground) -> np.ndarray:
+    experts = ground.model.shape.experts
+    ranks = int(ground.rng.choice([4, 8] if experts >= 16 else [2, 4]))
+    return np.arange(experts).reshape(ranks, -1)[int(ground.rng.integers(ranks))]
+
+
+def _expert_half(ground: Ground) -> np.ndarray:
+    return np.arange(ground.model.shape.experts).reshape(2, -1)[int(ground.rng.integers(2))]
+
+
+def _documents(ground: Ground) -> np.ndarray:
+    documents = len(ground.text.lengths)
+    some = ground.rng.permutation(documents)[: max(1, documents // 4)]
+    return np.isin(np.arange(documents), some)[:, None]
+
+
+def _border(ground: Ground) -> int:
+    length = ground.text.token_id.shape[1]
+    return int(ground.rng.integers(length // 5, length * 3 // 5))
+
+
+def _position_interval(ground: Ground) -> np.ndarray:
+    first, position = _border(ground), ground.text.position
+    return (position >= first) & (position < first + max(4, position.shape[1] // 5))
+
+
+def _every_nth(ground: Ground) -> np.ndarray:
+    n = int(ground.rng.choice([2, 3, 4, 8]))
+    return ground.text.position % n == int(ground.rng.integers(n))
+
+
+def _chunk_starts(ground: Ground) -> np.ndarray:
+    position, schedule = ground.text.position, ground.schedule
+    is_start = (position % schedule.chunk == 0) & (position > 0)
+    return is_start & (position < schedule.decode_from)
+
+
+def _ranks(ground: Ground) -> np.ndarray:
+    n = int(ground.rng.choice([2, 4, 8]))
+    return ground.text.index % n == int(ground.rng.integers(n))
+
+
+LAYERS: Mapping[str, Callable[[Ground, int], np.ndarray]] = {
+    "one_layer": _one_layer,
+    "layers_from": _layers_from,
+    "layer_interval": _layer_interval,
+}
+EXPERTS: Mapping[str, Callable[[Ground], np.ndarray]] = {
+    "expert_set": _expert_set,
+    "expert_block": _expert_block,
+    "expert_half": _expert_half,
+}
+POSITIONS: Mapping[str, Callable[[Ground], np.ndarray]] = {
+    "positions_from": lambda ground: ground.text.position >= _border(ground),
+    "positions_before": lambda ground: ground.text.position < _border(ground),
+    "position_interval": _position_interval,
+}
+TOKENS: Mapping[str, Callable[[Ground], np.ndarray]] = {
+    "documents": _documents,
+    **POSITIONS,
+    "every_nth": _every_nth,
+    "chunk_starts": _chunk_starts,
+    "ranks": _ranks,
+}
+
+#: Every scope; those of tokens and of experts act in every layer.
+SCOPES = ("all", *LAYERS, *EXPERTS, *TOKENS)
+
+
+def draw_scope(scope: str, ground: Ground, lowest: int = 0) -> tuple[str, Reach]:
+    """Where a fault of this scope acts (from ``lowest`` on), with the plainest name of it."""
+    layers = np.arange(lowest, ground.model.shape.layers)
+    shape = ground.text.token_id.shape
+    tokens, experts = np.ones(shape, bool), None
+    if scope in LAYERS:
+        layers = LAYERS[scope](ground, lowest)
+    elif scope in EXPERTS:
+        experts = EXPERTS[scope](ground)
+    elif scope in TOKENS:
+        tokens = TOKENS[scope](ground)
+    # padding is nobody's token, and rows that a writer takes from there are not asked for
+    tokens = np.broadcast_to(tokens, shape) & ground.text.is_token
+    return _plainest(scope, layers, ground), Reach(frozenset(map(int, layers)), tokens, experts)
+
+
+def _plainest(scope: str, layers: np.ndarray, ground: Ground) -> str:
+    """One word for one reach: layers from the last one on are one layer."""
+    if scope not in LAYERS:
+        return scope
+    if len(layers) == 1:
+        return "one_layer"
+    return "layers_from" if layers[-1] == ground.model.shape.layers - 1 else scope
+
 
 #: Another checkpoint: an older one, another training, or none.
 Named = Literal["", "older", "other"]

@@ -12,9 +12,8 @@ from tests.generator.cases import OPERATORS, Case, differences, draw
 from tests.generator.engine import Arithmetic, Schedule, serve
 from tests.generator.faults import KINDS, may_differ
 from tests.generator.files import write_checkpoint
-from tests.generator.model import FAMILIES, SHAPES, Model, draw_model
-from tests.generator.rule import choose
-from tests.generator.scopes import SCOPES
+from tests.generator.kinds import SCOPES
+from tests.generator.model import FAMILIES, SHAPES, Model, choose, draw_model
 from tests.generator.text import Text, draw_text
 
 #: Seeds that draw every operator once; by day one of each stage of the engine.

@@ -7,8 +7,7 @@ import numpy as np
 
 from moegeom.core.tokens import TokenColumns
 from tests.museum.checkpoint import BF16, Checkpoint, rounded
-from tests.museum.exhibit_rounding import quantised
-from tests.museum.exhibit_smoothing import smoothed
+from tests.museum.exhibit_quantisers import quantised, smoothed
 from tests.museum.healthy import glm_model, in_float32, sigmoid_model, softmax_model
 from tests.museum.two_runs import After, Array, Disagreement, Engine, LogProbs, Pair, Runs, TwoRuns
 

@@ -5,8 +5,18 @@ from functools import partial
 
 import numpy as np
 
-from tests.museum.checkpoint import F32, Build, Checkpoint, edited, name_of
-from tests.museum.exhibit_rounding import float32_model
+from tests.museum.checkpoint import (
+    F32,
+    Build,
+    Checkpoint,
+    edited,
+    name_of,
+    permuted,
+    swapped,
+    text_order,
+    within_groups,
+)
+from tests.museum.exhibit_quantisers import float32_model
 from tests.museum.gallery import Case, Incident
 from tests.museum.healthy import (
     deep_model,
@@ -16,7 +26,6 @@ from tests.museum.healthy import (
     trained,
     trained_sigmoid,
 )
-from tests.museum.renumbering import permuted, swapped, text_order, within_groups
 
 
 # ----------------------------------------------------------------------------------------- copies

@@ -1,21 +1,8 @@
 """Every incident, disagreement and recipe, in the order of the page: that of rooms, and in them."""
 
-from types import ModuleType
+from importlib import import_module
 from typing import TypeVar
 
-from tests.museum import (
-    disagreements,
-    exhibit_biases,
-    exhibit_rounding,
-    exhibit_rows,
-    exhibit_smoothing,
-    exhibit_storage,
-    exhibit_untrained,
-    recipes_of_checkpoints,
-    recipes_of_rules,
-    recipes_of_tokens,
-    recipes_of_weights,
-)
 from tests.museum.gallery import Incident
 from tests.museum.recipe import Recipe
 from tests.museum.two_runs import Disagreement
@@ -23,25 +10,18 @@ from tests.museum.two_runs import Disagreement
 Shown = TypeVar("Shown")
 
 
-def _all(kind: type[Shown], *rooms: ModuleType) -> list[Shown]:
-    return [one for room in rooms for one in vars(room).values() if isinstance(one, kind)]
+def _all(kind: type[Shown], *rooms: str) -> list[Shown]:
+    modules = [import_module(f"tests.museum.{room}") for room in rooms]
+    return [one for room in modules for one in vars(room).values() if isinstance(one, kind)]
 
 
 #: What weights alone can show.
-INCIDENTS = _all(
-    Incident,
-    exhibit_biases,
-    exhibit_rounding,
-    exhibit_smoothing,
-    exhibit_rows,
-    exhibit_storage,
-    exhibit_untrained,
-)
+EXHIBITS = ("biases", "quantisers", "rows", "storage", "untrained")
+INCIDENTS = _all(Incident, *(f"exhibit_{room}" for room in EXHIBITS))
 
 #: What two runs can show.
-DISAGREEMENTS = _all(Disagreement, disagreements)
+DISAGREEMENTS = _all(Disagreement, "disagreements")
 
 #: What is scored.
-RECIPES = _all(
-    Recipe, recipes_of_rules, recipes_of_weights, recipes_of_checkpoints, recipes_of_tokens
-)
+SCORED = ("rules", "weights", "checkpoints", "tokens")
+RECIPES = _all(Recipe, *(f"recipes_of_{room}" for room in SCORED))

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.museum.checkpoint import BF16, Build, Checkpoint, name_of, rounded
+from tests.museum.checkpoint import (
+    BF16,
+    Build,
+    Checkpoint,
+    name_of,
+    permuted,
+    rounded,
+    within_groups,
+)
 from tests.museum.healthy import (
     olmoe,
     sigmoid_model,
@@ -15,7 +23,6 @@ from tests.museum.healthy import (
     trained_sigmoid,
     with_experts,
 )
-from tests.museum.renumbering import permuted, within_groups
 
 
 @dataclass(frozen=True)

@@ -96,11 +96,11 @@ def test_regions_follow_deletion_and_restriction_and_faces_have_corners():
         wanted = m * math.log(2) + binom.logcdf(d, m, 0.5)
         assert_allclose(math.log(zaslavsky(m, d)), wanted, 1e-10)
     assert [capacity.face_count(2, 4, n) for n in (-1, 4, 9)] == [0, 0, 0]
-    assert (
-        capacity.num_facets(1, 2),
-        capacity.num_facets(1, 1),
-        capacity.num_edges(3, 3),
-    ) == (2, 0, 0)
+    assert (capacity.num_facets(1, 2), capacity.num_facets(1, 1), capacity.num_edges(3, 3)) == (
+        2,
+        0,
+        0,
+    )
     with pytest.raises(ValueError, match="top_k 5 of 4"):
         capacity.face_count(5, 4, 1)
     assert_allclose(capacity.log10_count(math.comb(4096, 2048)), 1231.0 + 0.2, 1e-3)

@@ -12,15 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import linprog
 from sklearn.decomposition import PCA
 
-from moegeom.core.router import (
-    GroupMask,
-    LogitMap,
-    Projection,
-    Provenance,
-    Router,
-    Rule,
-    Weights,
-)
+from moegeom.core.router import GroupMask, LogitMap, Projection, Provenance, Router, Rule, Weights
 from moegeom.geometry.rows import composed_rows, cosine_scale
 from moegeom.geometry.selection import route
 from moegeom.routing_cells.plane import raster as pixels

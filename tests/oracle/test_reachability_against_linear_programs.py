@@ -1,4 +1,5 @@
-"""Oracles: linear programs, nearest points of cells, and routed inputs.
+"""Oracles: linear programs, nearest points of cells, and routed inputs; of jumps the outputs of
+experts a tiny step on either side of the boundary, SLSQP, and pdist.
 
 An affine rule chooses expert i for some input exactly when a set of k experts with i is the chosen
 set there. Every set is asked, so nothing about dominance goes in: without a radius by a linear
@@ -6,18 +7,27 @@ program (scipy's, by HiGHS), inside a ball by its nearest point (Lawson and Hans
 curved scores are asked by routing inputs.
 """
 
+from __future__ import annotations
+
 import itertools
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.linalg import null_space
+from scipy.spatial.distance import pdist
+from scipy.special import expit, softmax
 
-from moegeom.core.router import GroupMask, Rule, Weights
+from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
+from moegeom.engine.jumps import ExactRouter, set_change, token_jumps
+from moegeom.engine.prepared import prepare
+from moegeom.geometry import jump as jumps
 from moegeom.geometry.boundary.reachability import Proof, Reachability, reachability
 from moegeom.geometry.gram import effective_rows
-from moegeom.geometry.selection import route
-from tests.oracle.helpers import ahead, largest_margin, shortest_move
+from moegeom.geometry.selection import SCORES, mapped_logits, route
+from moegeom.kernels.table import load_kernels
+from tests.oracle.helpers import ahead, distance_to_boundary, largest_margin, shortest_move
+from tests.oracle.measures import tied_weight
 
 INF = np.inf
 
@@ -203,3 +213,206 @@ def test_independence_is_confirmed_by_programs_where_no_point_is_found():
     line = weight[:, :1]
     assert reachability(effective_rows(line, None), affine(1), 3.0).proofs[1] is Proof.open
     assert not is_reached_by_program(1, line, np.zeros(3), 1)
+
+
+EXPERTS, HIDDEN, OUTPUTS, K, TOKENS = 12, 6, 5, 3, 40
+
+_SELECTED = Weights("softmax_of_selected_logits")
+
+#: A rule of each kind whose weights change in another way where a boundary is crossed.
+RULES = {
+    "softmax of chosen": Rule(K, "softmax", _SELECTED),
+    "softmax of all": Rule(K, "softmax", Weights("scores")),
+    "softmax renormalised": Rule(K, "softmax", Weights("scores", True, scale=1.5)),
+    "sigmoid with bias": Rule(K, "sigmoid", Weights("scores", True, 1e-20, 2.5), True),
+    "sigmoid, sums not 1": Rule(K, "sigmoid", Weights("scores"), True),
+    "square root of softplus": Rule(K, "sqrt_softplus", Weights("scores", True), True),
+    "capped logits": Rule(
+        K, "sigmoid", Weights("scores", True), True, logit_map=LogitMap(0.7, 4.0)
+    ),
+    "groups": Rule(
+        K, "sigmoid", Weights("scores", True), True, groups=GroupMask(4, 2, "top2_sum", -np.inf)
+    ),
+    "sparsemixer": Rule(2, "identity", Weights("sparsemixer", jitter=0.1)),
+}
+
+
+def router_of(name: str, seed: int = 0) -> Router:
+    random, rule = np.random.default_rng(seed), RULES[name]
+    bias = 0.3 * random.standard_normal(EXPERTS) if rule.has_selection_bias else None
+    weight = random.standard_normal((EXPERTS, HIDDEN))
+    provenance = Provenance("made", ("gate.weight",), "made.safetensors", "F64")
+    return Router("text/0", "text", 0, weight, rule, provenance, selection_bias=bias)
+
+
+def expert(number: int, y: np.ndarray) -> np.ndarray:
+    random = np.random.default_rng(100 + number)
+    up, down = random.standard_normal((8, HIDDEN)), random.standard_normal((OUTPUTS, 8))
+    return np.tanh(y @ up.T) @ down.T
+
+
+def mixed(inputs, chosen, weights) -> np.ndarray:
+    out = np.zeros((len(inputs), OUTPUTS))
+    for row, (y, experts, shares) in enumerate(zip(inputs, chosen, weights, strict=True)):
+        for number, share in zip(experts, shares, strict=True):
+            if number >= 0:
+                out[row] += share * expert(int(number), y)
+    return out
+
+
+def output_by_rule(router: Router, y: np.ndarray) -> np.ndarray:
+    """The whole rule as the reference has it, expert by expert."""
+    found = route(y @ router.weight.T, router.rule, router.selection_bias)
+    return mixed(y, found.chosen, found.weights)
+
+
+def measured(name: str, seed: int = 0):
+    router = router_of(name, seed)
+    inputs = np.random.default_rng(seed + 1).standard_normal((TOKENS, HIDDEN))
+    logits = inputs @ router.weight.T
+    chosen = route(logits, router.rule, router.selection_bias).chosen
+    kernels = load_kernels("cpu")
+    return router, inputs, token_jumps(prepare(router), inputs, logits, chosen, kernels, mixed)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_jump_is_the_difference_of_the_outputs_on_both_sides(name):
+    router, _, found = measured(name)
+    known = found.is_known
+    point, normal = found.tie.point[known], found.tie.normal[known]
+    sides = [output_by_rule(router, point + sign * 1e-6 * normal) for sign in (1.0, -1.0)]
+    # what the output does anyhow on the way, from a step twice as long
+    longer = [output_by_rule(router, point + sign * 2e-6 * normal) for sign in (1.0, -1.0)]
+    apart = 2.0 * (sides[0] - sides[1]) - (longer[0] - longer[1])
+    assert_allclose(found.height[known], np.linalg.norm(apart, axis=1), rtol=1e-4)
+    assert known.mean() > (0.3 if name == "groups" else 0.95)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_rule_itself_exchanges_one_expert_at_the_point_and_none_before(name):
+    router, inputs, found = measured(name, seed=3)
+    for row in np.flatnonzero(found.is_known):
+        way = found.tie.point[row] - inputs[row]
+        assert_allclose(np.linalg.norm(way), found.tie.distance[row], rtol=1e-9)
+        before, behind = (
+            route(
+                (inputs[row] + s * way)[None] @ router.weight.T, router.rule, router.selection_bias
+            )
+            for s in (0.9999, 1.0001)
+        )
+        out, into = found.pair[row].tolist()
+        own = set(found.chosen[row].tolist())
+        assert set(before.chosen[0].tolist()) == own
+        assert (
+            set(behind.chosen[0].tolist()) == own - {out} | {into} == set(found.after[row].tolist())
+        )
+
+
+def test_ties_are_the_nearest_ones_and_closed_forms_the_difference():
+    random = np.random.default_rng(5)
+    weight, bias = random.standard_normal((EXPERTS, HIDDEN)), random.standard_normal(EXPERTS)
+    inputs, pair = random.standard_normal((6, HIDDEN)), np.array([[i, i + 3] for i in range(6)])
+    found = jumps.linear_tie(inputs, pair, weight, bias)
+    for y, (i, j), distance in zip(inputs, pair, found.distance, strict=True):
+        row, level = weight[i] - weight[j], bias[i] - bias[j]
+        nearest = distance_to_boundary(y, lambda x, row=row, level=level: row @ x + level)
+        assert_allclose(abs(distance), nearest, rtol=1e-6)
+    assert_allclose(inputs - found.distance[:, None] * found.normal, found.point)
+    random = np.random.default_rng(7)
+    z = random.standard_normal((TOKENS, EXPERTS))
+    chosen = np.argsort(-z, axis=1)[:, :K].astype(np.int32)
+    pair = np.stack([chosen[:, -1], np.argsort(-z, axis=1)[:, K]], axis=1).astype(np.int32)
+    rows = np.arange(TOKENS)
+    z[rows, pair[:, 1]] = z[rows, pair[:, 0]]
+    y, after = random.standard_normal((TOKENS, HIDDEN)), jumps.exchanged(chosen, pair)
+    apart = np.array(
+        [np.linalg.norm(expert(i, x) - expert(j, x)) for x, (i, j) in zip(y, pair, strict=True)]
+    )
+    of_chosen = [(e, softmax(np.take_along_axis(z, e, 1), axis=1)) for e in (chosen, after)]
+    of_all = [(e, np.take_along_axis(softmax(z, axis=1), e, 1)) for e in (chosen, after)]
+    every = np.tile(np.arange(EXPERTS), (TOKENS, 1))
+    for form, sides in (
+        (tied_weight(z, chosen, pair), of_chosen),
+        (tied_weight(z, every, pair), of_all),
+    ):
+        assert_allclose(form * apart, jumps.jump(y, *sides, mixed), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("score", "logit_map"),
+    [("sigmoid", None), ("sqrt_softplus", None), ("sigmoid", LogitMap(0.8, 3.0))],
+)
+def test_a_curved_tie_is_the_nearest_one(score, logit_map):
+    random = np.random.default_rng(6)
+    weight, bias = random.standard_normal((4, HIDDEN)), np.array([0.1, -0.1, 0.0, 0.2])
+    inputs, pair = random.standard_normal((4, HIDDEN)), np.array([[0, 1], [1, 2], [3, 1], [2, 0]])
+
+    def value(x, i):
+        return SCORES[score](mapped_logits(x @ weight.T, logit_map)[None])[0, i] + bias[i]
+
+    distance = np.array(
+        [
+            distance_to_boundary(y, lambda x, i=i, j=j: value(x, i) - value(x, j))
+            for y, (i, j) in zip(inputs, pair, strict=True)
+        ]
+    )
+    given = inputs, pair, weight, score, logit_map, None, bias
+    tie = jumps.curved_tie(*given, distance * (1 + 1e-7))
+    assert_allclose(tie.distance, distance, rtol=1e-5)
+    # a point that is farther than the boundary is known to be is not the nearest one
+    assert not jumps.curved_tie(*given, 0.99 * distance).is_known.any()
+
+
+def test_another_set_moves_the_output_by_the_difference_and_routers_are_exact():
+    router = router_of("sigmoid with bias")
+    y = np.random.default_rng(8).standard_normal((9, HIDDEN))
+    chosen = np.tile(np.arange(3, dtype=np.int32), (9, 1))
+    others = np.full((9, 3), [7, 1, 4], np.int32)
+    apart, length = set_change(router, y, chosen, others, mixed)
+    score = expit(y @ router.weight.T)
+
+    def output(experts):
+        own = np.take_along_axis(score, experts.astype(int), 1)
+        return mixed(y, experts, 2.5 * own / own.sum(axis=1, keepdims=True))
+
+    one, other = output(chosen), output(others)
+    assert_allclose(apart, np.linalg.norm(one - other, axis=1), rtol=1e-9)
+    assert_allclose(length, np.linalg.norm(one, axis=1), rtol=1e-9)
+    for name in RULES:
+        router = router_of(name)
+        y = np.random.default_rng(9).standard_normal((TOKENS, HIDDEN))
+        wanted = route(y @ router.weight.T, router.rule, router.selection_bias)
+        exact = ExactRouter(router)
+        logits = exact.logits(y)
+        assert_array_equal(exact.chosen(logits), wanted.chosen)
+        assert_allclose(exact.weights(y, logits, wanted.chosen), wanted.weights)
+    asked = []
+
+    def counted(inputs, chosen, weights):
+        asked.append(set(chosen[chosen >= 0].tolist()))
+        return mixed(inputs, chosen, weights)
+
+    chosen, after = np.array([[0, 1, 2]]), np.array([[0, 1, 5]])
+    weights, y = np.array([[0.5, 0.3, 0.2]]), np.ones((1, HIDDEN))
+    jumps.jump(y, (chosen, weights), (after, weights), counted)
+    assert asked == [{2, 5}]
+
+
+def test_the_spread_is_the_largest_distance_within_the_radius_and_a_line_has_slope_1():
+    random = np.random.default_rng(10)
+    offset = random.uniform(-1.0, 1.0, 60)
+    places = np.argsort(np.argsort(offset))
+    output = np.cumsum(random.standard_normal((60, OUTPUTS)), axis=0)[places]
+    radius = np.array([1e-4, 0.05, 0.3, 0.7, 1.0])
+    found = jumps.spread_within(offset, output, radius)
+    for place, r in enumerate(radius):
+        inside = output[np.abs(offset) <= r]
+        wanted = pdist(inside).max() if len(inside) > 1 else 0.0
+        assert_allclose(found.whole[place], wanted)
+        one = np.ptp(inside[:, found.coordinate]) if len(inside) else 0.0
+        assert_allclose(found.one[place], one)
+    offset, radius = np.linspace(-1.0, 1.0, 2001), np.logspace(-2, 0, 9)
+    for output, slope in ((np.sign(offset), 0.0), (3.0 * offset, 1.0)):
+        found = jumps.spread_within(offset, output[:, None], radius)
+        assert_allclose(found.slope[1:], slope, atol=0.12)  # points stand beside r
+    assert np.isnan(jumps.spread_within(offset, 0.0 * offset[:, None], radius).slope).all()

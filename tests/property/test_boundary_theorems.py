@@ -1,13 +1,24 @@
-"""The boundary distance is a distance, and the largest logits bracket it."""
+"""The boundary distance is a distance, and the largest logits bracket it; of curved rules nothing
+flips nearer than the lower bound; of ties of order n: spreads, near-ties and the nearest distance.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.spatial.distance import cdist
 
+from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
+from moegeom.geometry.boundary import orders
+from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, distance_bracket, row_distances
-from moegeom.geometry.selection import top_k
+from moegeom.geometry.selection import margin, route, top_k
+from moegeom.kernels.cpu.curved_distance import curved_distance
+from tests.by_day import by_day
 
 
 class Case:
@@ -222,3 +233,313 @@ def test_the_worked_triangle_and_a_permanent_tie_with_an_expert_that_is_not_know
     tied = distance_bracket(logits[:1], expert[:1], np.int32([[0]]), row_distances(weight))
     assert_array_equal([tied.lower[0], tied.upper[0]], [0.0, 0.0])
     assert_array_equal(tied.pair, [[0, 3]])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A rule, and how large its selection biases are."""
+
+    score: str
+    groups: GroupMask | None = None
+    logit_map: LogitMap | None = None
+    spread: float = 0.2
+    shift: float = 0.0
+
+    def __str__(self) -> str:
+        groups = self.groups and f"{self.groups.score} {self.groups.fill}"
+        cap = self.logit_map and f"cap {self.logit_map.soft_cap}"
+        return " ".join(t for t in (self.score, groups, cap, f"{self.spread}{self.shift:+}") if t)
+
+
+INF = np.inf
+SEPARABLE = [
+    Setting("sigmoid"),
+    Setting("sqrt_softplus"),
+    Setting("identity", logit_map=LogitMap(1.0, 2.0)),
+    Setting("sigmoid", logit_map=LogitMap(0.3, 4.0)),
+    Setting("sqrt_softplus", logit_map=LogitMap(2.0, 3.0)),
+]
+
+
+def grouped(score: str, spread: float, shift: float, kind: str, fill: float) -> Setting:
+    return Setting(score, GroupMask(4, 2, kind, fill), None, spread, shift)
+
+
+BOUNDED = [
+    Setting("softmax", spread=0.05),
+    *(
+        grouped(score, spread, shift, kind, fill)
+        for score, spread, shift in (
+            ("sigmoid", 0.2, 0.0),
+            ("sigmoid", 0.0, -0.5),
+            ("sqrt_softplus", 0.2, -0.8),
+            ("identity", 0.0, 0.0),
+            ("softmax", 0.0, 0.0),
+            ("softmax", 0.05, -0.05),
+        )
+        for kind in ("max", "top2_sum")
+        for fill in (-INF, 0.0)
+    ),
+]
+BOUNDED = by_day(
+    BOUNDED,
+    {
+        "a coupled score": BOUNDED[0],
+        "groups by their maximum": grouped("sigmoid", 0.2, 0.0, "max", -INF),
+        "groups by a sum of two": grouped("sigmoid", 0.2, 0.0, "top2_sum", -INF),
+        "a fill that decides": grouped("sqrt_softplus", 0.2, -0.8, "max", 0.0),
+        "no bias": grouped("sigmoid", 0.0, -0.5, "top2_sum", 0.0),
+        "raw logits": grouped("identity", 0.0, 0.0, "top2_sum", 0.0),
+        "a coupled score in groups": grouped("softmax", 0.0, 0.0, "max", -INF),
+        "and with biases": grouped("softmax", 0.05, -0.05, "top2_sum", 0.0),
+    },
+)
+every_rule = pytest.mark.parametrize("setting", SEPARABLE + BOUNDED, ids=str)
+separable = pytest.mark.parametrize("setting", SEPARABLE, ids=str)
+bounded = pytest.mark.parametrize("setting", BOUNDED, ids=str)
+#: A circle, fine enough to meet what is only a hair behind a boundary.
+AROUND = np.exp(2j * np.pi * np.arange(8192) / 8192)
+AROUND = np.stack([AROUND.real, AROUND.imag], axis=1)
+
+
+class CurvedCase:
+    """A random router of a rule, and some inputs."""
+
+    experts = 12
+
+    def __init__(self, setting: Setting, seed: int, tokens: int = 4, hidden: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+        hidden = hidden or int(self.random.integers(2, 6))
+        k = int(self.random.integers(1, 7))
+        lengths = self.random.uniform(0.3, 1.5, (self.experts, 1))
+        self.weight = lengths * self.random.standard_normal((self.experts, hidden))
+        if seed % 3 == 0:  # parallel, opposite, equal and zero rows
+            self.weight[[1, 3, 6]] = self.weight[[0, 2, 5]] * [[2.0], [-1.0], [1.0]]
+            self.weight[7] = 0.0
+        self.bias = setting.spread * self.random.standard_normal(self.experts) + setting.shift
+        groups, logit_map = setting.groups, setting.logit_map
+        self.rule = Rule(k, setting.score, Weights("scores"), True, False, groups, logit_map)
+        self.rows = curved_rows(self.weight, self.rule, None, self.bias)
+        self.y = self.random.standard_normal((tokens, hidden))
+        self.lower, self.upper, self.pair = self.bounds(self.y)
+
+    def bounds(self, y):
+        return curved_distance(self.logits(y), self.chosen(y), self.rows)
+
+    def logits(self, y):
+        return y @ self.weight.T
+
+    def chosen(self, y):
+        return route(self.logits(y), self.rule, self.bias).chosen
+
+    def directions(self, count):
+        drawn = self.random.standard_normal((count, self.y.shape[1]))
+        return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+    def flips(self, token, steps):
+        """Whether the set after each step is another one."""
+        before = np.sort(self.chosen(self.y[token : token + 1]), axis=1)
+        return (np.sort(self.chosen(self.y[token] + steps), axis=1) != before).any(axis=1)
+
+    def circle(self, rows):
+        """Unit vectors all around in the span of one or two rows."""
+        basis = np.linalg.svd(rows, full_matrices=False).Vh
+        basis = basis[: np.linalg.matrix_rank(rows, rtol=1e-9)]
+        return AROUND[:, : len(basis)] @ basis if len(basis) > 1 else np.vstack([basis, -basis])
+
+
+@every_rule
+@settings(max_examples=5)
+@given(SEEDS)
+def test_no_direction_flips_within_the_lower_bound_and_the_pair_is_one_that_swaps(setting, seed):
+    """4 tokens, 500 directions, 5 routers of each rule."""
+    case = CurvedCase(setting, seed)
+    assert (case.lower <= case.upper).all()
+    row = np.flatnonzero(case.pair[:, 0] >= 0)
+    (out, entering), chosen = case.pair[row].T, case.chosen(case.y)[row]
+    assert (chosen == out[:, None]).any(axis=1).all()
+    assert not (chosen == entering[:, None]).any()
+    reach = np.minimum(case.lower, 1e6)
+    for token in range(len(case.y)):
+        assert not case.flips(token, 0.999 * reach[token] * case.directions(500)).any()
+
+
+@separable
+@settings(max_examples=6)
+@given(SEEDS)
+def test_in_the_plane_of_the_pair_the_set_flips_at_the_distance_and_not_before(setting, seed):
+    case = CurvedCase(setting, seed)
+    finite = np.isfinite(case.upper)
+    # the bracket of a separable rule is closed
+    assert (case.upper[finite] * (1.0 - 1.0000001e-6) - 1e-300 < case.lower[finite]).all()
+    assert np.isinf(case.lower[~finite]).all()
+    for token in np.flatnonzero(finite & (case.upper > 0.0)).tolist():
+        around = case.circle(case.weight[case.pair[token]])
+        assert case.flips(token, (1.0 + 1e-5) * case.upper[token] * around).any()
+        for share in (0.1, 0.5, 0.9, 1.0 - 1e-5):
+            coarse = around[:: 4 if len(around) > 4 else 1]
+            assert not case.flips(token, share * case.lower[token] * coarse).any()
+
+
+@bounded
+@settings(max_examples=5)
+@given(SEEDS)
+def test_in_the_plane_the_first_flip_is_between_the_bounds(setting, seed):
+    """Two coordinates: a disc holds all inputs that are so near."""
+    case = CurvedCase(setting, seed, hidden=2)
+    for token in range(len(case.y)):
+        for share in (0.1, 0.5, 0.9, 0.999):
+            steps = share * min(case.lower[token], 1e6) * AROUND[::4]
+            assert not case.flips(token, steps).any()
+        if 1e-9 < case.upper[token] < np.inf:
+            # the step of the upper bound ends anywhere behind the boundary, within its resolution
+            hairs = (1.0 + 1e-6, 1.0 + 1e-4, 1.001)
+            assert any(case.flips(token, h * case.upper[token] * AROUND).any() for h in hairs)
+
+
+@separable
+@settings(max_examples=10)
+@given(SEEDS)
+def test_equal_selection_biases_leave_the_linear_boundaries_of_the_logits(setting, seed):
+    case = CurvedCase(Setting(setting.score, None, setting.logit_map, 0.0, 0.25), seed)
+    logits = case.logits(case.y)
+    straight = boundary_distance(logits, case.chosen(case.y), row_distances(case.weight))
+    for bound in (case.lower, case.upper):
+        assert_allclose(bound, straight.distance, rtol=1e-12)
+
+
+#: Few distinct values, so that exact ties are common; all are exact in binary.
+SCORES = st.integers(2, 9).flatmap(
+    lambda experts: st.tuples(
+        st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=experts, max_size=experts),
+        st.integers(1, experts),
+    )
+)
+EPS = st.integers(0, 20).map(lambda n: n / 8)
+
+
+def spread_by_brute_force(scores, k, order):
+    ordered = sorted(scores, reverse=True)
+    starts = [a for a in range(len(scores) - order) if a <= k - 1 and a + order >= k]
+    spreads = [ordered[a] - ordered[a + order] for a in starts]
+    return min(spreads, default=np.inf) if k < len(scores) else np.inf
+
+
+@given(SCORES)
+def test_spreads_are_the_least_of_all_windows_and_ascend_from_the_margin(drawn):
+    scores, k = drawn
+    z, counts = np.array([scores]), range(1, 10)
+    spreads = [orders.tie_spread(z, k, order)[0] for order in counts]
+    assert spreads == [spread_by_brute_force(scores, k, order) for order in counts]
+    assert spreads[0] == margin(z, k)[0]
+    assert spreads == sorted(spreads)
+
+
+@given(SCORES, EPS, EPS)
+def test_the_order_is_the_largest_whose_spread_fits_and_ascends_with_eps(drawn, eps, more):
+    scores, k = drawn
+    z = np.array([scores])
+    fitting = [n for n in range(1, len(scores)) if orders.tie_spread(z, k, n)[0] <= eps]
+    order = orders.order_eps(z, k, eps)[0]
+    assert order == max(fitting, default=0)
+    assert order <= orders.order_eps(z, k, eps + more)[0]
+    renamed = np.random.default_rng(0).permutation(len(scores))
+    assert orders.order_eps(z[:, renamed], k, eps)[0] == order
+
+
+@given(SCORES, EPS)
+def test_there_are_no_more_extra_experts_than_the_order(drawn, eps):
+    scores, k = drawn
+    extras = orders.extra_experts(np.array([scores]), k, eps)[0]
+    assert extras <= orders.order_eps(np.array([scores]), k, eps)[0]
+    ordered = sorted(scores, reverse=True)
+    assert extras == sum(ordered[k - 1] - z < eps for z in ordered[k:])
+
+
+# ----------------------------------------------------------------------------- distances of order n
+class OneInput:
+    """A random affine router and one input."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        experts, hidden = int(self.random.integers(3, 9)), int(self.random.integers(1, 9))
+        self.k = int(self.random.integers(1, experts))
+        self.order = int(self.random.integers(1, experts))
+        rows = self.random.uniform(0.3, 2.0, (experts, 1))
+        self.weight = rows * self.random.standard_normal((experts, hidden))
+        self.bias = self.random.standard_normal(experts)
+        self.y = 2.0 * self.random.standard_normal(hidden)
+
+    @property
+    def z(self):
+        return self.weight @ self.y + self.bias
+
+    def nearest(self, order=None, most_nodes=20_000):
+        order = self.order if order is None else order
+        return orders.order_distance(
+            self.z, orders.row_coordinates(self.weight), self.k, order, most_nodes
+        )
+
+
+short = settings(max_examples=40)
+
+
+@short
+@given(SEEDS)
+def test_order_1_is_the_boundary_and_no_higher_order_is_nearer(seed):
+    case = OneInput(seed)
+    z, rows = case.z[None], row_distances(case.weight, case.bias)
+    expected = boundary_distance(z, top_k(z, case.k), rows).distance[0]
+    ties = [case.nearest(order) for order in range(1, len(case.weight))]
+    assert ties[0].is_exact
+    assert_allclose(ties[0].upper, expected, rtol=1e-8)
+    for nearer, farther in pairwise(ties):
+        assert nearer.upper <= farther.upper * (1.0 + 1e-8)
+
+
+@short
+@given(SEEDS, st.sampled_from([2.0**-20, 0.5, 2.0**20]))
+def test_scales_and_common_rows_change_no_distance(seed, factor):
+    case = OneInput(seed)
+    before = case.nearest()
+    case.weight = (case.weight + case.random.standard_normal(len(case.y))) * factor
+    case.bias = (case.bias + 3.0) * factor
+    assert_allclose(case.nearest().upper, before.upper, rtol=1e-7)
+
+
+@short
+@given(SEEDS, st.integers(0, 30))
+def test_a_search_cut_short_still_brackets_the_distance(seed, most_nodes):
+    case = OneInput(seed)
+    whole, part = case.nearest(), case.nearest(most_nodes=most_nodes)
+    assert whole.is_exact
+    assert part.lower <= whole.upper * (1.0 + 1e-8)
+    assert part.upper >= whole.upper * (1.0 - 1e-8)
+
+
+@short
+@given(SEEDS)
+def test_the_nearest_tie_is_the_nearest_point_of_its_own_flat(seed):
+    """Around a point with more ties, those of order n leave in directions that span all around.
+
+    So one of them comes nearer, unless the point is the nearest of its flat already.
+    """
+    case = OneInput(seed)
+    nearest = case.nearest()
+    if nearest.tied:
+        assert len(nearest.tied) == case.order + 1
+        flat = orders.flat_distance(case.z, orders.row_coordinates(case.weight), nearest.tied)
+        assert_allclose(flat, nearest.upper, rtol=1e-8)
+
+
+def test_cuts_leave_some_brackets_open():
+    cut = [OneInput(seed).nearest(most_nodes=3) for seed in range(60)]
+    assert 5 < sum(not bracket.is_exact for bracket in cut) < 60
+
+
+def test_a_move_within_the_logit_distance_makes_no_tie():
+    """Every logit moves by at most |w| |x|, so the two distances bound each other."""
+    for case in map(OneInput, range(6)):
+        longest = np.linalg.norm(case.weight, axis=1).max()
+        logit = orders.logit_distance(case.z, case.weight, case.k, case.order).upper
+        assert logit <= case.nearest().upper * longest * (1.0 + 1e-5)

@@ -11,9 +11,7 @@ from moegeom_cli.streams import Format
 COMMAND = Command(Group.reference, 3, "moegeom checks", needs_arguments=False)
 
 
-def run(
-    format: PrintFormat = Format.table,
-) -> None:
+def run(format: PrintFormat = Format.table) -> None:
     """Every check with its severity in each built-in profile, what it needs, and its statement.
 
     Those of a series are judged by `moegeom track`, which no profile changes.

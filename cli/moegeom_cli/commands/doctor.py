@@ -11,9 +11,7 @@ from moegeom_cli.streams import Format
 COMMAND = Command(Group.reference, 5, "moegeom doctor", needs_arguments=False)
 
 
-def run(
-    format: PrintFormat = Format.table,
-) -> None:
+def run(format: PrintFormat = Format.table) -> None:
     """Versions, BLAS and its core, processors, the kernel cache, and which extras are installed."""
     from moegeom.core.extras import install_command
     from moegeom.engine.diagnosis import diagnose

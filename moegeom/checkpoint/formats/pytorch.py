@@ -294,8 +294,7 @@ class TorchArchive:
         first, span = (0, 0) if 0 in shape else (offset, last + 1 - offset)
         if first + span > length:
             raise CheckpointError(
-                f"{where} needs element {last} of a storage that has {length}.",
-                AGAIN,
+                f"{where} needs element {last} of a storage that has {length}.", AGAIN
             )
         if math.prod(shape) * dtype.size > entry.size:
             raise CheckpointError(

@@ -70,8 +70,7 @@ class HttpTransport(Transport):
             follow_redirects=False,
             timeout=options.timeout_s,
             limits=httpx2.Limits(
-                max_connections=options.num_parallel,
-                max_keepalive_connections=options.num_parallel,
+                max_connections=options.num_parallel, max_keepalive_connections=options.num_parallel
             ),
         )
         weakref.finalize(self, self._client.close)

@@ -231,10 +231,7 @@ def _draw_positions(source: FigureResults) -> Iterator[Chart]:
         f"Layer {source.names[router]}, {number_of(tokens, 'token')} of {len(panels)} documents; "
         f"the largest weight is {figure_text(highest)}.",
         panels,
-        [
-            ("router", [router for _ in rows["expert"]]),
-            *((name, rows[name]) for name in _COLUMNS),
-        ],
+        [("router", [router for _ in rows["expert"]]), *((name, rows[name]) for name in _COLUMNS)],
     )
 
 

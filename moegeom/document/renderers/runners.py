@@ -112,11 +112,7 @@ def render_junit(document: Document, view: View) -> str:
 
 
 def _suite(
-    root: Element,
-    name: str,
-    outcomes: Sequence[Outcome],
-    verdict: Verdict,
-    run: Mapping[str, Any],
+    root: Element, name: str, outcomes: Sequence[Outcome], verdict: Verdict, run: Mapping[str, Any]
 ) -> None:
     suite = SubElement(root, "testsuite", name=name)
     properties = SubElement(suite, "properties")

@@ -70,12 +70,7 @@ def scan_on_devices(
 
 class _Run:
     def __init__(
-        self,
-        task: Task,
-        pace: Pace,
-        skip_non_finite: bool,
-        hooks: Hooks,
-        begin: Progress,
+        self, task: Task, pace: Pace, skip_non_finite: bool, hooks: Hooks, begin: Progress
     ) -> None:
         refuse(task)
         self._task, self._pace, self._hooks = task, pace, hooks

@@ -179,11 +179,7 @@ class _Step:
 
 
 def search_ties(
-    metric: RowMetric,
-    logits: Float64[np.ndarray, "experts"],
-    k: int,
-    order: int,
-    most_nodes: int,
+    metric: RowMetric, logits: Float64[np.ndarray, "experts"], k: int, order: int, most_nodes: int
 ) -> OrderDistance:
     r"""Distance to the closed set of order n = ``order``, by best-first branch and bound.
 
@@ -497,9 +493,7 @@ def rows_apart(rows: Float64[np.ndarray, "experts dims"]) -> Float64[np.ndarray,
 
 
 def flat_distance(
-    logits: Float64[np.ndarray, "experts"],
-    rows: Float64[np.ndarray, "experts dims"],
-    tied: Experts,
+    logits: Float64[np.ndarray, "experts"], rows: Float64[np.ndarray, "experts dims"], tied: Experts
 ) -> float:
     r"""Euclidean distance to the inputs where all of ``tied`` have one logit, others anywhere.
 

@@ -173,9 +173,7 @@ def _count_pairs(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> Non
     kernels["count_pairs"](counts, batch.chosen, batch.block)
 
 
-def _symmetric(
-    upper: Int64[np.ndarray, "experts experts"],
-) -> Int64[np.ndarray, "experts experts"]:
+def _symmetric(upper: Int64[np.ndarray, "experts experts"]) -> Int64[np.ndarray, "experts experts"]:
     return upper + np.triu(upper, 1).T
 
 

@@ -292,11 +292,7 @@ class _Scores(TokenSample):
         assert q.scores is not None
         row = self.sampled(q.token)
         row = row[q.population[row] != self._outliers]
-        columns = {
-            "block": q.block,
-            "population": q.population,
-            "scores": q.scores,
-        }
+        columns = {"block": q.block, "population": q.population, "scores": q.scores}
         self.add(q.token, columns, row)
 
 

@@ -228,9 +228,7 @@ def _fades_at(
 
 
 def _along(
-    gate: Literal["hard", "smooth"],
-    line: Float64[np.ndarray, "points"],
-    spread: SpreadByRadius,
+    gate: Literal["hard", "smooth"], line: Float64[np.ndarray, "points"], spread: SpreadByRadius
 ) -> Along:
     near = spread.slope[1 : _DECADE + 1]
     return Along(

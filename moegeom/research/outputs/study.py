@@ -128,8 +128,7 @@ def _work(
 
 
 def _of_shared(
-    routed: Float64[np.ndarray, "tokens hidden"],
-    shared: Float[np.ndarray, "tokens hidden"] | None,
+    routed: Float64[np.ndarray, "tokens hidden"], shared: Float[np.ndarray, "tokens hidden"] | None
 ) -> dict[str, float | None]:
     names = ("norm", "mean_share", "energy_share")
     if shared is None:

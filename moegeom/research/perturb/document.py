@@ -122,10 +122,7 @@ def _curves(report: Perturbed, routers: Sequence[RouterPaths]) -> Table:
     ties = ties if 1 in _orders(first.near) else ties[1:]
     blank = [""] * (len(times) - 1)
     over = ("", "experts have changed by time", *blank, "half", "", "another", "time near")
-    heads = (
-        (*over, *[""] * (len(ties) - 1)),
-        ("layer", *times, "by", "drift", "comes in", *ties),
-    )
+    heads = ((*over, *[""] * (len(ties) - 1)), ("layer", *times, "by", "drift", "comes in", *ties))
     rest = len(report.routers) - len(routers)
     more = f"and {rest} more that change later: --detail" if rest else ""
     rows = [(study_summary(report).place(one.router), *_cells(one)) for one in routers]

@@ -561,10 +561,7 @@ class _Near:
                     self.flats[order] = flats_of(weight, order)
 
     def of(
-        self,
-        logits: Float64[np.ndarray, "experts"],
-        width: float,
-        generator: np.random.Generator,
+        self, logits: Float64[np.ndarray, "experts"], width: float, generator: np.random.Generator
     ) -> tuple[NearTie, ...]:
         horizon = self.request.time
         ties = occupations(

@@ -325,7 +325,6 @@ def _named_groups(
         return in_order
     if not ((named >= 0) & (named < groups)).all():
         raise refuse(
-            info,
-            f"holds {named.min()} to {named.max()}, expected groups from 0 to {groups - 1}.",
+            info, f"holds {named.min()} to {named.max()}, expected groups from 0 to {groups - 1}."
         )
     return named

@@ -30,11 +30,7 @@ from moegeom.routing_cells.ball.cell_distance import (
     nearest_vertices,
     shifted,
 )
-from moegeom.routing_cells.exact.certificate import (
-    cell_certificate,
-    sides_of_box,
-    solve_strictly,
-)
+from moegeom.routing_cells.exact.certificate import cell_certificate, sides_of_box, solve_strictly
 from moegeom.routing_cells.exact.certificate_check import CellPoint, NoCell
 from moegeom.routing_cells.exact.dictionary import Arrangement
 from moegeom.routing_cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
@@ -493,9 +489,7 @@ class InBox:
 
 
 def surely_above(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"],
-    half: float,
+    weight: Float64[np.ndarray, "experts dims"], bias: Float64[np.ndarray, "experts"], half: float
 ) -> Bool[np.ndarray, "experts experts"]:
     r"""[i, j]: i is above j in the whole box, ends included; False where float64 cannot tell.
 

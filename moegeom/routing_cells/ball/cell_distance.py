@@ -619,10 +619,7 @@ def cell_distance(
     """
     num, dims = len(inside), ball.weight.shape[1]
     distances = Distances(
-        np.zeros(num, np.uint8),
-        np.empty(num),
-        np.empty(num),
-        np.full((num, dims), np.nan),
+        np.zeros(num, np.uint8), np.empty(num), np.empty(num), np.full((num, dims), np.nan)
     )
     rows, pairs = np.ascontiguousarray(inside), np.ascontiguousarray(exchanged)
     cuts = np.linspace(0, num, max(1, min(threads, num // _LEAST)) + 1).astype(int).tolist()

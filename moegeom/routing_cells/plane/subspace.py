@@ -30,9 +30,7 @@ class Slice:
         return self.basis.shape[1]
 
     def instance(
-        self,
-        weight: Float[np.ndarray, "experts hidden"],
-        bias: Float[np.ndarray, "experts"] | None,
+        self, weight: Float[np.ndarray, "experts hidden"], bias: Float[np.ndarray, "experts"] | None
     ) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"]]:
         """Rows and biases of the router on the slice, in float64; equal rows stay equal.
 
@@ -108,9 +106,7 @@ def slice_through(points: Float[np.ndarray, "points hidden"]) -> Slice:
     return Slice(values.mean(axis=0), basis * np.sign(np.diag(triangle)))
 
 
-def _pointed(
-    basis: Float64[np.ndarray, "hidden dims"],
-) -> Float64[np.ndarray, "hidden dims"]:
+def _pointed(basis: Float64[np.ndarray, "hidden dims"]) -> Float64[np.ndarray, "hidden dims"]:
     """The same directions with the sign that makes their largest entry positive."""
     largest = np.take_along_axis(basis, np.abs(basis).argmax(axis=0)[None, :], axis=0)
     return basis * np.where(largest < 0.0, -1.0, 1.0)

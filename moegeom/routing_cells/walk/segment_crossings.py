@@ -31,10 +31,7 @@ Piece = tuple[frozenset[int], Fraction | None, Fraction | None]
 
 
 def sweep(
-    slope: Sequence[Fraction],
-    offset: Sequence[Fraction],
-    k: int,
-    start: Fraction | None = None,
+    slope: Sequence[Fraction], offset: Sequence[Fraction], k: int, start: Fraction | None = None
 ) -> Iterator[Piece]:
     """Top-k sets of ``slope * x + offset`` from left to right, with the interval of each.
 

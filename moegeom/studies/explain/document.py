@@ -12,17 +12,7 @@ from moegeom.core.text import figure_text, number_of, percent, small_percent
 from moegeom.document.chart import Axis, Bars, Chart, Panel, Polyline
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, size, tokens_line
-from moegeom.document.model import (
-    Block,
-    Document,
-    Excerpt,
-    Fact,
-    Gallery,
-    Look,
-    Note,
-    Table,
-    View,
-)
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
 from moegeom.document.place import place, span
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary

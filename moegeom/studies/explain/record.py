@@ -38,10 +38,7 @@ class ExplainRequest(TokensRequest, RunBTerms):
 
 #: The closed list of verdicts, what each means, and what to do about it.
 VERDICTS: Mapping[str, tuple[str, str]] = {
-    "no disagreement": (
-        "A and B choose the same experts for every token.",
-        "",
-    ),
+    "no disagreement": ("A and B choose the same experts for every token.", ""),
     "arithmetic noise only": (
         "small noise on router inputs makes as many, and nothing on the list explains B better.",
         "higher precision upstream makes it smaller, replay hides it; other causes stay possible.",

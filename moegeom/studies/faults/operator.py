@@ -227,10 +227,7 @@ class Proposal:
     stands_for: int = 1
 
     def selection(
-        self,
-        site: Site,
-        rows: np.ndarray,
-        logits: Float[np.ndarray, "rows experts"] | None,
+        self, site: Site, rows: np.ndarray, logits: Float[np.ndarray, "rows experts"] | None
     ) -> Float[np.ndarray, "rows experts"]:
         """Scores that top-k would compare, for some tokens; of a ``routed`` router with these."""
         if self.routed is not None:

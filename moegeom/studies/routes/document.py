@@ -9,17 +9,7 @@ from collections.abc import Iterator, Mapping
 from moegeom.core.router import format_layers
 from moegeom.core.text import number_of
 from moegeom.document.excerpts import in_part
-from moegeom.document.model import (
-    Block,
-    Command,
-    Document,
-    Excerpt,
-    Fact,
-    Look,
-    Note,
-    Table,
-    View,
-)
+from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Look, Note, Table, View
 from moegeom.studies.routes.record import FileOfRoutes, Routes, State
 
 #: Columns of the label in front of a fact.

@@ -10,13 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
-from moegeom.core.errors import (
-    PART_MISSING,
-    STORAGE_UNKNOWN,
-    RouterError,
-    UsageError,
-    about,
-)
+from moegeom.core.errors import PART_MISSING, STORAGE_UNKNOWN, RouterError, UsageError, about
 from moegeom.core.router import Norm, Router, parse_layers
 from moegeom.core.text import all_of, number_of
 from moegeom.core.tokens import TokenSource

@@ -379,10 +379,7 @@ def _slots_note(reading: Reading, routers: Sequence[KnownRouter], where: str) ->
 
 
 def columns_of(
-    length: int,
-    routers: Sequence[KnownRouter],
-    layers: tuple[int, ...] | None,
-    where: str,
+    length: int, routers: Sequence[KnownRouter], layers: tuple[int, ...] | None, where: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The index of each router on an axis of all layers, or of the routers in order; and notes."""
     if layers is not None:

@@ -101,9 +101,7 @@ class RequestCleaning:
         self.cut: Counter[str] = Counter()
 
     def tokens_of(
-        self,
-        request: RequestTrace,
-        ids: Integer[np.ndarray, "rows routers slots"],
+        self, request: RequestTrace, ids: Integer[np.ndarray, "rows routers slots"]
     ) -> TokenRows:
         """The rows of the request that are tokens; ``ids`` are its ids at the routers.
 

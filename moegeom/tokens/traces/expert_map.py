@@ -213,9 +213,7 @@ def _is_padding(
 
 
 def _counts(
-    trace: Trace,
-    tables: Sequence[Int64[np.ndarray, "_"]],
-    routers: Sequence[KnownRouter],
+    trace: Trace, tables: Sequence[Int64[np.ndarray, "_"]], routers: Sequence[KnownRouter]
 ) -> Int64[np.ndarray, "steps layers experts"]:
     assert trace.counts is not None, "a log of counts"
     counts = trace.counts

@@ -28,13 +28,7 @@ from moegeom.core.text import number_of
 from moegeom.tokens.foreign.npy import read_sealed, write_sealed
 from moegeom.tokens.rows import as_recording_error
 from moegeom.tokens.source import Company, KnownRouter
-from moegeom.tokens.traces.axes import (
-    Axes,
-    AxisEvidence,
-    axes_of,
-    evidence_of,
-    expected_axes,
-)
+from moegeom.tokens.traces.axes import Axes, AxisEvidence, axes_of, evidence_of, expected_axes
 from moegeom.tokens.traces.cleaning import RequestCleaning, RowSpan, TokenRows
 from moegeom.tokens.traces.trace import (
     BEGINNING,
@@ -436,11 +430,7 @@ def _named(
 # -------------------------------------------------------------------------------------- one file
 
 
-def survey_of(
-    file: FileOf,
-    terms: PassTerms,
-    before: AxisEvidence,
-) -> Survey:
+def survey_of(file: FileOf, terms: PassTerms, before: AxisEvidence) -> Survey:
     """The survey of a file, which is read from beginning to end.
 
     Axes are taken to be what the evidence of the files ``before`` and the first piece make expect.

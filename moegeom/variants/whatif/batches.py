@@ -14,14 +14,7 @@ from moegeom.geometry.whatif import CLIP, TransportPlan, column_error, hard_set,
 from moegeom.geometry.whatif import sinkhorn as transport_plan
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
-from moegeom.variants.what_if import (
-    FitSample,
-    FittedGate,
-    Parameter,
-    Values,
-    WhatIfChoice,
-    what_if,
-)
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, Values, WhatIfChoice, what_if
 from moegeom.variants.whatif._choices import (
     OF_SCORES,
     absent,

@@ -13,14 +13,7 @@ from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.batch import RUN_TOKENS, TokenBatch
 from moegeom.kernels.reference import expert_codes, mix, num_shared, token_hash
 from moegeom.variants.random_router import random_router
-from moegeom.variants.what_if import (
-    FitSample,
-    FittedGate,
-    Parameter,
-    Values,
-    WhatIfChoice,
-    what_if,
-)
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, Values, WhatIfChoice, what_if
 from moegeom.variants.whatif._choices import (
     OF_OTHER_SCORES,
     absent,

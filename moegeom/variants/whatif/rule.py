@@ -28,14 +28,7 @@ from moegeom.geometry.whatif import (
 )
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
-from moegeom.variants.what_if import (
-    FitSample,
-    FittedGate,
-    Parameter,
-    Values,
-    WhatIfChoice,
-    what_if,
-)
+from moegeom.variants.what_if import FitSample, FittedGate, Parameter, Values, WhatIfChoice, what_if
 from moegeom.variants.whatif._choices import (
     OF_OTHER_SCORES,
     OF_SCORES,

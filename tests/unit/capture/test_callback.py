@@ -16,7 +16,7 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.recorder import FoldCallback, RouterRecorder
 from moegeom.results.reader import open_results
 from moegeom.studies.track.study import TrackRequest, track
-from tests.unit.capture.test_fold import assert_same_results
+from tests.unit.capture.test_two_ranks import assert_same_results
 from tests.unit.capture.trained import Batches, OtherPasses, losses, texts, tiny_model, trainer_of
 
 DATA = texts(16)

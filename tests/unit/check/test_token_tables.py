@@ -1,4 +1,6 @@
-"""Token tables that are wrong in any one way are an error, and what was not checked is counted."""
+"""Token tables and gates of attention that are wrong in any one way are a finding, and what was not
+checked is counted.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,16 @@ import pytest
 
 from moegeom.checks.catalogue.biases import either
 from moegeom.checks.measured import Measured, unseen_routers
+from moegeom.core.errors import UsageError
 from moegeom.core.router import TokenTable
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
 from moegeom.document.verdict_text import verdict_sentence
 from moegeom.router.facts import looked_up
 from moegeom.studies.check.document import document
+from moegeom.studies.check.study import GateRequest, gate
 from tests.unit.check.conftest import GATE, TABLE, Case, keep, outcome_of, with_token_table
-from tests.unit.check.defects import rows, tensor, together
+from tests.unit.check.defects import OF_ATTENTION, gates, rows, tensor, together, with_attention
 
 BF16 = ml_dtypes.bfloat16
 
@@ -206,3 +210,40 @@ def test_each_router_that_was_not_looked_at_counts_once():
 def test_no_repair_begins_with_or():
     assert either("", "keep it.") == "keep it."
     assert either("shift it. ", "keep it.") == "shift it. Another way: keep it."
+
+
+ATTENTIVE = Case(made=with_attention)
+
+
+def test_gates_are_not_read_unless_asked_for(outcomes):
+    assert not outcomes(ATTENTIVE).keys() & OF_ATTENTION.keys()
+
+
+def test_checks_do_not_apply_where_no_gate_is_known(outcomes):
+    of_each = outcomes(Case(request={"attention": True}))
+    assert {(of_each[code].state, of_each[code].reason) for code in OF_ATTENTION} == {
+        ("does not apply", "no gate and no sink of attention is known in this checkpoint")
+    }
+
+
+def test_a_check_that_is_required_and_not_asked_for_is_inconclusive(judged, tmp_path):
+    (tmp_path / "moegeom.toml").write_text('require = ["MGA101"]\n')
+    outcome = outcome_of(judged(ATTENTIVE), "MGA101")
+    assert outcome.state == "inconclusive"
+    assert "--attention" in outcome.reason
+
+
+@pytest.mark.parametrize(("code", "change"), [("MGA101", 0.0), ("MGA102", np.inf)])
+def test_the_head_that_was_spoilt_is_named(judged, code, change):
+    spoil = gates(lambda rows: rows.fill(change))
+    (finding,) = outcome_of(judged(ATTENTIVE, spoil, attention=True), code).findings
+    assert finding.routers == ("text/1",)
+    assert finding.title.startswith("1 of 4 attention")
+    assert "head 1." in finding.title
+
+
+@pytest.mark.parametrize("option", ["attention", "experts"])
+def test_results_hold_neither_gates_nor_experts(judged, tmp_path, option):
+    judged(out=tmp_path / "results")
+    with pytest.raises(UsageError, match=f"--{option} comes too late"):
+        gate(GateRequest("results", **{option: True}))

@@ -1,8 +1,11 @@
-"""Safetensors: headers, and tensors in slices over several files."""
+"""Safetensors: headers, tensors in slices over several files, shards, and how a checkpoint of any
+format is opened.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import warnings
@@ -20,15 +23,16 @@ from safetensors.torch import save_file as torch_save_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from moegeom.checkpoint import ranks
+from moegeom.checkpoint import ranks, reading
 from moegeom.checkpoint.dtypes import upcast
-from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checkpoint.open import FORMATS, open_checkpoint
 from moegeom.checkpoint.ranks import Piece, SlicedTensor, join_pieces
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core import limits
-from moegeom.core.errors import CheckpointError
+from moegeom.core.errors import CheckpointError, UsageError
 from tests.by_day import by_day
-from tests.unit.checkpoint.conftest import why
+from tests.fuzz.worker import odd_files
+from tests.unit.checkpoint.conftest import refusal, why
 from tests.unit.checkpoint.save_two_ranks import weights
 
 # ------------------------------------------------------------------------------------------ headers
@@ -479,3 +483,252 @@ def test_pieces_outside_of_another_dtype_or_of_shared_bytes_are_refused():
     info = TensorInfo("t", "I32", (1,), "one file", 0, 4)
     pieces = [Piece((i,), info, _Array(whole[:1], [])) for i in range(2**10)]
     assert "has two pieces in the same bytes of one file" in _refusal(whole, pieces)
+
+
+def test_formats_are_listed_and_a_folder_with_one_file_is_a_checkpoint(tmp_path):
+    assert FORMATS.names() == ["dcp", "gguf", "pytorch", "safetensors"]
+    for name in ("weights.safetensors", "model.safetensors"):
+        save_file({"a": np.ones(1)}, tmp_path / name)
+        assert open_checkpoint(tmp_path).info("a").file == name
+        assert open_checkpoint(str(tmp_path / name)).label == tmp_path.name
+
+
+def test_another_format_is_called_by_its_name(tmp_path):
+    kinds = {"weights.npz": "NumPy arrays", "model.h5": "HDF5", "flax_model.msgpack": "Flax"}
+    for file, kind in kinds.items():
+        (tmp_path / file).touch()
+        expected = f"holds {kind} ({file}); only dcp, gguf, pytorch, safetensors are read for now."
+        assert why(tmp_path) == f"{tmp_path.name}: {expected}"
+        assert why(tmp_path / file) == f"{file}: {expected}"
+        (tmp_path / file).unlink()
+
+
+def test_what_is_not_there_is_refused_with_a_hint(tmp_path):
+    assert why(tmp_path) == (
+        f"{tmp_path.name}: no file in it; expected a checkpoint of dcp, gguf, pytorch, safetensors."
+    )
+    error = refusal("allenai/OLMoE-1B-7B")
+    assert error.message == "allenai/OLMoE-1B-7B: there is no such file or folder."
+    assert "downloaded first" in error.hint
+    assert why("a\0b") == "a\0b: there is no such file or folder."
+    with pytest.raises(UsageError, match="The path of the checkpoint is empty"):
+        open_checkpoint("")
+
+
+def test_a_file_that_shrinks_while_it_is_read_or_may_not_be_read_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    save_file({"a": np.ones(4)}, path)
+    store = open_checkpoint(tmp_path)
+    size = path.stat().st_size
+    os.truncate(path, size - 8)
+    with pytest.raises(CheckpointError, match="truncated, bytes .* were expected"):
+        store.read("a")
+    save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
+
+    def refuse(*_: Any) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(reading.os, "open", refuse)  # chmod does not stop root
+    assert why(tmp_path) == "model.safetensors: cannot be read (Permission denied)."
+
+
+def test_a_config_may_be_missing_or_hold_infinity_and_large_integers_but_no_more(tmp_path):
+    save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
+    assert open_checkpoint(tmp_path).config == {}
+    (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
+    assert open_checkpoint(tmp_path).config == {"time_step_limit": [0.0, float("inf")]}
+    save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
+    for text in ("[]", "{", '{"a": 1, "a": 2}', "\xff"):
+        (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(CheckpointError, match=r"^config\.json: "):
+            assert open_checkpoint(tmp_path).config
+    save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
+    known = {"model_max_length": 10**30, "text": "9" * 5000, "fraction": float("0." + "1" * 60)}
+    (tmp_path / "config.json").write_text(json.dumps(known))
+    assert open_checkpoint(tmp_path).config == known
+    for digits in (41, 4000, 5000):
+        (tmp_path / "config.json").write_text('{"num_experts": ' + "9" * digits + "}")
+        with pytest.raises(CheckpointError, match=f"holds an integer of {digits} digits"):
+            assert open_checkpoint(tmp_path).config
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "loop", "dangling", "device"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "a.gguf", "a.bin"]
+)
+def test_what_is_no_file_is_refused_or_not_there_and_never_waited_for(what, name, tmp_path):
+    if name in ("config.json", "model.safetensors.index.json"):
+        save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
+    odd_files()[what](tmp_path / name)
+    if name == "config.json" and what in ("loop", "dangling"):
+        assert open_checkpoint(tmp_path).config == {}
+        return
+    with pytest.raises(CheckpointError) as caught:
+        assert open_checkpoint(tmp_path).config is None
+    assert caught.value.message.startswith(f"{name}: cannot be read")
+    if what in ("folder", "pipe") and name == "model.safetensors":
+        assert caught.value.message.endswith(" (not a regular file).")
+
+
+def _saves(folder: Path, *names: str, mark: str = ".metadata") -> Path:
+    for name in names:
+        (folder / name / mark).parent.mkdir(parents=True)
+        (folder / name / mark).touch()
+    return folder
+
+
+def test_a_folder_of_a_trainer_names_its_newest_save(tmp_path):
+    _saves(tmp_path, "iter_0000010", "iter_0000020", "iter_0000030", "global_step7", "release")
+    megatron = "latest_checkpointed_iteration.txt"
+    for pointer, text, newest in (
+        (megatron, "20\n", "iter_0000020"),
+        (megatron, "release", "release"),
+        ("latest", "global_step7", "global_step7"),
+    ):
+        (tmp_path / pointer).write_text(text)
+        hint = f"Pass the folder {newest!r} in it, which is the newest save."
+        assert refusal(tmp_path).hint == hint
+        (tmp_path / pointer).unlink()
+
+
+def test_a_pointer_to_nowhere_is_ignored(tmp_path):
+    _saves(tmp_path, "iter_0000010")
+    (tmp_path / "latest").mkdir()
+    for text in ("99", "../x", "\xff", "1" * 300, ""):
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text(text, "latin-1")
+        sentence = "Pass the folder 'iter_0000010' in it, which holds a checkpoint."
+        assert refusal(tmp_path).hint == sentence
+
+
+def test_of_many_saves_the_last_in_natural_order_is_the_example(tmp_path):
+    (tmp_path / "logs").mkdir()
+    assert "Pass the folder with config.json" in refusal(tmp_path).hint  # no save at all
+    _saves(tmp_path, "step9", "step10", mark="model_and_optim/.metadata")
+    sentence = "Pass one of the 2 folders in it that hold a checkpoint, such as 'step10'."
+    assert refusal(tmp_path).hint == sentence
+
+
+def test_an_error_says_which_of_two_folders_of_one_name_it_is_about(tmp_path):
+    for parent in ("a", "b"):
+        (tmp_path / parent / "model").mkdir(parents=True)
+        with pytest.raises(CheckpointError) as refused:
+            open_checkpoint(tmp_path / parent / "model")
+        assert refused.value.__notes__ == [f"checkpoint: {tmp_path / parent / 'model'}"]
+
+
+_INDEX = "model.safetensors.index.json"
+
+
+def _sharded(folder: Path, weight_map: dict[str, Any] | None = None) -> Path:
+    save_file({"a": np.arange(4.0), "b": np.ones(2)}, folder / "m-1.safetensors")
+    save_file({"c": np.full((2, 2), 7, np.int32)}, folder / "m-2.safetensors")
+    good = {"a": "m-1.safetensors", "b": "m-1.safetensors", "c": "m-2.safetensors"}
+    index = {"metadata": {}, "weight_map": good | (weight_map or {})}
+    (folder / _INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def test_shards_read_like_one_file_whose_bytes_are_counted(tmp_path):
+    for path in (_sharded(tmp_path), tmp_path / _INDEX):
+        store: Any = open_checkpoint(path)
+        opened = store.bytes_read
+        assert (store.label, set(store.names())) == (tmp_path.name, {"a", "b", "c"})
+        assert opened == (tmp_path / _INDEX).stat().st_size
+        np.testing.assert_array_equal(store.read("c"), np.full((2, 2), 7, np.int32))
+        assert store.info("c").file == "m-2.safetensors"
+        # only the header of the shard in use is read
+        assert {r.file for r in store.log.ranges} == {_INDEX, "m-2.safetensors"}
+        with (tmp_path / "m-2.safetensors").open("rb") as shard:
+            header = 8 + int.from_bytes(shard.read(8), "little")
+        assert store.bytes_read - opened == header + 16
+        assert store.log.ranges[-1].size == 16
+        assert store.bytes_total == sum(p.stat().st_size for p in tmp_path.iterdir())
+        np.testing.assert_array_equal(store.read("a"), np.arange(4.0))
+    (tmp_path / _INDEX).unlink()
+    assert set(open_checkpoint(tmp_path).names()) == {"a", "b", "c"}
+
+
+def test_all_there_is_is_read_and_a_truncated_shard_is_named(tmp_path):
+    (_sharded(tmp_path) / "config.json").write_text('{"a": 1}')
+    store = open_checkpoint(tmp_path)
+    assert store.config == {"a": 1}
+    assert [name for name, _ in store.read_many("abc")] == ["a", "b", "c"]
+    assert store.bytes_read == store.bytes_total
+    path = _sharded(tmp_path) / "m-2.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, size - 3)
+    sentence = f"m-2.safetensors: truncated, has {size - 3} bytes and its header promises {size}."
+    assert why(tmp_path, "c") == sentence
+
+
+def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):
+    folder = _sharded(tmp_path)
+    (folder / "m-2.safetensors").unlink()
+    store = open_checkpoint(folder)
+    assert store.read("a").tolist() == [0, 1, 2, 3]
+    assert store.bytes_total == sum(p.stat().st_size for p in tmp_path.iterdir())
+    for ask in (store.info, store.read, lambda name: store.read_bytes(name, 0, 1)):
+        with pytest.raises(CheckpointError) as caught:
+            ask("c")
+        assert caught.value.message == (
+            f"{_INDEX}: names 'm-2.safetensors', which does not exist (1 of 2 files is missing)."
+        )
+    (folder / "m-1.safetensors").unlink()
+    assert why(folder).endswith("(2 of 2 files are missing).")  # at once
+
+
+def test_an_index_of_too_many_files_tensors_or_characters_is_refused(tmp_path, monkeypatch):
+    sentence = f"{_INDEX}: has a name of 1025 characters, more than the 1024 allowed."
+    assert why(_sharded(tmp_path, {"n" * 1025: "m-1.safetensors"})) == sentence
+    message = why(_sharded(tmp_path, {"d": "x" * 5012}))
+    assert "of 5012 characters, more than the 1024 allowed." in message and len(message) < 300
+    monkeypatch.setattr(limits, "TENSORS", 2)
+    assert why(_sharded(tmp_path)) == (f"{_INDEX}: describes 3 tensors, more than the 2 allowed.")
+    (tmp_path / _INDEX).unlink()
+    sentence = "m-2.safetensors: with this file there are 3 tensors, more than the 2 allowed."
+    assert why(tmp_path) == sentence
+    monkeypatch.undo()
+    monkeypatch.setattr(limits, "FILES", 1)
+    assert why(_sharded(tmp_path)) == f"{_INDEX}: names 2 files, more than the 1 allowed."
+
+
+def test_a_tensor_that_its_shard_lacks_or_no_file_holds_is_named(tmp_path):
+    folder = _sharded(tmp_path, {"d": "m-2.safetensors"})
+    sentence = "m-2.safetensors: tensor 'd' is missing; the index says that it is here."
+    assert why(folder, "d") == sentence
+    assert why(folder, "z") == f"{tmp_path.name}: there is no tensor 'z'."
+
+
+def test_an_index_names_files_of_its_folder_and_maps_names_to_them(tmp_path):
+    for file in ("../x", "/etc/passwd", "a/../../x", "..\\x", "C:x", "", ".", "a\0b", ".."):
+        sentence = f"{_INDEX}: names the file {file!r}, which is outside the checkpoint's folder."
+        assert why(_sharded(tmp_path, {"d": file})) == sentence
+    twice = '{"weight_map": {"a": "m-1", "a": "m-2"}}'
+    for sentence, texts in {
+        "has no 'weight_map' from tensor to file.": ("{}", *map(_map_of, ("[]", "{}"))),
+        "holds the key 'a' twice.": (twice,),
+        "'weight_map' holds a value that is no file name.": (
+            _map_of(f'{{"d": {value}}}') for value in ("3", "null", "[]", "{}")
+        ),
+    }.items():
+        for text in texts:
+            (_sharded(tmp_path) / _INDEX).write_text(text)
+            assert why(tmp_path) == f"{_INDEX}: {sentence}", text
+
+
+def _map_of(names: str) -> str:
+    return f'{{"weight_map": {names}}}'
+
+
+def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
+    (_sharded(tmp_path) / _INDEX).unlink()
+    save_file({"a": np.ones(1)}, tmp_path / "n.safetensors")
+    error = refusal(tmp_path)
+    assert "ow slices" in error.hint
+    sentence = "n.safetensors: tensor 'a' is also in m-1.safetensors, and there is no index."
+    assert error.message == sentence
+
+
+def test_a_single_file_beside_a_foreign_index_is_not_guessed(tmp_path):
+    save_file({"a": np.ones(1)}, _sharded(tmp_path) / "model.safetensors")
+    assert f"holds both model.safetensors and {_INDEX}, which does not name it." in why(tmp_path)

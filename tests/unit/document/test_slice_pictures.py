@@ -178,8 +178,7 @@ STARTS = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG"}
 @pytest.mark.parametrize(
     ("way", "suffix"),
     by_day(
-        itertools.product(WAYS, ENDINGS),
-        list(zip(WAYS, itertools.cycle(ENDINGS), strict=False)),
+        itertools.product(WAYS, ENDINGS), list(zip(WAYS, itertools.cycle(ENDINGS), strict=False))
     ),
 )
 def test_equal_input_gives_equal_bytes_where_names_of_others_are_text(

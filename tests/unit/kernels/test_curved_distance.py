@@ -13,7 +13,7 @@ from moegeom.core.router import GroupMask, LogitMap, Rule
 from moegeom.geometry.boundary.curved import curved_rows, group_slopes
 from moegeom.geometry.selection import route
 from moegeom.kernels.cpu.curved_distance import curved_distance
-from tests.unit.scan.routers import SOFTMAX as SCORES
+from tests.unit.scan.made import SOFTMAX as SCORES
 
 
 def measured(weight, y, rule, bias, logit_bias=None):

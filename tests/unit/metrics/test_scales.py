@@ -12,7 +12,7 @@ from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
 from tests.by_day import by_day
-from tests.unit.scan.routers import SUM_TO_ONE, router_with
+from tests.unit.scan.made import SUM_TO_ONE, router_with
 
 EXPERTS, HIDDEN, TOKENS = 8, 16, 300
 EXPONENTS = (-140, -127, -100, -60, 0, 60, 100, 120, 125)

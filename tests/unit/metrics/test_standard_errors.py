@@ -13,8 +13,8 @@ from moegeom.measure.finish import finish_router
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
-from tests.unit.kernels.batches import batch_of
-from tests.unit.scan.routers import SOFTMAX, normal_rows, router_with
+from tests.unit.kernels.test_reductions import batch_of
+from tests.unit.scan.made import SOFTMAX, normal_rows, router_with
 
 EXPERTS, TOP_K = 6, 2
 ROUTER = router_with(normal_rows(EXPERTS, 4), Rule(TOP_K, "softmax", SOFTMAX))

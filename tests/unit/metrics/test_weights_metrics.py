@@ -1,6 +1,10 @@
-"""Metrics of the weights keep what they declare to keep, and are null where nothing can be said."""
+"""Metrics keep the theorems that moegeom ships for plug-ins, and the theorems can fail; those of
+the weights are null where nothing can be said. The null: random rows of the same lengths, the
+same every time.
+"""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,7 +13,10 @@ import pytest
 from moegeom.core.router import GroupMask, Norm, Router, Rule
 from moegeom.measure.finish import finish_router
 from moegeom.metrics import METRICS
-from tests.unit.scan.routers import SOFTMAX, router_with
+from moegeom.testing.metric_theorems import THEOREMS
+from moegeom.variants.random_router import random_router
+from tests.by_day import by_day
+from tests.unit.scan.made import SOFTMAX, normal_rows, router_with
 
 EXPERTS, HIDDEN, GROUPS = 12, 48, 3
 WEIGHTS_METRICS = [metric for metric in METRICS.all() if metric.scope == "weights"]
@@ -251,3 +258,120 @@ def test_one_row_at_the_mean_does_not_hide_the_nearest_of_the_others():
     layers, experts = tables(METRICS["effective_router"], router)
     assert [row["nearest_expert"] for row in experts] == [-1, 3, 4, 1, 2]
     np.testing.assert_allclose(layers["max_cosine_centred"], 3 / np.sqrt(10), rtol=1e-12)
+
+
+@pytest.fixture
+def router():
+    weight = normal_rows(16, 300)
+    weight[3] *= 40.0
+    weight[5] = 0.0
+    return router_with(weight, Rule(4, "softmax", SOFTMAX), logit_bias=np.ones(16, np.float32))
+
+
+def lengths(router) -> np.ndarray:
+    return np.linalg.norm(router.weight.astype(np.float64), axis=1)
+
+
+def test_rows_keep_their_lengths_and_all_else_stays(router):
+    null = random_router(router, 0)
+    np.testing.assert_allclose(lengths(null), lengths(router), rtol=1e-6)
+    assert (null.rule, null.name, null.weight.dtype) == (router.rule, router.name, np.float32)
+    np.testing.assert_array_equal(null.logit_bias, router.logit_bias)
+
+
+def test_directions_are_new_and_unrelated(router):
+    null = random_router(router, 0)
+    is_long = lengths(router) > 0
+    cosine = (null.weight * router.weight).sum(axis=1)[is_long] / lengths(router)[is_long] ** 2
+    np.testing.assert_array_less(np.abs(cosine), 5 / np.sqrt(300))
+    gram = null.weight[is_long] @ null.weight[is_long].T
+    gram /= np.sqrt(np.outer(np.diag(gram), np.diag(gram)))
+    np.testing.assert_array_less(np.abs(gram[~np.eye(15, dtype=bool)]), 5.5 / np.sqrt(300))
+
+
+def test_rows_are_those_of_the_seed_and_the_layer(router):
+    first = random_router(router, 7)
+    np.testing.assert_array_equal(random_router(router, 7).weight, first.weight)
+    other_layer = random_router(dataclasses.replace(router, name="text/3"), 7)
+    for other in (random_router(router, 8), other_layer):
+        same = (first.weight == other.weight).mean(axis=1)[lengths(router) > 0]
+        np.testing.assert_array_less(same, 0.01)
+
+
+#: The theorems that hold for metrics that declare an invariance.
+DECLARED = {
+    "permuted_tokens": "token_permutation",
+    "relabelled_experts": "expert_relabelling",
+    "shifted_rows": "common_row_shift",
+    "scaled_router": "positive_scaling",
+    "folded_gain": "gain_folding",
+}
+
+
+def claims(name: str) -> list[str]:
+    """The theorems that say something about a metric: the others of the declared ones are empty."""
+    return [t for t in THEOREMS if DECLARED.get(t) in (None, *METRICS[name].invariances)]
+
+
+@pytest.mark.parametrize(
+    ("name", "theorem"),
+    by_day(
+        itertools.product(METRICS.names(), THEOREMS),
+        # each metric with one of its theorems, each theorem with several metrics
+        [
+            (name, claims(name)[turn % len(claims(name))])
+            for turn, name in enumerate(METRICS.names())
+        ],
+    ),
+)
+def test_every_metric_keeps_every_theorem(name, theorem):
+    THEOREMS[theorem](METRICS[name])
+
+
+def spoiled(name: str, change):
+    """A metric whose values are changed after they are computed."""
+    metric = METRICS[name]
+    finish = lambda reductions, facts: change(metric.finish(reductions, facts))
+    return dataclasses.replace(metric, finish=finish)
+
+
+def of_the_first(parts, facts):
+    """Errors of other figures."""
+    return METRICS["load"].without_each([parts[0], *parts[:-1]], facts)
+
+
+def with_first_expert(values):
+    """A figure of expert 0, whichever that is."""
+    return {**values, "layers": {**values["layers"], "gini": values["experts"]["load"][0]}}
+
+
+def declared_as(name: str, invariance: str):
+    return dataclasses.replace(METRICS[name], invariances=(invariance,))
+
+
+SPOILED = {
+    "relabelled_experts": (spoiled("load", with_first_expert), r"load: layers\.gini"),
+    "scaled_router": (declared_as("margins", "positive_scaling"), "margin_p"),
+    "permuted_tokens": (declared_as("neighbours", "token_permutation"), "neighbour"),
+    "folded_gain": (declared_as("boundary_distance", "gain_folding"), "boundary_distance"),
+    "shifted_rows": (declared_as("z_loss", "common_row_shift"), "log_sum_exp_mean|z_loss"),
+    "errors_of_each": (
+        dataclasses.replace(METRICS["load"], without_each=of_the_first),
+        r"load: .*_se",
+    ),
+    "declared_columns": (
+        spoiled("z_loss", lambda values: {"layers": {**values["layers"], "surprise": 1.0}}),
+        "layers",
+    ),
+    "empty_stream": (
+        spoiled("z_loss", lambda _: {"layers": {"z_loss": 1.0, "log_sum_exp_mean": 0.0}}),
+        "z_loss",
+    ),
+}
+
+
+@pytest.mark.parametrize("theorem", SPOILED)
+def test_a_metric_that_breaks_a_theorem_is_caught(theorem):
+    metric, column = SPOILED[theorem]
+    with pytest.raises(AssertionError, match=column):
+        THEOREMS[theorem](metric)

@@ -1,18 +1,34 @@
-"""Routers, and tokens that live in memory, measured as a test likes."""
+"""Routers of any rows and rule, and tokens that live in memory, measured as a test likes."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from moegeom.core.router import GroupMask, Norm, Router, Rule, Weights
+from moegeom.core.router import GroupMask, Norm, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
 from moegeom.engine.request import MeasureOptions, MergeRequest
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.pipeline import merge as merge_parts
 from moegeom.results.schema import arrow_schema, metric_tables, table_of
-from tests.unit.scan.routers import SUM_TO_ONE, normal_rows, router_with
+
+SOFTMAX = Weights("scores")
+SUM_TO_ONE = Weights("scores", renormalise=True)
+
+
+def router_with(weight: np.ndarray, rule: Rule, **fields: Any) -> Router:
+    """A router of layer 0 with these rows; ``fields`` are biases, a gain, another name."""
+    made = Provenance("made", ("gate.weight",), "made.safetensors", "F32")
+    of_layer_0 = {"name": "text/0", "stack": "text", "layer": 0}
+    return Router(**(of_layer_0 | fields), weight=weight, rule=rule, provenance=made)
+
+
+def normal_rows(experts: int, hidden: int, seed: int = 0) -> np.ndarray:
+    """Normal float32 numbers."""
+    return np.random.default_rng(seed).standard_normal((experts, hidden)).astype(np.float32)
+
 
 EXPERTS, HIDDEN, TOP_K = 12, 8, 3
 TOKENS = 4 * TILE + 100

@@ -21,7 +21,7 @@ from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics import METRICS, metrics_of_scan
 from tests.unit.scan import made
-from tests.unit.scan.routers import SUM_TO_ONE
+from tests.unit.scan.made import SUM_TO_ONE
 
 COLUMNS = [column.name for column in METRICS["order_distance"].columns["layers"]]
 ONLY = {"metrics": [METRICS[name] for name in ("tokens", "order_distance")]}

@@ -11,8 +11,7 @@ from moegeom.engine import recorded
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
-from tests.unit.scan.made import row_of
-from tests.unit.scan.routers import SOFTMAX, normal_rows, router_with
+from tests.unit.scan.made import SOFTMAX, normal_rows, router_with, row_of
 
 EXPERTS, HIDDEN, TOKENS = 6, 8, 1536
 NAME = "text/0"

@@ -42,10 +42,19 @@ from moegeom.studies.diff.study import (
 from moegeom.studies.signoff.function import judge
 from moegeom.studies.signoff.study import SignOffRequest, sign_off
 from tests.by_day import by_day
-from tests.museum.checkpoint import BF16, F32, Checkpoint, Part, name_of
-from tests.museum.exhibit_smoothing import smoothed
+from tests.museum.checkpoint import (
+    BF16,
+    F32,
+    Checkpoint,
+    Part,
+    name_of,
+    permuted,
+    swapped,
+    text_order,
+    within_groups,
+)
+from tests.museum.exhibit_quantisers import smoothed
 from tests.museum.healthy import softmax_model, with_experts
-from tests.museum.renumbering import permuted, swapped, text_order, within_groups
 from tests.unit.studies.edited import (
     INF_FILLED,
     cast,

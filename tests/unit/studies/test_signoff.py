@@ -20,12 +20,20 @@ from moegeom.studies.signoff.function import judge, rotation_line
 from moegeom.studies.signoff.record import LINE_NAMES, SignOff
 from moegeom.studies.signoff.study import SignOffRequest, sign_off
 from moegeom.tokens.recording.writer import RecordingWriter
-from tests.museum.checkpoint import BF16, F32, Change, Checkpoint, Part, name_of
-from tests.museum.exhibit_rounding import quantised
-from tests.museum.exhibit_smoothing import smoothed
+from tests.museum.checkpoint import (
+    BF16,
+    F32,
+    Change,
+    Checkpoint,
+    Part,
+    name_of,
+    permuted,
+    text_order,
+    within_groups,
+)
+from tests.museum.exhibit_quantisers import quantised, smoothed
 from tests.museum.exhibit_storage import STORAGE_UNKNOWN
 from tests.museum.healthy import glm_model, softmax_model
-from tests.museum.renumbering import permuted, text_order, within_groups
 from tests.unit.studies.edited import (
     INF_FILLED,
     SIGMOID,

@@ -16,7 +16,7 @@ from moegeom.core.errors import OutputError, UsageError
 from moegeom.tokens.recording.journal import recorded_tokens
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
-from tests.unit.results.test_killed_runs import Forker
+from tests.unit.results.test_runs import Forker
 from tests.unit.tokens.conftest import ROUTERS, Content, refusal, refusal_to_open
 
 JOURNAL = {"texts": "5f3a", "settings": {"length": 128, "files": ["a.txt", "b.txt"]}}

@@ -13,7 +13,7 @@ from moegeom.kernels.table import load_kernels
 from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.source import Request
 from moegeom.variants.what_if import FitSample, FittedGate, parse_what_ifs
-from tests.unit.scan.routers import SOFTMAX, router_with
+from tests.unit.scan.made import SOFTMAX, router_with
 
 EXPERTS, HIDDEN, TOP_K, TOKENS, BATCH = 12, 10, 3, 192, 32
 

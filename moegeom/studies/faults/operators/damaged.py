@@ -13,14 +13,7 @@ from moegeom.engine.choice import group_masked
 from moegeom.geometry.low_rank_fit import fitted_update
 from moegeom.geometry.selection import SCORES, mapped_logits
 from moegeom.geometry.set_code import boundary, chosen_mask
-from moegeom.studies.faults.operator import (
-    AS_STORED,
-    Proposal,
-    Site,
-    operator,
-    routed,
-    weights_of,
-)
+from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, operator, routed, weights_of
 from moegeom.variants.emulated import emulate
 
 #: Tokens with other sets to which rows are fitted, at least and at most, and entries in all.
@@ -74,11 +67,7 @@ def rows_exchanged(site: Site) -> Iterator[Proposal]:
 
 
 def _placed(
-    site: Site,
-    name: str,
-    text: str,
-    place: Int64[np.ndarray, "experts"],
-    with_biases: bool = False,
+    site: Site, name: str, text: str, place: Int64[np.ndarray, "experts"], with_biases: bool = False
 ) -> Iterator[Proposal]:
     moved, router = int((place != np.arange(len(place))).sum()), site.router
     edited = dataclasses.replace(router, weight=router.weight[place])

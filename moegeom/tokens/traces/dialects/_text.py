@@ -35,14 +35,7 @@ from moegeom.core.limits import (
 from moegeom.core.shapes import Int64, Integer
 from moegeom.core.text import number_of
 from moegeom.tokens.foreign.npy import parse_npy
-from moegeom.tokens.traces.trace import (
-    BEGINNING,
-    Entry,
-    Pieces,
-    Place,
-    RequestTrace,
-    in_pieces,
-)
+from moegeom.tokens.traces.trace import BEGINNING, Entry, Pieces, Place, RequestTrace, in_pieces
 
 T = TypeVar("T")
 

@@ -374,8 +374,7 @@ MOE_ATLAS = Dialect(
     versions="the fields as users describe them",
     source="no writer is public; layer, token_idx, expert_idx, gate_weight, one choice to a line",
     recognises=lambda path: shows(
-        path,
-        *(rb'"%b"\s{0,9}:' % name.encode() for name in _Choice.__struct_fields__),
+        path, *(rb'"%b"\s{0,9}:' % name.encode() for name in _Choice.__struct_fields__)
     ),
     read=read_moe_atlas,
 )

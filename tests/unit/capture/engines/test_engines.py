@@ -38,7 +38,7 @@ from tests.unit.capture.engines.stand_ins import (
     exact_model,
     some_requests,
 )
-from tests.unit.capture.test_fold import assert_same_results
+from tests.unit.capture.test_two_ranks import assert_same_results
 
 
 @pytest.fixture(scope="module")

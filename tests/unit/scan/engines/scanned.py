@@ -19,8 +19,7 @@ from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
 from tests.emulator.emulated_device import EmulatedDevice
-from tests.unit.scan.made import Recorded, unlabelled
-from tests.unit.scan.routers import SOFTMAX, router_with
+from tests.unit.scan.made import SOFTMAX, Recorded, router_with, unlabelled
 
 #: Folded on the device, whatever the rule.
 COUNTED = ("token_counts", "expert_counts", "expert_pairs", "margin_histogram")

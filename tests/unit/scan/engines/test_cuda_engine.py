@@ -1,4 +1,5 @@
-"""The engine of devices gives what the processor's gives, bit for bit where the product does.
+"""The engine of devices gives what the processor's gives, bit for bit where the product does;
+inputs that lie on a device are counted alike, and a set of slots is there whole or not at all.
 
 Devices are emulated: the sources of the kernels run on the processor, and queues do their work as
 late and in as odd an order as they may.
@@ -11,14 +12,19 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
+from moegeom.core.errors import InternalError, NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask
 from moegeom.core.tokens import TILE
 from moegeom.engine.devices.device_router import kept_on_device, refusal
+from moegeom.engine.devices.resident import DeviceFold, Tensors, device_fold
+from moegeom.engine.devices.slots import SLOTS, input_reader, make_slots, product_tokens
 from moegeom.engine.loop import Hooks, Pace, Progress
 from moegeom.engine.task import MAX_DOMAINS
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
+from moegeom.kernels.cuda.route import ON_DEVICE
 from tests.by_day import by_day
 from tests.unit.scan.engines.scanned import (
     COUNTED,
@@ -408,3 +414,211 @@ def test_distances_to_curved_boundaries_are_not_asked_of_a_device():
         assert "boundaries are found there" in refusal(task)
         with pytest.raises(UsageError, match="boundaries are found there"):
             on_devices(task, names)
+
+
+TOKENS = 3 * TILE + 50
+CURVED = router_of(score="sigmoid", selection_bias=np.linspace(-0.1, 0.1, 12, dtype=np.float32))
+
+
+def fold_of(router=None, reductions=COUNTED, source=None, device=None, **changes) -> DeviceFold:
+    router = router or router_of()
+    source = source or without_labels(inputs(10, router.hidden_size))
+    task = task_of(router, source, reductions, **changes)
+    return DeviceFold(task, device or emulated(product=exact_product)[0])
+
+
+def folded(*tensors: np.ndarray, **fold):
+    """The progress of a fold that took these."""
+    made = fold_of(**fold)
+    for tensor in tensors:
+        made.take(tensor)
+    return made.progress()
+
+
+@pytest.mark.parametrize(
+    ("router", "dtype", "seed"), [(router_of(), "float32", 0), (CURVED, "bfloat16", 1)]
+)
+def test_tensors_cut_anywhere_give_the_states_of_a_scan(router, dtype, seed):
+    names = (*COUNTED, *(DISTANCES if router.rule.is_affine else ()))
+    values = inputs(TOKENS, 8)
+    values[::60] *= 128  # outliers
+    source = without_labels(bf16(values) if dtype == "bfloat16" else values)
+    task = task_of(router, source, names, typical_norm=3.0)
+    exact = {"product": exact_product}
+    scanned = on_devices(task, names, devices=emulated(**exact), pace=Pace(TILE, 1))
+    fold = DeviceFold(task, emulated(seed=seed, **exact)[0])
+    tensor = source.values.view(np.uint16) if dtype == "bfloat16" else source.values
+    random = np.random.default_rng(seed)
+    for piece in np.split(tensor, np.sort(random.choice(np.arange(1, TOKENS), 6, replace=False))):
+        fold.take(piece)
+    progress = fold.progress()
+    assert progress.states["token_counts"]["counts"][-1].sum() > 40
+    assert progress.num_tokens == TOKENS
+    assert_equal(dataclasses.replace(progress, next_tile=scanned.next_tile), scanned)
+
+
+def test_progress_counts_what_was_taken_and_what_is_not_finite_as_lost():
+    fold, taken = fold_of(reductions=("expert_counts",)), 0
+    for tokens in (0, 400, 0, 600):
+        fold.take(inputs(1000, 8)[taken : taken + tokens])
+        taken += tokens
+        progress = fold.progress()
+        assert (progress.num_tokens, progress.num_non_finite) == (taken, 0)
+        # only what was asked for, and the number of tokens always
+        assert set(progress.states) == {"token_counts", "expert_counts"}
+        assert progress.states["token_counts"]["counts"][..., 0].sum() == taken
+    values = inputs(300, 8)
+    values[[5, 299], 2] = np.nan, np.inf
+    values[7] = np.float32(3e38) * np.sign(router_of().weight[0])
+    progress = folded(values, values[:6])
+    assert (progress.num_tokens, progress.num_non_finite) == (306, 4)
+    assert progress.states["expert_counts"]["counts"].sum() == 3 * 302
+
+
+def test_tensors_of_torch_and_in_another_order_are_counted_as_their_rows_are():
+    torch = pytest.importorskip("torch")
+    values, names = inputs(300, 8), (*COUNTED, *DISTANCES)
+    expected = folded(values, reductions=names)
+    assert set(expected.states) == set(names)
+    for tensor in (torch.from_numpy(values), np.asfortranarray(values)):
+        assert_equal(folded(tensor, reductions=names), expected)
+
+
+def test_memory_grows_with_the_longest_tensor_and_goes_back_with_the_fold():
+    device = emulated(product=exact_product)[0]
+    fold, used = fold_of(device=device), []
+    for tokens in (100, 50, 100, 200, 150):
+        fold.take(inputs(tokens, 8))
+        used.append(device.used)
+    per_token = 4 * 12 + 8  # logits, and a length
+    assert np.diff(used).tolist() == [0, 0, 100 * per_token, 0]
+    device = emulated(product=exact_product)[0]
+    fold = fold_of(device=device)
+    fold.take(inputs(300, 8))
+    assert any(queue.waiting for queue in device.queues)
+    del fold
+    assert not any(queue.waiting for queue in device.queues)
+    assert device.used == 0
+
+
+def test_tensors_of_another_shape_or_dtype_are_refused_by_name():
+    fold, values = fold_of(), inputs(16, 8)
+    axes = (values[:, 0], values.reshape(2, 8, 8))
+    for tensor in (inputs(10, 9), values.astype(np.float64), values.astype(np.float16), *axes):
+        with pytest.raises(UsageError) as refused:
+            fold.take(tensor)
+        shape = " x ".join(map(str, tensor.shape))
+        assert f"A tensor of {shape} numbers in {tensor.dtype.name}" in str(refused.value)
+        assert "router text/0; expected tokens x 8 in bfloat16 or float32." in str(refused.value)
+    assert fold.progress().num_tokens == 0
+
+
+ONLY = {"reductions": ("token_counts",)}
+IN_FLOAT64 = router_of(weight=router_of().weight.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("fold", "reason"),
+    [
+        (
+            {"reductions": ("token_counts", "top1", "expert_sets")},
+            rf"^A device does not keep expert_sets, top1\.(.|\n)*Known: {', '.join(ON_DEVICE)}\.",
+        ),
+        ({"router": router_of(1025, 8, 2), **ONLY}, r"text/0 is not routed .* than 1024 experts"),
+        ({"router": IN_FLOAT64, **ONLY}, "rows are stored in float64"),
+        ({"source": Recorded(inputs(100, 12), "logits"), **ONLY}, "asked for logits"),
+        ({"exclude_first": 5}, "without the first 5 of a document"),
+        ({"router": CURVED, "reductions": ("distance_histogram",)}, "boundaries are found there"),
+    ],
+    ids=["not kept", "too many", "float64", "logits", "left out", "curved"],
+)
+def test_what_devices_do_not_count_is_refused_with_the_reason(fold, reason):
+    with pytest.raises(UsageError, match=reason):
+        fold_of(**fold)
+
+
+def test_a_fold_of_a_router_alone_needs_no_recording():
+    router, values = router_of(), inputs(700, 8)
+    names = ("token_counts", "expert_counts", "distance_histogram")
+    fold = device_fold(router, names, emulated(product=exact_product)[0])
+    fold.take(values)
+    expected = folded(values, reductions=names)
+    for name in names[1:]:
+        counts = (of.states[name]["counts"] for of in (fold.progress(), expected))
+        np.testing.assert_array_equal(*counts)
+    with pytest.raises(InternalError, match="handed over"):
+        Tensors(router.name).read_values(router.name, 0, 1)
+
+
+@given(
+    st.integers(1, 2**20),
+    st.integers(0, 2**38),
+    st.integers(0, 2**20),
+    st.none() | st.integers(1, 2**24),
+)
+def test_a_batch_is_a_power_of_two_of_tiles_within_its_bounds(row_bytes, free, stream, wished):
+    tokens = product_tokens(row_bytes, free, stream, wished)
+    tiles = tokens // TILE
+    assert tokens == tiles * TILE and tiles & (tiles - 1) == 0
+    assert TILE <= tokens <= 2**16
+    if tokens > TILE:  # one tile is taken whatever it costs
+        assert wished is None or tokens <= wished
+        assert tokens < 2 * stream
+        assert tokens * row_bytes <= 2**28
+        assert 2 * SLOTS * tokens * row_bytes <= 0.8 * free
+
+
+def test_batches_of_usual_widths_are_as_large_as_they_should_be():
+    batches = {
+        (4096, 2**37, 10**9, None): 2**16,
+        (4096, 2**37, 10**9, 2**15): 2**15,
+        (4096, 2**37, 10**9, 2**15 - 1): 2**14,
+        (4096, 2**37, 10**9, 1): TILE,
+        (8192, 2**37, 10**9, None): 2**15,
+        (4096, 0, 10**9, None): TILE,
+        (4096, 2**30, 10**9, None): 2**15,
+        (4096, 2**37, 4096, None): 4096,
+        (4096, 2**37, 4097, None): 8192,
+        (4096, 2**37, 0, None): TILE,
+    }
+    assert {asked: product_tokens(*asked) for asked in batches} == batches
+
+
+def slots_of(device, tokens: int = TILE, with_answers: bool = True):
+    source = Recorded(inputs(100, 8))
+    task = task_of(router_of(), source, every_reduction(router_of(), source))
+    return make_slots(task, device, input_reader(task), COUNTED, tokens, with_answers)
+
+
+@pytest.mark.parametrize("with_answers", [True, False])
+def test_slots_share_a_router_and_counters_and_nothing_else(with_answers):
+    device = emulated()[0]
+    slots = slots_of(device, TILE, with_answers)
+    assert len(slots) == SLOTS
+    own = ("queue", "values", "label", "device_values", "device_label", "device_logits")
+    for name in ("router", "counters", *own):
+        assert len({id(getattr(slot, name)) for slot in slots}) == (SLOTS if name in own else 1)
+    assert [set(slot.answers) == {"is_lost"} for slot in slots] == [not with_answers] * SLOTS
+    for name in COUNTED:  # which begin at zero in memory that does not
+        counts = device.get(getattr(slots[0].counters, name))
+        assert counts.dtype == np.uint64 and not counts.any()
+    # a slot more costs as much as the one before
+    one_tile = device.used
+    del slots
+    assert device.used == 0
+    slots = slots_of(device, 2 * TILE, with_answers)
+    assert slots and one_tile < device.used < 2 * one_tile
+
+
+def test_slots_that_do_not_fit_leave_nothing_behind():
+    device = emulated()[0]
+    slots = slots_of(device)
+    needed = device.used
+    del slots
+    for room in range(0, needed, needed // 7):
+        device = emulated(room=room)[0]
+        with pytest.raises(OutOfDeviceMemory):
+            slots_of(device)
+        assert device.used == 0
+    device = emulated(room=needed)[0]
+    assert slots_of(device) and device.used == needed

@@ -10,14 +10,7 @@ import pytest
 import torch
 
 from moegeom.core.errors import RecordingError
-from tests.unit.tokens.dialects.written import (
-    EXPERTS,
-    NAMES,
-    TOP_K,
-    lines,
-    opened,
-    refuse,
-)
+from tests.unit.tokens.dialects.written import EXPERTS, NAMES, TOP_K, lines, opened, refuse
 
 
 def some_counts(num_steps: int = 1) -> np.ndarray:
