@@ -218,9 +218,10 @@ def copies_differ(measured: Measured, limits: Limits) -> Iterator[Finding]:
 def loaders_disagree(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """Every loader takes the same routers of the folder.
 
-    Looked for: files of the folder in which transformers, vLLM, SGLang or llama.cpp's converter, or
-    transformers with another option, finds other routers than those that are judged, bit for bit;
-    and an adapter that PEFT lays over a router. The line "weights" says whose answer is judged.
+    Looked for: files of the folder, or a table of its config, in which transformers, vLLM, SGLang
+    or llama.cpp's converter, or transformers with another option, finds other routers than those
+    that are judged, bit for bit; and an adapter that PEFT lays over a router. The line "weights"
+    says whose answer is judged.
 
     A finding means: which routers a model has depends on who loads it. A shard holds a router that
     the index places in another one, a second copy of the weights lies beside the first, or the
