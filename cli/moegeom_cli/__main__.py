@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
+import threading
+from typing import TYPE_CHECKING
 
 from moegeom_cli import EXIT_INTERRUPTED, is_interruption
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+
+def _unraisable(ignored: UnraisableHookArgs) -> None:
+    """What code that cannot raise has ignored: an interruption comes again, behind that code; the
+    rest is printed.
+    """
+    if is_interruption(ignored.exc_value):
+        again = threading.Timer(0.01, _thread.interrupt_main)
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def main() -> None:
     """Runs the command line and exits with its exit code; with 130 by Ctrl-C, whenever it comes."""
-    code = EXIT_INTERRUPTED
+    code, sys.unraisablehook = EXIT_INTERRUPTED, _unraisable
     try:
         from moegeom_cli import app
 
