@@ -14,8 +14,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from moegeom.checkpoint.reading import Folder
-from moegeom.checkpoint.shards import CONFIGS, parse_index, read_config, table_at
+from moegeom.checkpoint.shards import CONFIGS, parse_index, read_config
 from moegeom.checkpoint.store import is_inside
+from moegeom.core.documents import value_at
 from moegeom.core.errors import CheckpointError
 from moegeom.core.text import natural
 
@@ -145,8 +146,7 @@ def answers_of(folder: Folder) -> Iterator[LoadedFiles]:
     for loader in (*LOADERS, *_variants(names)):
         for step in loader.steps:
             if step.config in configs and (taken := _taken(step, folder, names)):
-                config = read_config(folder, step.config)
-                inner = next((path for path in loader.inner if table_at(config, path)), "")
+                inner = _inner(loader, folder, step.config)
                 yield LoadedFiles(loader.text, *taken, step.config, inner, not loader.option)
                 break
 
@@ -163,6 +163,12 @@ def _variants(names: Sequence[str]) -> Iterator[Loader]:
             LoadStep(index=f"model.safetensors.index.{word}.json"),
         )
         yield Loader("transformers", steps, f"variant={word!r}")
+
+
+def _inner(loader: Loader, folder: Folder, config: str) -> str:
+    """The table that a loader lays over the rest; a config is read for one that has any alone."""
+    tables = ((path, value_at(read_config(folder, config), path)) for path in loader.inner)
+    return next((path for path, table in tables if table and isinstance(table, Mapping)), "")
 
 
 def _taken(

@@ -18,6 +18,7 @@ from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.reading import Folder, Location, RangeFile
 from moegeom.checkpoint.store import TensorInfo, check_apart, check_names, is_inside
 from moegeom.core import limits
+from moegeom.core.documents import value_at
 from moegeom.core.errors import CheckpointError
 from moegeom.core.shapes import Shaped
 
@@ -237,7 +238,7 @@ class ShardedStore:
     def _config(self) -> Mapping[str, Any]:
         config = read_config(self.folder, self._config_file)
         # what the inner table says counts; the model keeps its type, and null says nothing
-        laid_over = table_at(config, self._inner) or {}
+        laid_over = value_at(config, self._inner) if self._inner else {}
         says = {k: v for k, v in laid_over.items() if v is not None and k != "model_type"}
         return {**config, **says} if says else config
 
@@ -331,14 +332,6 @@ def read_config(folder: Folder, name: str = "") -> Mapping[str, Any]:
                 f"Keep the config that counts as {name}, and remove the key.",
             )
     return folder.parsed.get(name, {})
-
-
-def table_at(config: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
-    """The table at a dotted path of a config, None where there is none."""
-    table: Any = config
-    for key in path.split("."):
-        table = table.get(key) if isinstance(table, Mapping) else None
-    return table if isinstance(table, Mapping) else None
 
 
 def _files_beside(

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -85,6 +85,15 @@ def parse_toml(text: str, most: int = MOST_TOML) -> dict[str, Any]:
         raise DocumentError("is nested too deeply") from None
     _check_integers(table)
     return table
+
+
+def value_at(document: Any, path: str) -> Any:
+    """The value at a dotted path of tables; None where there is none."""
+    for key in path.split("."):
+        if not isinstance(document, Mapping):
+            return None
+        document = document.get(key)
+    return document
 
 
 def _check_integers(document: Any) -> None:

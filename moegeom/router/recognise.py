@@ -10,6 +10,7 @@ from typing import Any
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.checkpoint.store import TensorInfo, TensorStore
+from moegeom.core.documents import value_at
 from moegeom.core.errors import STORAGE_UNKNOWN, CheckpointError, RouterError
 from moegeom.core.limits import FAMILY_NAME_LENGTH
 from moegeom.core.router import Skipped
@@ -104,10 +105,7 @@ def _inner(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Family | None]
     """Path, type and family of language models inside; none inside of a family that is known."""
     outer_paths: list[str] = []
     for path in _tables(config):
-        table: Any = config
-        for key in path.split("."):
-            table = table[key]
-        kind = table.get("model_type")
+        kind = value_at(config, f"{path}.model_type")
         if not isinstance(kind, str) or any(path.startswith(f"{outer}.") for outer in outer_paths):
             continue
         family = family_of(kind)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from moegeom.core.documents import value_at
 from moegeom.core.errors import GATING_UNSAID, OUT_OF_RANGE, InternalError, RouterError
 from moegeom.router.family import COUNT, LAYERS, Choice, Range, Setting, Value
 
@@ -173,26 +174,17 @@ class Settings:
     def _found(self, setting: Setting) -> dict[str, Any]:
         for root in self.roots:
             paths = [f"{root}.{key}" if root else key for key in setting.keys]
-            values = {path: _at(self.config, path) for path in paths}
+            values = {path: value_at(self.config, path) for path in paths}
             entries = {path: value for path, value in values.items() if value is not None}
             if entries:
                 return entries
         return {}
 
 
-def _at(config: Any, path: str) -> Any:
-    """The value at a dotted path, or None."""
-    for key in path.split("."):
-        if not isinstance(config, Mapping):
-            return None
-        config = config.get(key)
-    return config
-
-
 def _holds(config: Any, path: str) -> bool:
     """True when there is a value at a dotted path, null included."""
     table, _, key = path.rpartition(".")
-    holder = _at(config, table) if table else config
+    holder = value_at(config, table) if table else config
     return isinstance(holder, Mapping) and key in holder
 
 

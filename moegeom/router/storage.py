@@ -20,6 +20,7 @@ import numpy as np
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
 from moegeom.checkpoint.shards import CONFIGS, FILES_BESIDE, QUANTISATION_PLACES, QuantisationPlace
 from moegeom.checkpoint.store import TensorInfo
+from moegeom.core.documents import value_at
 from moegeom.core.errors import STORAGE_UNKNOWN, RouterError
 from moegeom.core.limits import (
     QUANTISED_MODULES,
@@ -527,18 +528,13 @@ def quantisation_tables(
         inner = dict.fromkeys((*_ROOTS, *roots)) if place.file == CONFIGS[0] else ("",)
         holder = config if place.file == CONFIGS[0] else files.get(place.file)
         for root in inner:
-            table = _at(holder, f"{root}.{place.path}".strip("."))
+            path = f"{root}.{place.path}".strip(".")
+            table = value_at(holder, path) if path else holder
             # a file that holds a table further in is no table itself
             if isinstance(table, Mapping) and table and place.file not in has_table:
                 yield place, table
                 if place.file != CONFIGS[0]:
                     has_table.add(place.file)
-
-
-def _at(holder: Any, path: str) -> Any:
-    for key in filter(None, path.split(".")):
-        holder = holder.get(key) if isinstance(holder, Mapping) else None
-    return holder
 
 
 @dataclass(frozen=True)
