@@ -327,19 +327,7 @@ def explain(
 def hmoe(
     *,
     watch: Watch | None = ...,
-    what: Literal['rates', 'ranks'] = ...,
-    models: str | Iterable[str] = ...,
-    channels: int | Iterable[int] = ...,
-    sizes: str | Iterable[str] = ...,
-    starts: str | Iterable[str] = ...,
-    start_size: float = ...,
-    repeats: int | None = ...,
-    epochs: int | None = ...,
-    quick: bool = ...,
     seed: int = ...,
-    out: str | Path | None = ...,
-    overwrite: bool = ...,
-    num_workers: int | None = ...,
 ) -> Report[Mixtures]: ...
 
 def imbalance(

@@ -43,7 +43,8 @@ class Command:
     @classmethod
     def of(cls, study: Study) -> Command:
         """That of a study."""
-        return cls(Group[study.group], study.place, study.example)
+        has_words = len(study.example.split()) > 2
+        return cls(Group[study.group], study.place, study.example, needs_arguments=has_words)
 
 
 #: Every module of the folder is a command: COMMAND says what it is, ``run`` is what it does.

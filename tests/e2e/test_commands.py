@@ -42,7 +42,7 @@ CALLS = {
     "explain": ("explain", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--run-b", RECORDED),
     "cells": ("cells", f"{SAMPLE}/step_1500", "--layer", "0"),
     "regions": ("regions", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--layers", "0"),
-    "hmoe": ("hmoe", "rates", "--sizes", "100,200", "--repeats", "2", "--epochs", "3"),
+    "hmoe": ("hmoe",),
     "whatif": ("whatif", "model", "--tokens", "rec", "--router", "topk:1"),
     "continuity": ("continuity", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--layers", "0"),
     "outputs": ("outputs", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--layers", "0"),

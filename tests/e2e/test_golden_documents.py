@@ -94,9 +94,7 @@ MADE: dict[str, Callable[[], Any]] = {
         MODEL, REC, layers=1, against=EARLIER, segments=100, random_experts=2
     ),
     "research.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
-    "research.hmoe": lambda: mg.hmoe(
-        channels=3, sizes=(100, 1000), starts=(0.5,), repeats=2, epochs=5
-    ),
+    "research.hmoe": mg.hmoe,
     "studies.whatif": lambda: mg.whatif(
         f"{COLLAPSED}/step_1500",
         f"{COLLAPSED}/rec/step_1500",

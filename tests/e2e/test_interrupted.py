@@ -182,7 +182,6 @@ WRITING = {
     "capacity": "capacity --experts 16 --top-k 4 --width 32 --hidden 64 --out out.parquet",
     "regions": f"regions {_ON} --out out.parquet",
     "perturb": "perturb model --tokens rec --at 0,5 --layers 1 --out out.parquet",
-    "hmoe": "hmoe rates --sizes 100,200 --repeats 2 --epochs 3 --out out.parquet",
     "imbalance": "imbalance model --tokens rec --layers 1 --out out.npz",
     "attention": "attention model --out out.parquet",
     "continuity": f"continuity {_ON} --out out.parquet",

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.testing import assert_allclose
 
+from benchmarks.slopes_of_descents_are_those_of_their_starts import loss_1, loss_2, split
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry import border_shares, capacity, gram, paths, selection, space
 from moegeom.geometry import load as loads
@@ -22,15 +23,7 @@ from moegeom.geometry.boundary import orders
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.orders import flat_distance, order_distance
-from moegeom.geometry.hmoe import (
-    SIGMOID,
-    Mixture,
-    loss_1,
-    loss_2,
-    published_truth,
-    regression,
-    split,
-)
+from moegeom.geometry.hmoe import SIGMOID, Mixture, published_truth, regression
 from moegeom.geometry.jump import exchanged, jump
 from moegeom.geometry.load import overlap_share
 from moegeom.geometry.noise import boundary_sigmas, noisy_distances
@@ -297,8 +290,8 @@ DELIVERED = {
         E, k, split=G, dims=d
     ),
     "G_max": lambda N, d: capacity.largest_split(width=N, dims=d),
-    "tropical_e3": lambda z, k: capacity.elementary_symmetric(row(z), k),
-    "power_distance": lambda W, b, x: capacity.power_distances(np.array(W), np.array(b), row(x))[0],
+    "tropical_e3": lambda z, k: row(z)[:, selection.top_k(row(z), k)[0]].sum(),
+    "power_distance": lambda W, b, x: (np.array(x) ** 2).sum() - 2.0 * (np.array(W) @ x + b),
     "example_4_21": lambda E, n_in: [
         capacity.published_regions(E, 4, 5, n_in).dense,
         capacity.published_regions(E, 1, 20, n_in).top_1,

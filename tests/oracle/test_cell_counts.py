@@ -526,50 +526,23 @@ def test_neighbours_and_pieces_are_those_of_all_pairs(tokens, experts, k):
 LOGITS = np.random.default_rng(4).integers(-8, 8, (400, 6)).astype(np.float64)
 
 
-def test_sums_and_products_are_a_semiring_and_logits_power_distances():
-    a, b, c = LOGITS.T[:3]
-    zero, one = np.full(len(a), capacity.TROPICAL_ZERO), np.full(len(a), capacity.TROPICAL_ONE)
-    assert_array_equal(capacity.tropical_sum(a, zero), a)
-    assert_array_equal(capacity.tropical_product(a, one), a)
-    assert_array_equal(capacity.tropical_product(a, zero), zero)
-    assert_array_equal(capacity.tropical_sum(a, a), a)
-    one_way, other = (
-        capacity.tropical_product(a, capacity.tropical_sum(b, c)),
-        capacity.tropical_product(a, b),
-    )
-    assert_array_equal(one_way, capacity.tropical_sum(other, capacity.tropical_product(a, c)))
-    with pytest.raises(ValueError, match="top_k -1"):
-        capacity.elementary_symmetric(LOGITS, -1)
-    one = np.zeros((1, 6), np.int64)
-    assert not capacity.on_tropical_hypersurface(np.ones(1), one, LOGITS).any()
-    assert (capacity.tropical_value(np.ones(1), one, LOGITS) == 1.0).all()
-    assert (capacity.tropical_value(np.ones(0), one[:0], LOGITS) == capacity.TROPICAL_ZERO).all()
+def test_the_k_largest_logits_are_the_k_least_power_distances():
+    """Of sites w_i with the weights |w_i|^2 + 2 b_i (Aurenhammer 1987; docs/theory.md B1)."""
     weight, bias = router(7, 3)
     points = np.random.default_rng(1).standard_normal((200, 3))
     logits = points @ weight.T + bias
-    distances = capacity.power_distances(weight, bias, points)
+    apart = ((points[:, None, :] - weight) ** 2).sum(axis=2)
+    distances = apart - ((weight**2).sum(axis=1) + 2.0 * bias)
     assert_allclose(distances, (points**2).sum(1)[:, None] - 2.0 * logits, atol=1e-12)
     assert_array_equal(np.sort(top_k(logits, 3)), np.sort(top_k(-distances, 3)))
-    voronoi = -0.5 * (weight**2).sum(axis=1)
-    assert_allclose(capacity.power_weights(weight, voronoi), 0.0, atol=1e-15)
-
-
-@pytest.mark.parametrize("k", range(8))
-def test_the_symmetric_polynomial_is_the_sum_of_the_k_largest(k):
-    largest = np.sort(LOGITS, axis=1)[:, max(6 - k, 0) :].sum(axis=1)
-    expected = largest if k <= 6 else np.full(len(LOGITS), capacity.TROPICAL_ZERO)
-    assert_array_equal(capacity.elementary_symmetric(LOGITS, k), expected)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
-def test_its_hypersurface_is_where_the_margin_is_zero(k):
+def test_the_margin_is_zero_where_two_terms_of_the_tropical_polynomial_attain_the_maximum(k):
+    """The k-th elementary symmetric polynomial in max-plus has one term for each set of k."""
     sets = np.array([[i in s for i in range(6)] for s in combinations(range(6), k)])
-    exponents, zeros = sets.astype(np.int64), np.zeros(len(sets))
-    assert_array_equal(
-        capacity.tropical_value(zeros, exponents, LOGITS), capacity.elementary_symmetric(LOGITS, k)
-    )
-    on = capacity.on_tropical_hypersurface(zeros, exponents, LOGITS)
-    assert_array_equal(on, margin(LOGITS, k) == 0.0)
-    near = capacity.on_tropical_hypersurface(zeros, exponents, LOGITS, tolerance=1.0)
-    assert_array_equal(near, margin(LOGITS, k) <= 1.0)
-    assert 0.1 < on.mean() < 0.9
+    terms = np.sort(LOGITS @ sets.T, axis=1)
+    chosen = np.take_along_axis(LOGITS, top_k(LOGITS, k), axis=1).sum(axis=1)
+    assert_array_equal(chosen, terms[:, -1])
+    assert_array_equal(terms[:, -1] == terms[:, -2], margin(LOGITS, k) == 0.0)
+    assert 0.1 < (margin(LOGITS, k) == 0.0).mean() < 0.9

@@ -6,11 +6,9 @@ STUDY = Study(
     name="hmoe",
     package=__name__,
     place=11,
-    question="What can data tell of the parameters of gated attention, and what do descents show?",
-    example="moegeom hmoe rates --quick",
+    question="What can data tell of the parameters of gated attention?",
+    example="moegeom hmoe",
     subject="options",
     request="record:HmoeRequest",
     run="study:hmoe",
-    has_figures=True,
-    unit="descents",
 )

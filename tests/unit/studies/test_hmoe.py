@@ -1,4 +1,4 @@
-"""Descents of mixtures: seeds, slopes, what they say of a rate, and what is refused."""
+"""What data can tell of gated attention, and the descents behind its page: seeds, slopes, sentences."""
 
 import itertools
 import json
@@ -8,61 +8,56 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from scipy.stats import linregress, ttest_1samp
 
 import moegeom as mg
-from moegeom.core.errors import UsageError
-from moegeom.document.chart import Polyline
-from moegeom.research.hmoe.document import hmoe_figures
-from moegeom.research.hmoe.record import DescentRun, Exponent, HmoeRequest, Mixtures
-from moegeom.research.hmoe.study import exponent, hmoe, rates_of, requested_design, state_of
-
-ROOT = Path(__file__).resolve().parents[3]
-SMALL = HmoeRequest(
-    models=("mha", "1"), channels=(3,), sizes=("100,200,400",), starts=("0.5",), repeats=2, epochs=4
+from benchmarks.slopes_of_descents_are_those_of_their_starts import (
+    DescentRun,
+    Design,
+    Exponent,
+    exponent,
+    rates_of,
+    runs_of,
+    state_of,
 )
 
-
-@pytest.fixture(scope="module")
-def found() -> Mixtures:
-    return hmoe(SMALL)
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = Design(("mha", "1"), (3,), (100, 200, 400), (0.0, 0.5), repeats=2, epochs=4)
 
 
-def test_every_combination_descends_once_from_seeds_that_are_the_same_for_every_size(found):
-    """And by itself as beside others, in one thread as in many."""
-    at = [(run.model, run.start, run.repeat, run.size) for run in found.runs]
-    assert len(at) == len(set(at)) == 2 * 2 * 2 * 3
-    assert all(run.epochs == 4 and not run.settled for run in found.runs)
-    alone = hmoe(replace(SMALL, models=("1",), num_workers=1))
-    assert alone.runs == tuple(run for run in found.runs if run.model == "1")
-    for model in ("mha", "1"):
-        for repeat in range(2):
-            own = [r for r in found.runs if (r.model, r.repeat) == (model, repeat)]
-            control = {r.start_loss for r in own if r.start == 0.0}
-            assert len(control) == 1
-            shrinking = [r.start_error for r in own if r.start == 0.5]
-            assert len(set(shrinking)) == 3
+def descents(design: Design) -> list[DescentRun]:
+    each = itertools.product(design.models, design.channels, range(design.repeats), design.sizes)
+    return [run for task in each for run in runs_of((design, *task))]
 
 
-def test_starts_shrink_as_they_were_asked_to():
+def test_every_combination_descends_from_seeds_that_are_the_same_for_every_size():
+    found = descents(SMALL)
+    assert len(found) == 2 * 2 * 2 * 3
+    assert all(run.epochs == 4 and not run.settled for run in found)
+    assert descents(replace(SMALL, models=("1",))) == [run for run in found if run.model == "1"]
+    for model, repeat in itertools.product(("mha", "1"), range(2)):
+        own = [r for r in found if (r.model, r.repeat) == (model, repeat)]
+        assert len({r.start_loss for r in own if r.start == 0.0}) == 1
+        assert len({r.start_error for r in own if r.start == 0.5}) == 3
+
+
+def test_starts_shrink_by_their_exponent():
     """Near the truth the distance of the functions is linear in the start: its slope is -p."""
-    near = replace(SMALL, models=("1",), start_size=1e-4, epochs=1, sizes=("1e3,1e4,1e5",))
-    record = hmoe(near)
-    (rates,) = record.rates
-    runs = [r for r in record.runs if r.start == 0.5 and r.repeat == 0]
-    slope = linregress([math.log(r.size) for r in runs], [math.log(r.start_error) for r in runs])
+    near = replace(SMALL, models=("1",), start_size=1e-4, epochs=1, sizes=(1000, 10_000, 100_000))
+    runs = descents(near)
+    own = [r for r in runs if r.start == 0.5 and r.repeat == 0]
+    slope = linregress([math.log(r.size) for r in own], [math.log(r.start_error) for r in own])
     np.testing.assert_allclose(slope.slope, -0.5, atol=1e-3)
-    assert rates.starts[0].start_loss == Exponent(0.0, 0.0)
+    (rates,) = rates_of(near, runs)
+    assert rates["starts"][0]["start_loss"] == Exponent(0.0, 0.0)
 
 
 def series(*values: tuple[float, ...]) -> list[list[DescentRun]]:
-    sizes = (10, 100, 1000)
     return [
         [
             DescentRun("1", 3, 0.0, repeat, size, value, value, value, value, 1, False)
-            for size, value in zip(sizes, row, strict=True)
+            for size, value in zip((10, 100, 1000), row, strict=True)
         ]
         for repeat, row in enumerate(values)
     ]
@@ -71,7 +66,7 @@ def series(*values: tuple[float, ...]) -> list[list[DescentRun]]:
 def test_slopes_are_means_over_repeats_with_the_interval_of_scipy():
     rows = [(1.0, 0.5, 0.2), (2.0, 0.9, 0.7), (1.5, 1.0, 0.2)]
     found = exponent(series(*rows), lambda run: run.loss)
-    slopes = [linregress(np.log([10, 100, 1000]), np.log(row)).slope for row in rows]
+    slopes = [np.polyfit(np.log([10, 100, 1000]), np.log(row), 1)[0] for row in rows]
     interval = ttest_1samp(slopes, 0.0).confidence_interval(0.95)
     np.testing.assert_allclose(found.value, np.mean(slopes))
     np.testing.assert_allclose(found.half_width, (interval.high - interval.low) / 2.0)
@@ -93,53 +88,23 @@ def test_a_rate_is_claimed_of_a_control_that_came_nearer_alone():
 
 def test_noise_drives_descents_from_the_truth_as_fast_as_it_is_large_with_a_gate_or_without():
     """So a slope of -1/2 can be had of attention too, of which nothing can be estimated."""
-    at_truth = replace(SMALL, start_size=1e-6, sizes=("100,10000",), epochs=30, repeats=4)
-    found = hmoe(replace(at_truth, starts=("0",)))
-    assert [rates.state for rates in found.rates] == ["none", "away"]
-    for rates in found.rates:
-        np.testing.assert_allclose(rates.starts[0].loss.value, -0.5, atol=0.12)
-    assert all(run.loss > 10.0 * run.start_loss for run in found.runs)
-
-
-def test_the_figure_holds_the_control_beside_the_start(found):
-    (figure,) = hmoe_figures(found)
-    columns = dict(figure.columns)
-    assert len(columns["loss"]) == len(found.runs)
-    for panel, model in zip(figure.panels, ("mha", "1"), strict=True):
-        ends, begun, control = panel.marks
-        assert isinstance(control, Polyline)
-        for mark, start, name in (
-            (ends, 0.5, "loss"),
-            (begun, 0.5, "start_loss"),
-            (control, 0.0, "loss"),
-        ):
-            runs = [r for r in found.runs if (r.model, r.start, r.size) == (model, start, 100)]
-            logs = [math.log(getattr(run, name)) for run in runs]
-            np.testing.assert_allclose(mark.y[0], math.exp(np.mean(logs)))
-    assert [*hmoe_figures(hmoe(HmoeRequest(what="ranks")))] == []
-
-
-def test_every_descent_is_written(tmp_path):
-    out = tmp_path / "descents.parquet"
-    report = mg.hmoe(
-        models="2", channels=2, sizes=(50, 100), starts=(0.0,), repeats=1, epochs=2, out=out
+    at_truth = replace(
+        SMALL, start_size=1e-6, sizes=(100, 10_000), starts=(0.0,), epochs=30, repeats=4
     )
-    assert report.value.written == "descents.parquet"
-    assert pq.read_table(out).to_pylist() == [vars(run) for run in report.value.runs]
-    with pytest.raises(UsageError, match="exists already"):
-        mg.hmoe(what="rates", out=out)
+    runs = descents(at_truth)
+    found = [*rates_of(at_truth, runs)]
+    assert [rates["state"] for rates in found] == ["none", "away"]
+    for rates in found:
+        np.testing.assert_allclose(rates["starts"][0]["loss"].value, -0.5, atol=0.12)
+    assert all(run.loss > 10.0 * run.start_loss for run in runs)
 
 
-def test_the_experiments_and_the_table_of_ranks_are_those_of_the_page():
-    full, quick = (requested_design(HmoeRequest(quick=quick)) for quick in (False, True))
-    assert (full.channels, full.sizes) == ((3, 4), (10_000, 30_000, 100_000))
-    assert (full.starts, full.repeats, full.epochs) == ((0.0, 0.083, 0.3, 0.5), 10, 1000)
-    assert (quick.sizes, quick.starts) == ((10_000, 100_000), (0.0, 0.083))
+def test_the_table_of_ranks_is_that_of_the_page():
     page = (ROOT / "docs/attention.md").read_text("utf-8")
     rows = table(page, "What the place of a gate makes free")
     expected = {
         one.position: [one.parameters, one.rank, one.beyond]
-        for one in hmoe(HmoeRequest(what="ranks")).ranks
+        for one in mg.hmoe().value.ranks
         if one.activation == "sigmoid"
     }
     assert {PLACES[row[0]]: [*map(int, row[2:])] for row in rows} == expected
@@ -180,14 +145,26 @@ def test_the_table_of_slopes_is_that_of_the_result_file_and_its_descents():
     assert [row[1:] for row in table(PAGE, "What descents show")] == expected
     assert len(RESULT["core"]) > 3
     assert RESULT["versions"].keys() >= {"moegeom", "numpy", "scipy", "python"}
-    full = requested_design(HmoeRequest())
-    assert RESULT["result"]["design"] == json.loads(json.dumps(vars(full)))
-    for rates, stored in zip(rates_of(full, DESCENTS), RATES, strict=True):
-        assert rates.state == stored["state"]
-        for one, same in zip(rates.starts, stored["starts"], strict=True):
+    assert RESULT["result"]["design"] == json.loads(json.dumps(vars(Design())))
+    for rates, stored in zip(rates_of(Design(), DESCENTS), RATES, strict=True):
+        assert rates["state"] == stored["state"]
+        for one, same in zip(rates["starts"], stored["starts"], strict=True):
             for name in ("loss", "start_loss", "error"):
-                values = [vars(getattr(one, name))[key] for key in ("value", "half_width")]
+                values = [*vars(one[name]).values()]
                 np.testing.assert_allclose(values, [*same[name].values()], atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [pytest.param("mha", marks=pytest.mark.nightly), "2"])
+def test_a_descent_of_the_result_file_ends_there_again(model):
+    task = (model, 3, 0, 10_000)
+    stored = [r for r in DESCENTS if (r.model, r.channels, r.repeat, r.size) == task]
+    again = runs_of((replace(Design(), starts=(0.0,)), *task))[0]
+    (same,) = (run for run in stored if run.start == 0.0)
+    np.testing.assert_allclose(
+        [getattr(again, name) for name in ("start_loss", "loss", "start_error", "error")],
+        [getattr(same, name) for name in ("start_loss", "loss", "start_error", "error")],
+        rtol=1e-5,
+    )
 
 
 def test_no_slope_of_the_page_is_more_than_that_of_its_start():

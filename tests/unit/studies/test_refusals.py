@@ -42,7 +42,6 @@ CALLS = {
     "regions": functools.partial(in_python, mg.regions, ON_TOKENS | {"layers": 0, "segments": 4}),
     "outputs": functools.partial(in_python, mg.outputs, ON_TOKENS),
     "capacity": functools.partial(in_python, mg.capacity, {"out": "counts.parquet"}),
-    "hmoe": functools.partial(in_python, mg.hmoe, {}),
 }
 
 REFUSED = {
@@ -118,20 +117,6 @@ REFUSED = {
         ({"checkpoint": CKPT, "experts": 4}, "experts goes without checkpoint"),
         ({"checkpoint": CKPT, "shared": 4}, "shared goes without checkpoint"),
         ({"checkpoint": CKPT, "splits": 5}, "splits 5: does not divide"),
-    ],
-    "hmoe": [
-        ({"what": "rate"}, "rate: expected rates or ranks"),
-        ({"models": "mha,3"}, "models 3: expected mha, 1, 2"),
-        ({"channels": 1}, "channels 1: expected 2 to 64"),
-        ({"sizes": "1e4"}, "sizes 10000: a slope needs two"),
-        ({"sizes": "1e4,many"}, "sizes 1e4,many: expected numbers"),
-        ({"sizes": "1e4,inf"}, "expected numbers"),
-        ({"starts": -0.1}, "start"),
-        ({"repeats": 0}, "repeats 0: expected 1 to"),
-        ({"epochs": 0}, "epochs 0: expected 1 to"),
-        ({"start_size": 0.0}, "start_size 0: expected"),
-        ({"what": "ranks", "out": "x.parquet"}, "out keeps descents"),
-        ({"out": "x.csv"}, "ends in .parquet"),
     ],
 }
 
