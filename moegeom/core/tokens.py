@@ -12,7 +12,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float32, Int16, Int32, Int64, Integer, Shaped
+from moegeom.core.shapes import Float32, Int16, Int32, Int64, Integer, Shaped
 
 Stage = Literal["router_input", "pre_norm", "logits", "top_logits", "ids", "counts"]
 
@@ -41,10 +41,6 @@ class TokenColumns:
     position: Int32[np.ndarray, "tokens"]
     token_id: Int32[np.ndarray, "tokens"]
     domain: Int16[np.ndarray, "tokens"]
-
-    def is_behind(self, exclude_first: int) -> Bool[np.ndarray, "tokens"]:
-        """True from this position of a document on, and where the position is not known."""
-        return (self.position < 0) | (self.position >= exclude_first)
 
     def at(self, rows: slice | np.ndarray) -> TokenColumns:
         """Those of some of the tokens."""

@@ -83,7 +83,7 @@ class LazyBatch(TokenBatch):
         columns = None if record is None else record.columns
         if columns is None:
             columns = task.source.read_columns(start, stop)
-        is_counted = columns.is_behind(task.exclude_first)
+        is_counted = task.options.counted(columns)
         if task.run_b is not None:
             is_counted &= task.run_b.is_matched(start, stop)
         if task.source.facts.stage == "ids":
@@ -374,7 +374,9 @@ class LazyBatch(TokenBatch):
     @quantity
     def order_distance(self) -> OrderDistances | None:
         num_tokens = self.task.source.facts.num_tokens
-        return order_distances(self._prepared, self.logits, self.token, num_tokens, self.task.seed)
+        return order_distances(
+            self._prepared, self.logits, self.token, num_tokens, self.task.options.seed
+        )
 
     # ------------------------------------------------------------------------- other choices
     @quantity
@@ -421,7 +423,7 @@ class LazyBatch(TokenBatch):
             self.chosen,
             self.input_norm,
             self.token,
-            task.seed,
+            task.options.seed,
         )
 
     # --------------------------------------------------------------------------------- parts

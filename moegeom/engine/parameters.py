@@ -182,9 +182,18 @@ def _filled(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
         kinds = kinds_of(hints[name])
         if value is not None:
             filled[name] = _converted(_OF_FAMILY.get(name, name), value, kinds)
+            _refuse_below(cast("Any", record).__dataclass_fields__[name], filled[name])
         elif type(None) in kinds:
             filled[name] = None
     return filled
+
+
+def _refuse_below(field: dataclasses.Field[Any], value: Any) -> None:
+    least = field.metadata.get("min")
+    values = value if isinstance(value, tuple) else (value,)
+    if least is not None and any(one < least for one in values):
+        name = option_of(_OF_FAMILY.get(field.name, field.name))
+        raise UsageError(f"{name} {min(values)}: expected {least} or more.")
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from moegeom.checkpoint.remote.url import RemoteOptions
 from moegeom.core.errors import UsageError
 from moegeom.core.option import argument, option
-from moegeom.core.tokens import TILE, InputNoise, Stage, TokenSource
+from moegeom.core.tokens import TILE, InputNoise, Stage, TokenColumns, TokenSource
 from moegeom.engine.parameters import default_of, family_parameters, option_of, shared_fields
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 from moegeom.tokens.files import TokenFiles
@@ -38,7 +40,7 @@ class ComputeOptions:
     Raises
     ------
     UsageError
-        For another word than ``fail`` and ``skip``, and for a number of first tokens below 0.
+        For another word than ``fail`` and ``skip``.
     """
 
     IS_SHARED: ClassVar[bool] = True
@@ -56,8 +58,10 @@ class ComputeOptions:
     def __post_init__(self) -> None:
         if self.non_finite not in ("fail", "skip"):
             raise UsageError(f"--non-finite {self.non_finite}: expected fail or skip.")
-        if self.exclude_first < 0:
-            raise UsageError(f"--exclude-first {self.exclude_first}: expected 0 or more.")
+
+    def counted(self, columns: TokenColumns) -> np.ndarray:
+        """Of each token, whether it is none of the first of its document, or nobody says."""
+        return (columns.position < 0) | (columns.position >= self.exclude_first)
 
     @property
     def skips_non_finite(self) -> bool:

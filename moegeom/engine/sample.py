@@ -83,7 +83,7 @@ def drawn_tokens(
         start, stop = tile * TILE, min((tile + 1) * TILE, total)
         token = np.arange(start, stop)
         if options.exclude_first:
-            token = token[source.read_columns(start, stop).is_behind(options.exclude_first)]
+            token = token[options.counted(source.read_columns(start, stop))]
         parts.append(token)
     token = np.concatenate(parts)
     if not len(token):

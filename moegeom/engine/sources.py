@@ -237,7 +237,7 @@ def num_first_tokens(terms: Terms, source: TokenSource | None) -> int:
     total, num_first = source.facts.num_tokens, 0
     for start in range(0, total, TILE):
         columns = source.read_columns(start, min(start + TILE, total))
-        num_first += int((~columns.is_behind(terms.exclude_first)).sum())
+        num_first += int((~terms.counted(columns)).sum())
     if num_first == total:
         raise UsageError(
             f"{option} leaves none of the {number_of(total, 'token')} of {source.facts.name}.",

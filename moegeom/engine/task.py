@@ -16,6 +16,7 @@ from moegeom.core.row_keys import OUTLIERS
 from moegeom.core.shapes import Bool, Float64, Int32
 from moegeom.core.tokens import InputNoise, TokenColumns, TokenSource
 from moegeom.engine.prepared import PreparedRouter, unavailable
+from moegeom.engine.request import DEFAULTS, ComputeOptions
 from moegeom.kernels.batch import NUM_BLOCKS, RUN_TOKENS
 from moegeom.kernels.reduction import REDUCTIONS, Kernels
 from moegeom.tokens.traces.alignment import RunB
@@ -111,10 +112,10 @@ class Task:
     """One router, one source, and the reductions that its batches are folded into.
 
     ``typical_norm`` is the usual length of a router input, by which outlier tokens are told (None:
-    not told); tokens at the first ``exclude_first`` positions of a document are left out.
+    not told); ``options`` say which tokens count, and seed what is drawn.
     The choice of the router as stored, or of ``reference``, is compared with that of ``variant`` or
     of the router ``checkpoint_b``, or with what ``run_b`` chose; ``noise`` is what inputs are
-    disturbed by, drawn from ``seed``. A ``what_if`` chooses instead of the router, and is compared
+    disturbed by. A ``what_if`` chooses instead of the router, and is compared
     with it.
     """
 
@@ -123,13 +124,12 @@ class Task:
     kernels: Kernels
     reductions: tuple[str, ...] = ()
     typical_norm: float | None = None
-    exclude_first: int = 0
+    options: ComputeOptions = DEFAULTS
     variant: Emulated | None = None
     reference: Emulated | None = None
     run_b: RunB | None = None
     checkpoint_b: PreparedRouter | None = None
     noise: InputNoise | None = None
-    seed: int = 0
     what_if: MadeWhatIf | None = None
 
     @cached_property

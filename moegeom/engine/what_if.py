@@ -51,7 +51,7 @@ def read_sample(task: Task, tiles: Sequence[int], batch: int) -> FitSample:
     parts = [LazyBatch(task, tile * TILE, min((tile + 1) * TILE, last)) for tile in tiles]
     names = [n for n in (*_LABELS, *_SEEN) if getattr(parts[0], n) is not None]
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return FitSample(TokenBatch(**columns), task.kernels, batch, task.seed)
+    return FitSample(TokenBatch(**columns), task.kernels, batch, task.options.seed)
 
 
 def make_what_if(request: AskedWhatIf, task: Task, sample: FitSample) -> MadeWhatIf:

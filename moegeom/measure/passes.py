@@ -43,7 +43,7 @@ from moegeom.engine.plan import (
     sample_tiles,
 )
 from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
-from moegeom.engine.request import DEFAULTS, ComputeOptions, MeasureOptions
+from moegeom.engine.request import DEFAULTS, MeasureOptions
 from moegeom.engine.sample import drawn_tokens
 from moegeom.engine.task import MadeWhatIf, Task
 from moegeom.engine.what_if import make_what_if, moved_under, read_sample, why_missing
@@ -512,9 +512,8 @@ def task_of(
         load_kernels(run.options.backend),
         tuple(reductions),
         typical,
-        run.options.exclude_first,
+        run.options,
         noise=run.noise,
-        seed=run.options.seed,
     )
 
 
@@ -611,8 +610,7 @@ def jump_states(
 
     ``flipped`` are the bits of the tokens that each variant flips (``flip_bits``).
     """
-    options = ComputeOptions(seed=task.seed, exclude_first=task.exclude_first)
-    sample = drawn_tokens(task.source, options, SAMPLED)
+    sample = drawn_tokens(task.source, task.options, SAMPLED)
     of_variant = {name: _sample_of(_set_bits(bits), task) for name, bits in flipped.items()}
     tokens = np.unique(np.concatenate([sample, *of_variant.values()]))
     measured = _with_jumps(task, mixed, tokens)
@@ -630,7 +628,7 @@ def _sample_of(token: Int64[np.ndarray, "tokens"], task: Task) -> Int64[np.ndarr
     """At most FLIPPED of the tokens, by the seed of the scan, ascending."""
     if len(token) <= FLIPPED:
         return token
-    generator = np.random.default_rng([task.seed, len(token)])
+    generator = np.random.default_rng([task.options.seed, len(token)])
     return np.sort(generator.choice(token, FLIPPED, replace=False))
 
 

@@ -142,7 +142,7 @@ class _Fold:
         return {rounds: accumulators.part() for rounds, accumulators in self._of_rounds.items()}
 
     def _rounds(self, tile: int) -> int:
-        return 0 if self._most is None else rounds_won(tile, self.planned.task.seed)
+        return 0 if self._most is None else rounds_won(tile, self.planned.task.options.seed)
 
 
 def _dropped(sizes: Mapping[int, int], most: int | None) -> list[int]:

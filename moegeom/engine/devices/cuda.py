@@ -166,7 +166,7 @@ class _Run:
         columns = task.source.read_columns(batch.start, batch.stop)
         label = task.populations.label(columns) * NUM_BLOCKS + block_of(columns, batch.start)
         slot.columns = columns
-        slot.label[:tokens] = np.where(columns.is_behind(task.exclude_first), label, NOT_COUNTED)
+        slot.label[:tokens] = np.where(task.options.counted(columns), label, NOT_COUNTED)
         for read in reads:
             read.result()
 

@@ -52,11 +52,11 @@ class DeviceFold:
             folds = ", ".join(ON_DEVICE)
             raise UsageError(f"A device does not keep {', '.join(others)}.", f"Known: {folds}.")
         refuse(task)
-        if task.source.facts.stage != "router_input" or task.exclude_first:
+        if task.source.facts.stage != "router_input" or task.options.exclude_first:
             raise UsageError(
                 f"Tensors are router inputs of every position; asked for "
                 f"{task.source.facts.stage.replace('_', ' ')} without the first "
-                f"{task.exclude_first} of a document."
+                f"{task.options.exclude_first} of a document."
             )
         self._task, self._device, self._queue = task, device, device.queue()
         names = dict.fromkeys((_TOKENS, *task.reductions))

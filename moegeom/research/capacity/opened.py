@@ -10,7 +10,8 @@ from typing import Any
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router, format_layers
 from moegeom.core.tokens import SourceFacts
-from moegeom.engine.request import MeasureOptions
+from moegeom.engine.parameters import shared_fields
+from moegeom.engine.request import ComputeOptions, MeasureOptions
 from moegeom.engine.session import Session
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
@@ -93,11 +94,7 @@ def _dimensions(
             router,
             source,
             [METRICS["intrinsic_dimension"]],
-            MeasureOptions(
-                seed=request.seed,
-                exclude_first=request.exclude_first,
-                non_finite=request.non_finite,
-            ),
+            MeasureOptions(**{f: getattr(request, f) for f in shared_fields(ComputeOptions)}),
             advanced=watch.advance if watch else None,
         )
         measured = measure_router(run)

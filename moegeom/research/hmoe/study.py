@@ -50,6 +50,11 @@ def hmoe(request: HmoeRequest, watch: Watch | None = None) -> Mixtures:
 
     No checkpoint is read; docs/theory.md C4 and C6.
 
+    Raises
+    ------
+    UsageError
+        For a seed below 0.
+
     Examples
     --------
     >>> import moegeom as mg

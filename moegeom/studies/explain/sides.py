@@ -155,7 +155,7 @@ def sides_of(
     """
     total = source.facts.num_tokens
     columns = source.read_columns(0, total)
-    every = np.flatnonzero((other.token >= 0) & columns.is_behind(options.exclude_first))
+    every = np.flatnonzero((other.token >= 0) & options.counted(columns))
     matched = every[:MOST_TOKENS]
     token = finite_tokens(source, routers, matched, options)
     there = other.token[token]

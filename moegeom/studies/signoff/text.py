@@ -202,7 +202,7 @@ def flips(
             "Record both on the same --text with the same --tokens and --length.",
         )
     columns = reference.read_columns(0, num_tokens)
-    matched &= columns.is_behind(options.exclude_first)
+    matched &= options.counted(columns)
     num_behind = int(matched.sum())
     for source, its in ((reference, np.arange(num_tokens)), (other, side.token)):
         names = [one.name for one in routers if one.name in source.facts.routers]

@@ -9,6 +9,7 @@ from moegeom.core.router import Rule
 from moegeom.core.tokens import TILE, TopLogits
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.prepared import prepare, unavailable
+from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sampled import tokens_of_tile
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.orders import (
@@ -95,9 +96,11 @@ def test_any_batch_and_pace_give_the_same_brackets(whole, tables):
 
 def test_other_tokens_are_looked_at_for_another_seed_and_none_that_is_left_out(whole):
     source, drawn = made.recording(TOKENS), whole[0]
-    assert brackets(batch_of(source, stop=TILE, seed=1)).keys() - drawn
+    assert brackets(batch_of(source, stop=TILE, options=ComputeOptions(seed=1))).keys() - drawn
     source.values[list(drawn)] = np.nan
-    tokens = np.array(list(brackets(batch_of(source, stop=TILE, exclude_first=40))))
+    tokens = np.array(
+        list(brackets(batch_of(source, stop=TILE, options=ComputeOptions(exclude_first=40))))
+    )
     assert len(tokens) == tokens_of_tile(12, TOKENS)
     assert (tokens % 97 >= 40).all()
     assert not set(tokens.tolist()) & drawn.keys()

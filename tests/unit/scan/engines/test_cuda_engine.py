@@ -22,6 +22,7 @@ from moegeom.engine.devices.device_router import kept_on_device, refusal
 from moegeom.engine.devices.resident import DeviceFold, Tensors, device_fold
 from moegeom.engine.devices.slots import SLOTS, input_reader, make_slots, product_tokens
 from moegeom.engine.loop import Hooks, Pace, Progress
+from moegeom.engine.request import ComputeOptions
 from moegeom.engine.task import MAX_DOMAINS
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
 from moegeom.kernels.cuda.route import ON_DEVICE
@@ -122,7 +123,9 @@ def _with_outliers(tokens: int) -> np.ndarray:
 @pytest.mark.parametrize("name", ["softmax and logit bias", "sigmoid + bias"])
 def test_outliers_domains_and_left_out_positions_give_equal_states(exclude_first, name):
     source = _recorded(RULES[name], _with_outliers(3000))
-    progress = _assert_equal_engines(RULES[name], source, exclude_first=exclude_first)
+    progress = _assert_equal_engines(
+        RULES[name], source, options=ComputeOptions(exclude_first=exclude_first)
+    )
     counts = progress.states["token_counts"]["counts"][..., 0]
     if exclude_first < 97:  # both domains, no other ones, unlabelled tokens and outliers
         np.testing.assert_array_equal(counts.sum(axis=1) > 0, [True, True, False, True, True])
@@ -191,7 +194,9 @@ def test_without_reductions_of_the_host_states_are_equal_and_lost_tokens_named()
     few = {name: expected.states[name] for name in names}
     progress = on_devices(task, names, devices=emulated(2), pace=Pace(TILE, 2))
     assert_equal(progress, dataclasses.replace(expected, states=few))
-    task = task_of(router_of(), Recorded(_damaged()), COUNTED, exclude_first=8)
+    task = task_of(
+        router_of(), Recorded(_damaged()), COUNTED, options=ComputeOptions(exclude_first=8)
+    )
     progress = on_devices(task, COUNTED, skip_non_finite=True, pace=Pace(TILE, 2))
     assert_equal(progress, on_processor(task, COUNTED, skip_non_finite=True))
     assert progress.num_non_finite == 3
@@ -268,7 +273,9 @@ def _refusals(task, names, **options) -> set[str]:
 )
 def test_tokens_that_are_not_finite_are_left_out_and_named_alike(router, exclude_first):
     source = _recorded(router, _damaged())
-    progress = _assert_equal_engines(router, source, exclude_first=exclude_first)
+    progress = _assert_equal_engines(
+        router, source, options=ComputeOptions(exclude_first=exclude_first)
+    )
     if router.num_experts == 12:  # 3e38 was made to overflow at this router
         assert progress.non_finite == tuple(t for t in BAD if t % 97 >= exclude_first)
         assert progress.num_non_finite == 3
@@ -527,7 +534,7 @@ IN_FLOAT64 = router_of(weight=router_of().weight.astype(np.float64))
         ({"router": router_of(1025, 8, 2), **ONLY}, r"text/0 is not routed .* than 1024 experts"),
         ({"router": IN_FLOAT64, **ONLY}, "rows are stored in float64"),
         ({"source": Recorded(inputs(100, 12), "logits"), **ONLY}, "asked for logits"),
-        ({"exclude_first": 5}, "without the first 5 of a document"),
+        ({"options": ComputeOptions(exclude_first=5)}, "without the first 5 of a document"),
         ({"router": CURVED, "reductions": ("distance_histogram",)}, "boundaries are found there"),
     ],
     ids=["not kept", "too many", "float64", "logits", "left out", "curved"],
