@@ -1,4 +1,4 @@
-"""Claim: `moegeom cells` takes few times as long as the enumeration of the cells within it.
+"""Claim: `research cells` takes few times as long as the enumeration of the cells within it.
 
 Routers are z = W x + b with standard normal numbers, written (E, k, d), or z = W x. For each, in
 one process, on one thread, in processor time, the enumeration and the whole command by turns,

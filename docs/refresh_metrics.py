@@ -140,7 +140,7 @@ def index() -> str:
         "# Metrics",
         "",
         "What `moegeom scan` measures, one page each, and `moegeom boundary-report` beside it.",
-        "`moegeom metrics` lists",
+        "`moegeom list metrics` lists",
     ]
     lines += ["every column; [formulas](../formulas.md) define them.", ""]
     lines += ["| metric | what it is |", "|---|---|"]

@@ -30,14 +30,12 @@ WIDEST = 120
 app = typer.Typer(
     name="moegeom",
     cls=Commands,
-    help="Routers of Mixture-of-Experts checkpoints: what they are, how they route, how near "
-    "tokens are to other experts.",
+    help="Routers of Mixture-of-Experts checkpoints: how they route, how near tokens are to other "
+    "experts. CKPT is a checkpoint, REC a recording of tokens.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": WIDEST},
-    epilog="CKPT is a checkpoint, REC a recording of tokens: moegeom COMMAND --help says more.",
+    context_settings={"max_content_width": WIDEST, "help_option_names": ["-h", "--help"]},
 )
 
 
@@ -67,7 +65,7 @@ def exit_code(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         from moegeom.core.extras import left_out
 
-        refusal = left_out(error, next(filter(command_names().__contains__, arguments), "moegeom"))
+        refusal = left_out(error, _typed(arguments))
         return _internal(error) if refusal is None else _refused(refusal)
     except PARSER_ERROR as error:
         error.show()  # type: ignore[attr-defined] - every error of the parser can show itself
@@ -98,6 +96,12 @@ def exit_code(arguments: list[str]) -> int:
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt  # the parser's own answer, without a word
     return code if isinstance(code, int) else 0
+
+
+def _typed(arguments: list[str]) -> str:
+    """The command of a line, without moegeom."""
+    line = " ".join(arguments)
+    return next((name for name in command_names() if f"{line} ".startswith(f"{name} ")), "moegeom")
 
 
 def _refused(error: MoeGeomError) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,18 +19,27 @@ from moegeom.studies.study import Study, studies
 
 
 class Group(StrEnum):
-    """Headings of ``moegeom --help``, in their order."""
+    """Headings of ``moegeom --help``, in their order, and what is typed behind a branch."""
 
-    judge = "Judge a checkpoint"
-    measure = "Measure routing"
+    ship = "Ship it?"
+    measure = "Measure"
     compare = "Compare"
-    explore = "Look closer"
-    reference = "Reference"
+    why = "Why, what if"
+    more = "More"
+    research = "research"
+    list = "list"
+
+
+#: Groups whose commands are typed behind a word of their own, and what they are.
+BRANCHES = {
+    Group.research: "Cells, capacity, drift, experts, attention.",
+    Group.list: "Routers, families, metrics, checks, presets.",
+}
 
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command stands in ``moegeom --help``, and a line to begin with.
+    """Where a command stands in ``moegeom --help``, and a line to begin with: ``example``.
 
     ``place`` orders the commands of a group. Without arguments a command that needs some shows
     its help.
@@ -43,8 +53,9 @@ class Command:
     @classmethod
     def of(cls, study: Study) -> Command:
         """That of a study."""
-        has_words = len(study.example.split()) > 2
-        return cls(Group[study.group], study.place, study.example, needs_arguments=has_words)
+        group = Group[study.group]
+        has_words = len(study.example.split()) > (3 if group in BRANCHES else 2)
+        return cls(group, study.place, study.example, needs_arguments=has_words)
 
 
 #: Every module of the folder is a command: COMMAND says what it is, ``run`` is what it does.
@@ -107,20 +118,36 @@ _RANGES = (
 
 
 def typed_name(module: str) -> str:
-    """``boundary-report`` for ``boundary_report``: a command as it is typed."""
+    """``boundary-report`` for ``boundary_report``: the last word of a command as it is typed."""
     return module.replace("_", "-")
 
 
-def command_names() -> list[str]:
-    """All commands as they are typed, in the order of the help; imports their modules."""
+def typed_words(module: str) -> str:
+    """``research cells`` for ``cells``: a command as it is typed."""
+    group = COMMANDS[module].group
+    return " ".join([*([group.value] if group in BRANCHES else []), typed_name(module)])
+
+
+def _in_order(*groups: Group) -> list[str]:
+    """The modules of the commands of these groups, in the order of the help; imports them all."""
     table = {name: COMMANDS[name] for name in COMMANDS.names()}
-    groups = list(Group)
-    ordered = sorted(table, key=lambda name: (groups.index(table[name].group), table[name].place))
-    return [typed_name(name) for name in ordered]
+    own = [name for name in table if table[name].group in groups]
+    return sorted(own, key=lambda name: (groups.index(table[name].group), table[name].place))
+
+
+def command_names() -> list[str]:
+    """All commands as they are typed, in the order of the help."""
+    return [typed_words(name) for name in _in_order(*Group)]
 
 
 #: Names that commands had, and those that they have.
 _RENAMED = {"space": "imbalance", "balance": "imbalance"}
+
+#: How every command is told a default.
+_DEFAULTS = "MOEGEOM_THREADS=4 stands for --threads 4, and so for each option."
+
+#: Widths of the headings and of the names in ``moegeom --help``.
+_HEADING, _NAME = 14, 17
 
 
 class Interrupted(Exception):
@@ -128,7 +155,9 @@ class Interrupted(Exception):
 
 
 class Commands(TyperGroup):
-    """The commands of the folder; one that is typed is the only one that is imported."""
+    """The commands of some groups; one that is typed is the only one that is imported."""
+
+    groups: tuple[Group, ...] = tuple(group for group in Group if group not in BRANCHES)
 
     def invoke(self, ctx: Any) -> Any:
         """As the parser does, which would turn an interruption into a bare exit code."""
@@ -137,16 +166,25 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as interrupt:
             raise Interrupted(*getattr(interrupt, "__notes__", ())) from interrupt
 
+    def branches(self) -> list[str]:
+        """Groups that are commands here."""
+        return [group.value for group in BRANCHES if Group.more in self.groups]
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return command_names()
+        return [*map(typed_name, _in_order(*self.groups)), *self.branches()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         module = cmd_name.replace("-", "_")
-        if module not in COMMANDS.names() or cmd_name != typed_name(module):
-            return None
         if cmd_name not in self.commands:
-            self.commands[cmd_name] = _built(module)
-        return self.commands[cmd_name]
+            if cmd_name in self.branches():
+                self.commands[cmd_name] = _branch(Group(cmd_name))
+            elif module in COMMANDS.names() and cmd_name == typed_name(module):
+                self._add(cmd_name, module)
+        return self.commands.get(cmd_name)
+
+    def _add(self, typed: str, module: str) -> None:
+        if COMMANDS[module].group in self.groups:
+            self.commands[typed] = built(module)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As the parser does, which suggests a spelling from those it has seen.
@@ -154,30 +192,57 @@ class Commands(TyperGroup):
         Raises
         ------
         UsageError
-            For a name that a command had.
+            For the name of a command that is typed otherwise.
         """
-        if args and args[0] in _RENAMED:
-            raise UsageError(
-                f"{args[0]}: no such command.", f"Did you mean moegeom {_RENAMED[args[0]]}?"
-            )
-        if args and self.get_command(ctx, args[0]) is None:
-            for name in map(typed_name, COMMANDS.names()):
-                self.get_command(ctx, name)
+        name = args[0] if args else ""
+        if name and self.get_command(ctx, name) is None:
+            module = _RENAMED.get(name, name.replace("-", "_"))
+            if module in COMMANDS.names():
+                typed = f"moegeom {typed_words(module)}"
+                raise UsageError(f"{name}: no such command.", f"Did you mean {typed}?")
+            for one in self.list_commands(ctx):
+                self.get_command(ctx, one)
         return super().resolve_command(ctx, args)
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The commands first, then what may stand before them, in a line."""
+        self.format_commands(ctx, formatter)
+        typed = ", ".join(param.opts[-1] for param in self.get_params(ctx))
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"{ctx.command_path} COMMAND -h says more. Options: {typed}.{_DEFAULTS}"
+        )
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Commands under the headings of their groups, each with its whole sentence."""
-        names = command_names()
-        widest = max(map(len, names))
-        for group in Group:
-            with formatter.section(group.value):
-                for name in names:
-                    command = COMMANDS[name.replace("-", "_")]
-                    if command.group is group:
-                        line = self.get_command(ctx, name).get_short_help_str(10**6)
-                        formatter.write_dl([(name.ljust(widest), line)])
-                        indent = formatter.current_indent + widest + 2
-                        formatter.write(f"{'':{indent}}$ {command.example}\n")
+        """A line for each command beside the question that it answers."""
+        headings = {branch: BRANCHES[Group(branch)] for branch in self.branches()}
+        rows = [(COMMANDS[name].group.value, typed_name(name)) for name in _in_order(*self.groups)]
+        place = next((i for i, row in enumerate(rows) if row[0] == Group.more.value), len(rows))
+        rows[place:place] = [(Group.more.value, name) for name in headings]
+        formatter.write_paragraph()
+        before = ""
+        for heading, name in rows:
+            text = headings.get(name) or _summary(self.get_command(ctx, name))
+            head = "" if heading == before or len(self.groups) == 1 else heading
+            indent = f"{head:<{_HEADING if len(self.groups) > 1 else 2}}{name:<{_NAME}}"
+            before = heading
+            lines = textwrap.wrap(text, formatter.width - len(indent))
+            formatter.write(f"{indent}{lines[0]}\n")
+            for line in lines[1:]:
+                formatter.write(f"{'':{len(indent)}}{line}\n")
+
+
+def _branch(group: Group) -> Commands:
+    branch = Commands(
+        name=group.value, help=BRANCHES[group], no_args_is_help=True, rich_markup_mode=None
+    )
+    branch.groups = (group,)
+    return branch
+
+
+def _summary(command: Any) -> str:
+    """The first paragraph of its help."""
+    return " ".join(command.help.partition("\n\n")[0].split())
 
 
 class Helpful(TyperCommand):
@@ -206,7 +271,8 @@ class Helpful(TyperCommand):
                     formatter.write_dl(rows)
 
 
-def _built(module: str) -> Any:
+def built(module: str) -> Any:
+    """A command as the parser has it."""
     command = COMMANDS[module]
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     alone.command(name=typed_name(module), cls=Helpful, no_args_is_help=command.needs_arguments)(
@@ -215,6 +281,9 @@ def _built(module: str) -> Any:
     built = typer.main.get_command(alone)
     assert isinstance(built, Helpful)
     built.example = command.example
+    for param in built.params:
+        if param.param_type_name == "option":
+            param.envvar = f"MOEGEOM_{param.opts[0].lstrip('-').replace('-', '_').upper()}"
     return built
 
 

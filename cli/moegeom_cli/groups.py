@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 import typer
 
 from moegeom.engine.parameters import own_parameters
-from moegeom_cli.options import PrintFormat, Quiet
+from moegeom_cli.options import PrintFormat, Quiet, Verbose
 from moegeom_cli.request_options import options_of, request_typed
 from moegeom_cli.streams import Format, Watching, has_colours, put_out, watching, width
 
@@ -140,6 +140,7 @@ class ScreenOptions:
     ] = False
     format: PrintFormat = Format.table
     quiet: Quiet = False
+    verbose: Verbose = False
     html: Annotated[
         Path | None,
         typer.Option(

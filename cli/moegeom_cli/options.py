@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moegeom_cli.streams import Format
+from moegeom_cli.streams import Format, log_to_stderr
 
 ReportFiles = Annotated[
     list[str] | None,
@@ -22,5 +22,11 @@ FamilyFile = Annotated[
         "--family", help="TOML file, or name of a family.", rich_help_panel="Unknown architectures"
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no notes on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", callback=log_to_stderr, help="Say what is read and measured, on stderr."
+    ),
+]
 PrintFormat = Annotated[Format, typer.Option("--format", help="How to print.")]

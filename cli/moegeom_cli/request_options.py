@@ -67,7 +67,7 @@ def _annotation(name: str, facts: Mapping[str, Any], hint: Any) -> Any:
         kind = str
     if facts.get("is_argument"):
         return Annotated[kind, typer.Argument(help=facts["help"], metavar=facts.get("metavar"))]
-    also = [f"--{facts['also']}"] if "also" in facts else []
+    also = [f"--{facts['also']}"] if "also" in facts else ["-o"] * (name == "out")
     option = typer.Option(
         option_of(name),
         *also,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -126,8 +127,29 @@ def _terminal_width() -> int:
 
 
 def has_colours() -> bool:
-    """Colours only for a terminal that has not asked for none (no-color.org)."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    """Colours only for a terminal that has some and has not asked for none (no-color.org)."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and not _is_dumb()
+
+
+def _is_dumb() -> bool:
+    return os.environ.get("TERM") == "dumb"
+
+
+def log_to_stderr(is_verbose: bool) -> bool:
+    """Lets what moegeom logs appear on stderr, with the seconds since Python began."""
+    if is_verbose:
+        from moegeom.document.untrusted import printable
+
+        class Printable(logging.Formatter):
+            def format(self, record: logging.LogRecord) -> str:
+                return printable(f"{record.relativeCreated / 1000:8.2f} s  {record.getMessage()}")
+
+        handler = logging.StreamHandler()
+        handler.setFormatter(Printable())
+        logger = logging.getLogger("moegeom")
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
+    return is_verbose
 
 
 class Watching(Protocol):
@@ -145,11 +167,19 @@ class Watching(Protocol):
 
 
 #: Said when the first kernel is compiled, by whether it is kept: the bar stands still meanwhile.
-_COMPILING = {
+COMPILING = {
     True: "compiling kernels, once per machine and version of moegeom ...",
     False: "compiling kernels, and again in each run: neither the folder of moegeom nor the user's "
     "cache can be written. NUMBA_CACHE_DIR names a folder that keeps them.",
 }
+
+
+def _announce_compiling(listening: ExitStack, say: Callable[[str], None], unit: str) -> None:
+    """Until ``listening`` ends, the first kernel that is compiled is announced."""
+    if unit != "routers":  # weights alone: nothing is compiled
+        from moegeom.kernels.cpu.compilation import told_once
+
+        listening.enter_context(told_once(lambda is_kept: say(COMPILING[is_kept])))
 
 
 class ProgressBar:
@@ -175,11 +205,7 @@ class ProgressBar:
     def start(self, num_tokens: int) -> None:
         self._progress.update(self._task, total=num_tokens)
         self._progress.start()
-        if self._unit == "routers":  # weights alone: nothing is compiled
-            return
-        from moegeom.kernels.cpu.compilation import told_once
-
-        self._listening.enter_context(told_once(lambda is_kept: self.say(_COMPILING[is_kept])))
+        _announce_compiling(self._listening, self.say, self._unit)
 
     def begin(self, what: str) -> None:
         self._progress.update(self._task, description=f"{what:<10}")
@@ -202,10 +228,12 @@ class ProgressBar:
 class Silence:
     """No progress: stderr is no terminal, or --quiet, which says nothing at all."""
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self, quiet: bool, unit: str) -> None:
+        self._quiet, self._unit, self._listening = quiet, unit, ExitStack()
 
-    def start(self, num_tokens: int) -> None: ...
+    def start(self, num_tokens: int) -> None:
+        if not self._quiet:
+            _announce_compiling(self._listening, self.say, self._unit)
 
     def begin(self, what: str) -> None: ...
 
@@ -215,9 +243,11 @@ class Silence:
         if not self._quiet:
             print(folded(text, error_width(), "  "), file=sys.stderr)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._listening.close()
 
 
 def watching(quiet: bool, unit: str = "tokens") -> Watching:
     """A progress bar where somebody can see it."""
-    return Silence(quiet) if quiet or not sys.stderr.isatty() else ProgressBar(unit)
+    is_still = quiet or _is_dumb() or not sys.stderr.isatty()
+    return Silence(quiet, unit) if is_still else ProgressBar(unit)

@@ -25,7 +25,9 @@ def command_of(study: Study, **flags: Any) -> Callable[..., int]:
     kinds: dict[str, type] = {"request": study.load("request"), "screen": ScreenOptions}
     if study.has_figures:
         kinds["plots"] = PlotOptions
-    run.__doc__ = study.question
+    run.__doc__ = study.question + (
+        "\n\nExit code 0 passed, 1 failed, 4 inconclusive." * study.is_gate
+    )
     run.__annotations__ = kinds | flags
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, keyword) for name in kinds]

@@ -257,16 +257,16 @@ def known_code(value: str, where: str) -> str:
     try:
         return CheckCode.parsed(value)
     except ValueError as error:
-        raise UsageError(f"{where}: {error}.", "`moegeom checks` lists them.") from None
+        raise UsageError(f"{where}: {error}.", "`moegeom list checks` lists them.") from None
 
 
 _TEMPLATE_HEAD = f"""\
 # What `moegeom check` asks of checkpoints. Everything may be left out: commented keys show the
-# defaults. `moegeom checks` lists the codes, `moegeom check --explain CODE` says what each
+# defaults. `moegeom list checks` lists the codes, `moegeom check --explain CODE` says what each
 # looks for.
 
 # The built-in profile that this one changes: "default", "release" (what broke others stops) or
-# "training" (what is normal while training runs does not). `moegeom checks` shows what each weighs.
+# "training" (what is normal while training runs does not). What each weighs: `moegeom list checks`.
 # extends = "default"
 
 # Codes, or beginnings of codes, that are judged.
@@ -290,8 +290,8 @@ _TEMPLATE_HEAD = f"""\
 # layers = "3-60"
 # reason = "our engine keeps the bias in float32"
 
-# A bound of your own on a column of `layers` (`moegeom metrics` lists them), at_most or at_least: a
-# number, or {{ times_baseline = 1.2 }}; in each layer, or at a percentile over the layers.
+# A bound of your own on a column of `layers` (of `moegeom list metrics`), at_most or at_least:
+# a number, or {{ times_baseline = 1.2 }}; in each layer, or at a percentile over the layers.
 # [[threshold]]
 # column = "load_cv_ddof0"
 # at_most = 0.5

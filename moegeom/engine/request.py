@@ -94,7 +94,9 @@ class MeasureOptions(WorkerOptions, ComputeOptions):
 
     batch_tokens: int | None = option("Tokens that a worker holds at once.", outside_plan="pace")
     per_token: bool = option("Also write tokens/, one row per token.", False)
-    arithmetics: tuple[str, ...] = option("An arithmetic (repeatable; `moegeom arithmetics`).", ())
+    arithmetics: tuple[str, ...] = option(
+        "An arithmetic (repeatable; `moegeom list arithmetics`).", ()
+    )
     reference: str | None = option("The arithmetic to compare with [default: as stored].")
     what_ifs: tuple[str, ...] = option(
         "NAME[:PARAMETER=VALUE,...] (repeatable).", (), metavar="SPEC"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import RecordingError, RouterError, RouterRuleError, UsageError, about
 from moegeom.core.router import Router, RouterSet, parse_layers
 from moegeom.core.shapes import Int64
+from moegeom.core.text import number_of
 from moegeom.core.tokens import SampleCounts, TokenSource
 from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.prepared import prepare
@@ -27,6 +29,8 @@ from moegeom.engine.trust import Trust, examine
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.tokens.source import Company
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +104,8 @@ class Session:
             refusal.checkpoint = store.label
             raise
         chosen = tuple(select_layers(routers, terms.layers))
+        seconds, count = time.perf_counter() - started, number_of(len(chosen), "router")
+        _LOG.info("%s: %s of %s, read in %.2f s", store.label, count, routers.family, seconds)
         if not with_varying:
             _refuse_varying(store, chosen)
         return cls(terms, location, store, routers, chosen, started)
@@ -128,6 +134,9 @@ class Session:
             source=source,
             num_first=num_first_tokens(self.terms, source),
         )
+        if source is not None:
+            facts = source.facts
+            _LOG.info("%s: %s tokens, %s", facts.name, f"{facts.num_tokens:,}", facts.stage)
         return replace(opened, trust=opened._examined(tokens_path(tokens)))
 
     def sample(
@@ -211,7 +220,7 @@ def _refuse_varying(store: TensorStore, routers: Sequence[Router]) -> None:
         raise RouterRuleError(
             f"{store.label}: router {varying[0]} ({len(varying)} of {len(routers)} are such) takes "
             "every expert above a threshold; this command is about rules that choose the k best.",
-            "moegeom routers, check, scan, track and whatif measure it.",
+            "moegeom list routers, check, scan, track and whatif measure it.",
         )
 
 

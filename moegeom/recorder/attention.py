@@ -66,7 +66,8 @@ class AttentionRecorder:
 
     Each call of an attention layer in an announced pass counts, twice where a model runs a layer
     twice. What activation checkpointing runs again, and passes that were not announced, are left
-    out. Nothing is trained or changed. ``moegeom attention CKPT --tokens OUT`` reads the folder.
+    out. Nothing is trained or changed. ``moegeom research attention CKPT --tokens OUT`` reads the
+    folder.
 
     Raises
     ------

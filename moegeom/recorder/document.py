@@ -133,7 +133,7 @@ def _next(capture: Captured, request: CaptureRequest) -> str:
     if request.fold:
         return f"moegeom report {capture.out}"
     if request.is_attention:
-        return f"moegeom attention {request.model} --tokens {capture.out}"
+        return f"moegeom research attention {request.model} --tokens {capture.out}"
     return f"moegeom scan {request.model} --tokens {capture.out}"
 
 

@@ -436,7 +436,9 @@ _SHARED = re.compile(r"(?:.*\.)?shared?_(?:experts?|mlp)")
 
 _LAYER = re.compile(r".*?(?:layers|layer|blk|blocks|block|h)\.[0-9]+\.")
 
-_ELSEWHERE = "moegeom outputs computes them from the checkpoint, on recorded router inputs."
+_ELSEWHERE = (
+    "moegeom research outputs computes them from the checkpoint, on recorded router inputs."
+)
 
 
 class OutputTap:

@@ -8,6 +8,7 @@ Everything is put together in ``OUT.partial/whole`` and moved to ``OUT`` in one 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ DIGEST_FILE = "digest"
 #: Bytes of tables that are kept in memory until all are put together: what was written a moment ago
 #: is not read again, footer by footer.
 _MEMORY_BYTES = 1 << 26
+
+_LOG = logging.getLogger(__name__)
 
 
 def slug(router: str) -> str:
@@ -170,6 +173,7 @@ class ResultsWriter:
             if is_there(self.part_folder(router)):
                 remove(self.part_folder(router))  # one that was damaged
         move_folder(folder, self.part_folder(router))
+        _LOG.info("%s: measured", router)
         self._sound.add(router)
         for snapshot in (self._partial / "snapshots").glob(f"{slug(router)}.*.npz"):
             snapshot.unlink()
@@ -258,6 +262,7 @@ class ResultsWriter:
         # what is there was seen to hold results
         move_folder(whole, self._out, self._partial / "replaced" if self._overwrite else None)
         self._work.release(is_last=True)
+        _LOG.info("%s: written", self._out)
         return self._out
 
     def _refuse_existing(self) -> None:

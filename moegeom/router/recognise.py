@@ -56,7 +56,7 @@ def recognise_family(store: TensorStore) -> Family:
     raise RouterError(
         f"{store.label}: the selection rule of model_type {model_type[:60]!r}{inside} is not "
         f"known. {describe_candidates(store)}",
-        f"{_relatives(types)}{_options(store)}`moegeom families` lists the {len(families())} "
+        f"{_relatives(types)}{_options(store)}`moegeom list families` lists the {len(families())} "
         "families that are known.",
     )
 

@@ -155,7 +155,7 @@ def read_family_file(path: Path) -> Family:
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read ({error.strerror}).",
-            "--family takes a TOML file or the name of a family that `moegeom families` lists.",
+            "--family takes a TOML file or the name of a family: moegeom list families.",
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path.name}: is not UTF-8 at byte {error.start}.") from None

@@ -40,7 +40,7 @@ _ROADS = {
 
 
 def document(enumerations: Enumerations, view: View) -> Document:
-    """The document of ``moegeom cells``."""
+    """The document of ``moegeom research cells``."""
     routers = [[*_router(router)] for router in enumerations.routers]
     most = len(routers) if view.detail else _MOST_ROUTERS
     screens = [[title, in_part(facts, "line", view.detail, 1)] for title, *facts in routers[:most]]

@@ -1,4 +1,4 @@
-"""The options of ``moegeom cells``."""
+"""The options of ``research cells``."""
 
 from __future__ import annotations
 

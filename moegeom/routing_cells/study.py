@@ -1,4 +1,4 @@
-"""``moegeom cells``: which sets of experts are cells of a slice of the input space."""
+"""``research cells``: which sets of experts are cells of a slice of the input space."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Checkpoint:
         return assumed(rule_origin(self.found.family))
 
     def report(self) -> Report[RouterSet]:
-        """What ``moegeom routers`` says."""
+        """What ``moegeom list routers`` says."""
         from moegeom.studies.routers import document
 
         return Report(self.found, document)

@@ -1,4 +1,4 @@
-"""``moegeom routers``: which routers a checkpoint has, with rule, shape and storage."""
+"""``moegeom list routers``: which routers a checkpoint has, with rule, shape and storage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def routers(store: TensorStore, terms: ModelTerms) -> RouterSet:
 
 
 def document(model: RouterSet, view: View) -> Document:
-    """What ``moegeom routers`` says."""
+    """What ``moegeom list routers`` says."""
     del view
     rows = _alike(model.routers)
     table = Table(

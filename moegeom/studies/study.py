@@ -54,7 +54,7 @@ class Study:
 
     name: str
     package: str
-    group: str = "explore"
+    group: str = "research"
     place: int
     question: str
     example: str

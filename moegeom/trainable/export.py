@@ -1,4 +1,4 @@
-"""A trained model as a checkpoint that ``moegeom routers CKPT --family CKPT/family.toml`` reads."""
+"""A trained model as a checkpoint that is read with ``--family CKPT/family.toml``."""
 
 from __future__ import annotations
 

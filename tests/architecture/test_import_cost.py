@@ -47,7 +47,7 @@ def test_import_moegeom_loads_only_itself_and_the_standard_library():
 
 
 def test_help_loads_nothing_heavy():
-    screens = [["--help"], *([name, "--help"] for name in command_names())]
+    screens = [["--help"], *([*name.split(), "--help"] for name in command_names())]
     assert loaded_by(HELP.format(screens=screens)) & (HEAVY | {"pyarrow"}) == set()
 
 

@@ -27,11 +27,11 @@ from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
 CKPT = str(SAMPLES / "olmoe-balanced/step_1500")
 CURVED = str(SAMPLES / "deepseek-tiny/step_1500")
 ON_CURVED = (
-    *("cells", CURVED, "--layer", "1", "--subspace", "pca:2"),
+    *("research", "cells", CURVED, "--layer", "1", "--subspace", "pca:2"),
     *("--tokens", "sample_ckpts/deepseek-tiny/rec/step_1500"),
 )
 REC = "sample_ckpts/olmoe-balanced/rec/step_1500"
-ON_SAMPLE = ("cells", CKPT, "--tokens", REC, "--layer", "0")
+ON_SAMPLE = ("research", "cells", CKPT, "--tokens", REC, "--layer", "0")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def place(tmp_path, matrix) -> Path:
     return tmp_path
 
 
-BARE = ("cells", "--weights", "router.npz", "--top-k", "3")
+BARE = ("research", "cells", "--weights", "router.npz", "--top-k", "3")
 
 
 def recording() -> str:
@@ -110,7 +110,16 @@ def test_regions_in_no_cell_are_the_cells_that_broken_ties_add(moegeom, tmp_path
     weight = generator.standard_normal((17, 64)).astype(np.float32)
     weight[16], weight[8] = weight[0], weight[3]
     np.savez(tmp_path / "router.npz", weight=weight)
-    asked = ("cells", "--weights", "router.npz", "--top-k", "4", "--subspace", "random:2")
+    asked = (
+        "research",
+        "cells",
+        "--weights",
+        "router.npz",
+        "--top-k",
+        "4",
+        "--subspace",
+        "random:2",
+    )
     strict, broken = (
         moegeom(tmp_path, *asked, *more, "--format", "json").document["routers"][0]
         for more in ((), ("--tie-broken",))
@@ -152,7 +161,7 @@ def test_a_certificate_from_the_screen_passes_an_independent_check(moegeom, plac
 
 
 def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp_path):
-    whole = ("cells", CKPT, "--layer", "0")
+    whole = ("research", "cells", CKPT, "--layer", "0")
     assert "all C(16, 4) = 1,820 sets" in moegeom(tmp_path, *whole, code=0).out
     asked = ("--expert-set", "3,9,11,15", "--certify", "--format", "json")
     (answer,) = moegeom(tmp_path, *whole, *asked).document["answers"]
@@ -208,7 +217,16 @@ def test_a_radius_around_the_point_where_all_experts_tie_changes_nothing(moegeom
     """64 experts without bias: all logits are 0 at the centre of the slice."""
     weight = np.random.default_rng(0).standard_normal((64, 64))
     np.savez(tmp_path / "router.npz", weight=weight)
-    asked = ("cells", "--weights", "router.npz", "--top-k", "8", "--subspace", "random:3")
+    asked = (
+        "research",
+        "cells",
+        "--weights",
+        "router.npz",
+        "--top-k",
+        "8",
+        "--subspace",
+        "random:3",
+    )
     for name, bound in (("whole", ()), ("near", ("--radius", "0.001"))):
         ran = moegeom(tmp_path, *asked, *bound, "--out", name, "--certify", code=0)
         assert ran.err == ""
@@ -272,7 +290,7 @@ def test_a_picture_comes_with_the_numbers_behind_it(moegeom, place, arguments, e
 
 
 def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, refused, place):
-    refused(place, ("cells", CURVED, "--layer", "1"), "they are no polyhedra")
+    refused(place, ("research", "cells", CURVED, "--layer", "1"), "they are no polyhedra")
     ran = moegeom(place, *ON_CURVED, "--plot", "figure.png", code=0)
     assert "pixels are undecided" in ran.words
     assert (place / "figure.labels.csv").exists()
@@ -300,10 +318,10 @@ def test_the_limit_that_a_walk_cut_short_names_is_enough_for_it(place):
 
 #: What cannot be meant, and words of the sentence that refuses it.
 REFUSED = [
-    (("cells", "--radius", "1"), "expected a checkpoint"),
-    (("cells", CKPT, "--weights", "router.npz", "--top-k", "3"), "not both"),
-    (("cells", "--weights", "router.npz"), "--top-k"),
-    (("cells", "--weights", "router.npz", "--top-k", "10"), "1 to 9"),
+    (("research", "cells", "--radius", "1"), "expected a checkpoint"),
+    (("research", "cells", CKPT, "--weights", "router.npz", "--top-k", "3"), "not both"),
+    (("research", "cells", "--weights", "router.npz"), "--top-k"),
+    (("research", "cells", "--weights", "router.npz", "--top-k", "10"), "1 to 9"),
     ((*BARE, "--expert-set", "1,2"), "expected 3 different experts"),
     ((*BARE, "--expert-set", "1,2,2"), "expected 3 different experts"),
     ((*BARE, "--expert-set", "1,x"), "expected numbers"),
@@ -323,15 +341,21 @@ REFUSED = [
     ((*BARE, "--radius", "1", "--plot", "x.svg"), "--plot draws the whole slice"),
     ((*BARE, "--plot", "nowhere/x.svg"), "nowhere/x.svg: cannot be written"),
     ((*BARE, "--layer", "0"), "--layer goes with a checkpoint"),
-    (("cells", CKPT, "--layer", "0", "--out", "found"), "every set of 4 experts is a cell"),
-    (("cells", CKPT, "--layer", "0", "--radius", "1"), "--radius is for slices of at most 16"),
+    (
+        ("research", "cells", CKPT, "--layer", "0", "--out", "found"),
+        "every set of 4 experts is a cell",
+    ),
+    (
+        ("research", "cells", CKPT, "--layer", "0", "--radius", "1"),
+        "--radius is for slices of at most 16",
+    ),
     ((*ON_CURVED, "--radius", "1"), "error: --radius is for routers whose facets are straight."),
     ((*ON_SAMPLE, "--subspace", "circle:5,900", "--out", "found"), "--out writes lists"),
     ((*ON_SAMPLE, "--subspace", "plane:1,2"), "expected tokens plane:A,B,C"),
     ((*ON_SAMPLE, "--subspace", "plane:1,2,99999"), "token 99999"),
     ((*ON_SAMPLE, "--subspace", "plane:1,2,2"), "one line"),
     ((*ON_SAMPLE, "--subspace", "pca:5", "--plot", "x.svg"), "2 or 3 dimensions"),
-    (("cells", CKPT, "--plot", "x.svg"), "--layer"),
+    (("research", "cells", CKPT, "--plot", "x.svg"), "--layer"),
 ]
 
 
@@ -383,7 +407,7 @@ def test_files_that_hold_no_matrix_are_refused(refused, tmp_path):
         with (tmp_path / name).open("wb") as stream:
             np.save(stream, np.eye(4))
         alone = f"{name}: this is a .npy file, which holds one array without a name"
-        typed = ("cells", "--weights", name, "--top-k", "2")
+        typed = ("research", "cells", "--weights", name, "--top-k", "2")
         refusal = refused(tmp_path, typed, alone, "numpy.savez writes one: weight=W")
         assert "torch" not in refusal
     np.savez(tmp_path / "router.npz", weight=np.eye(4, 3))

@@ -74,7 +74,7 @@ def test_what_cannot_be_meant_or_read_is_told(moegeom, refused, place):
 
 def test_a_refused_router_is_a_finding_with_its_code(moegeom, place):
     name = changed(place, "half", lambda held: held | {GATES[1]: held[GATES[1]][:8]})
-    moegeom(place, "routers", name, code=3)
+    moegeom(place, "list", "routers", name, code=3)
     drawn = moegeom(place, "check", name, "--plot", "checks.svg", code=1)
     assert "MGI105" in drawn.out
     # what was found outweighs a figure that there is not

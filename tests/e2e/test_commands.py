@@ -11,12 +11,18 @@ from typer.main import get_command
 
 from moegeom.results.reader import open_results
 from moegeom_cli.app import app
+from moegeom_cli.command import BRANCHES, Group, command_names
 from moegeom_cli.command import COMMANDS as COMMAND_FILES
-from moegeom_cli.command import Group, command_names
 from tests.by_day import by_day
 from tests.e2e.conftest import environment, widest
 
 COMMANDS = command_names()
+
+
+def module_of(name: str) -> str:
+    """What a command as it is typed is in Python."""
+    return name.rsplit(maxsplit=1)[-1].replace("-", "_")
+
 
 #: A checkpoint with a recording that says what was chosen.
 SAMPLE = "sample_ckpts/olmoe-balanced"
@@ -24,7 +30,7 @@ RECORDED = f"{SAMPLE}/rec/step_1500"
 
 #: How each command with ``--format`` is called in a place with model, rec and results.
 CALLS = {
-    "routers": ("routers", "model"),
+    "routers": ("list", "routers", "model"),
     "scan": ("scan", "model", "--out", "weights_only"),
     "capture": (
         *("capture", f"{SAMPLE}/step_1500", "--plan"),
@@ -37,25 +43,49 @@ CALLS = {
     "signoff": ("signoff", "model", "model"),
     "track": ("track", "model", "--out", "followed"),
     "imbalance": ("imbalance", "model", "--tokens", "rec"),
-    "perturb": ("perturb", "model", "--tokens", "rec", "--at", "0,5"),
+    "perturb": ("research", "perturb", "model", "--tokens", "rec", "--at", "0,5"),
     "boundary-report": ("boundary-report", "model", "--tokens", "rec", "--arith", "bf16"),
     "explain": ("explain", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--run-b", RECORDED),
-    "cells": ("cells", f"{SAMPLE}/step_1500", "--layer", "0"),
-    "regions": ("regions", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--layers", "0"),
-    "hmoe": ("hmoe",),
+    "cells": ("research", "cells", f"{SAMPLE}/step_1500", "--layer", "0"),
+    "regions": (
+        "research",
+        "regions",
+        f"{SAMPLE}/step_1500",
+        "--tokens",
+        RECORDED,
+        "--layers",
+        "0",
+    ),
+    "hmoe": ("research", "hmoe"),
     "whatif": ("whatif", "model", "--tokens", "rec", "--router", "topk:1"),
-    "continuity": ("continuity", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--layers", "0"),
-    "outputs": ("outputs", f"{SAMPLE}/step_1500", "--tokens", RECORDED, "--layers", "0"),
+    "continuity": (
+        "research",
+        "continuity",
+        f"{SAMPLE}/step_1500",
+        "--tokens",
+        RECORDED,
+        "--layers",
+        "0",
+    ),
+    "outputs": (
+        "research",
+        "outputs",
+        f"{SAMPLE}/step_1500",
+        "--tokens",
+        RECORDED,
+        "--layers",
+        "0",
+    ),
     "capacity": (
-        *("capacity", "--experts", "16", "--top-k", "4"),
+        *("research", "capacity", "--experts", "16", "--top-k", "4"),
         *("--width", "32", "--hidden", "64"),
     ),
-    "attention": ("attention", "model"),
+    "attention": ("research", "attention", "model"),
     "routes": ("routes", "routes.npy"),
-    "arithmetics": ("arithmetics",),
-    "families": ("families",),
-    "metrics": ("metrics",),
-    "checks": ("checks",),
+    "arithmetics": ("list", "arithmetics"),
+    "families": ("list", "families"),
+    "metrics": ("list", "metrics"),
+    "checks": ("list", "checks"),
     "doctor": ("doctor",),
 }
 
@@ -106,7 +136,7 @@ REFUSED = [
     (("scan", "model", "--tokens", "rec", "--map", "text/0"), "KEY=ROUTER"),
     (("scan", "model", "--tokens", "rec", "--non-finite", "drop"), "skip"),
     (("scan", "model", "--threads", "0"), "--threads"),
-    (("routers", "model", "--layers", "99"), "0-2"),
+    (("list", "routers", "model", "--layers", "99"), "0-2"),
     (("diff", "model"), "Missing argument"),
 ]
 
@@ -128,8 +158,8 @@ def test_no_arguments_show_the_help(moegeom, tmp_path):
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path):
-    """As in ``moegeom metrics | head -1``."""
-    command = f"{sys.executable} -m moegeom_cli metrics | head -1; echo ${{PIPESTATUS[0]}}"
+    """As in ``moegeom list metrics | head -1``."""
+    command = f"{sys.executable} -m moegeom_cli list metrics | head -1; echo ${{PIPESTATUS[0]}}"
     finished = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )
@@ -154,10 +184,13 @@ def test_a_prior_gives_geometry_and_no_load(moegeom, place):
 
 def test_the_example_of_a_command_is_parsed_by_it():
     for name in COMMANDS:
-        command = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
-        program, typed, *arguments = shlex.split(COMMAND_FILES[name.replace("-", "_")].example)
-        assert (program, typed) == ("moegeom", name)
-        command.make_context(name, arguments)
+        program, *words = shlex.split(COMMAND_FILES[module_of(name)].example)
+        assert program == "moegeom"
+        command = get_command(app)
+        for word in name.split():
+            assert words.pop(0) == word
+            command = command.get_command(None, word)  # type: ignore[attr-defined]
+        command.make_context(name, words)
 
 
 @pytest.mark.parametrize("columns", [80, 140])
@@ -165,16 +198,21 @@ def test_help_is_in_groups_never_cut_and_speaks_of_values_and_not_of_types(
     moegeom, tmp_path, columns
 ):
     screen = moegeom(tmp_path, "--help", COLUMNS=str(columns)).out
-    assert [group for group in Group if f"\n{group.value}:\n" not in screen] == []
-    examples = re.findall(r"\$ (moegeom .*)", screen)
-    assert sorted(examples) == sorted(command.example for command in COMMAND_FILES.all())
+    assert len(screen.splitlines()) <= 25
+    headings = [group for group in Group if group not in BRANCHES]
+    assert [group for group in headings if f"\n{group.value}" not in screen] == []
+    listed = [name for name in COMMANDS if f" {name} " in screen]
+    for branch in BRANCHES:
+        below = moegeom(tmp_path, branch, "-h", COLUMNS=str(columns)).out
+        listed += [f"{branch} {w}" for w in re.findall(r"^  ([\w-]+) ", below, re.MULTILINE)]
+        assert widest(below) <= columns
+    assert sorted(listed) == sorted(COMMANDS)
     assert "..." not in screen.replace("[ARGS]...", "")
     assert widest(screen) <= columns
-    assert widest(screen) > 90 or columns == 80
     for name in COMMANDS:
-        ran = moegeom(tmp_path, name, "--help", COLUMNS=str(columns), code=0)
+        ran = moegeom(tmp_path, *name.split(), "--help", COLUMNS=str(columns), code=0)
         example, blank, usage, *rest = ran.out.splitlines()
-        assert example == f"Example: {COMMAND_FILES[name.replace('-', '_')].example}"
+        assert example == f"Example: {COMMAND_FILES[module_of(name)].example}"
         assert (ran.err, blank, usage[:6]) == ("", "", "Usage:")
         assert "{" not in usage
         assert re.findall(r"<(?:int|str|path|float|list)\b[^>]*>|x[<>]=?[\d.]|<=x", ran.out) == []
@@ -188,7 +226,7 @@ def test_every_command_stands_in_a_place_of_its_own():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 def test_a_full_disk_behind_the_output_is_no_bug():
-    command = [sys.executable, "-m", "moegeom_cli", "checks"]
+    command = [sys.executable, "-m", "moegeom_cli", "list", "checks"]
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=300
@@ -198,3 +236,15 @@ def test_a_full_disk_behind_the_output_is_no_bug():
         "error: standard output: cannot be written (No space left on device).\n"
         "  hint: Make room there, or name another place.\n"
     )
+
+
+def test_what_is_typed_often_is_short_or_stands_in_the_environment(moegeom, place):
+    spoken = moegeom(place, "scan", "model", "-o", "spoken", "-v", "-q", code=0).err.splitlines()
+    assert [line.split()[1] for line in spoken] == ["s"] * len(spoken)
+    assert spoken[-1].endswith("spoken: written")
+    assert moegeom(place, "report", "spoken", MOEGEOM_FORMAT="json", code=0).document
+    assert moegeom(place, "list", "routers", "-h", code=0).out.startswith("Example: ")
+    wrong = moegeom(place, "scan", "model", MOEGEOM_THREADS="many", code=2)
+    assert "MOEGEOM_THREADS" in wrong.err
+    for name in ("space", "cells", "checks"):
+        assert "Did you mean moegeom " in moegeom(place, name, code=2).err

@@ -26,7 +26,7 @@ from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import SOURCES
 from moegeom.tokens.stages import STAGE_TENSORS
 from moegeom.tokens.traces.trace import DIALECTS
-from moegeom_cli.command import COMMANDS
+from moegeom_cli.command import COMMANDS, typed_words
 from tests.by_day import by_day
 from tests.unit.tokens.dialects.test_counts import DIALECT as COUNT_DIALECT
 from tests.unit.tokens.dialects.test_counts import WRITERS as COUNT_WRITERS
@@ -245,7 +245,8 @@ WAYS = [
 
 
 def one_side(command: str, *more: str) -> Callable[[Path, list[str]], list[str]]:
-    return lambda file, told: [command, "model", "--tokens", str(file), *told, *more]
+    words = typed_words(command.replace("-", "_")).split()
+    return lambda file, told: [*words, "model", "--tokens", str(file), *told, *more]
 
 
 def two_sides(command: str, *more: str) -> Callable[[Path, list[str]], list[str]]:
@@ -290,7 +291,7 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
     "perturb": (one_side("perturb", *LAYER, "--at", "3"), of_inputs),
     "capacity": (
         lambda file, told: (
-            *("capacity", "--from", "model", "--tokens", str(file), *told, *LAYER),
+            *("research", "capacity", "--from", "model", "--tokens", str(file), *told, *LAYER),
             *("--width", "64"),
         ),
         of_inputs,

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.main import get_command
 
 import moegeom as mg
 import moegeom.pipeline
 from moegeom.results.reader import open_results
 from moegeom.tokens.traces import survey
 from moegeom_cli import app
-from moegeom_cli.command import command_names
+from moegeom_cli.command import COMMANDS, built, command_names, typed_words
 from tests.by_day import IS_NIGHT, by_day
 from tests.e2e.conftest import HEALTHY, environment, warm_commands
 from tests.unit.tokens.dialects.written import Written, write_vllm
@@ -177,14 +176,14 @@ WRITING = {
     "baseline": "check model --update-baseline --baseline out",
     "check": "check model --out out",
     "diff": "diff model model --tokens rec --layers 1 --out out",
-    "cells": f"cells {_ON} --subspace pca:2 --out out",
-    "outputs": f"outputs {_ON} --out out",
-    "capacity": "capacity --experts 16 --top-k 4 --width 32 --hidden 64 --out out.parquet",
-    "regions": f"regions {_ON} --out out.parquet",
-    "perturb": "perturb model --tokens rec --at 0,5 --layers 1 --out out.parquet",
+    "cells": f"research cells {_ON} --subspace pca:2 --out out",
+    "outputs": f"research outputs {_ON} --out out",
+    "capacity": "research capacity --experts 16 --top-k 4 --width 32 --hidden 64 --out out.parquet",
+    "regions": f"research regions {_ON} --out out.parquet",
+    "perturb": "research perturb model --tokens rec --at 0,5 --layers 1 --out out.parquet",
     "imbalance": "imbalance model --tokens rec --layers 1 --out out.npz",
-    "attention": "attention model --out out.parquet",
-    "continuity": f"continuity {_ON} --out out.parquet",
+    "attention": "research attention model --out out.parquet",
+    "continuity": f"research continuity {_ON} --out out.parquet",
 }
 
 #: What writes several folders of results, each of them whole.
@@ -244,9 +243,13 @@ def lasting(value: object) -> object:
 
 
 def test_every_command_that_writes_is_ended():
-    typed = {name: get_command(app.app).get_command(None, name) for name in command_names()}
-    writing = {n for n, c in typed.items() if any("--out" in p.opts for p in c.params)}
-    assert {call.split()[0] for call in WRITING.values()} == writing
+    writing = {
+        typed_words(name)
+        for name in COMMANDS.names()
+        if any("--out" in option.opts for option in built(name).params)
+    }
+    lines = [f"{call} " for call in WRITING.values()]
+    assert writing == {n for line in lines for n in command_names() if line.startswith(f"{n} ")}
 
 
 @pytest.mark.parametrize("name", by_day(WRITING, BY_DAY))
@@ -311,7 +314,7 @@ class Finder:
             {way}
 
 sys.meta_path.insert(0, Finder())
-sys.argv = ["moegeom", "checks"]
+sys.argv = ["moegeom", "list", "checks"]
 __main__.main()
 """
     (tmp_path / "as_module.py").write_text(script)  # so runs python -m moegeom_cli

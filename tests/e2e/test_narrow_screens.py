@@ -18,14 +18,15 @@ OPTIONS = ("--router-pattern", PATTERN, "--top-k", "4", "--score", "softmax")
 
 
 def test_a_listing_fits_the_screen(moegeom, place):
-    for command in ("families", "metrics", "checks", "arithmetics", "doctor", "routers model"):
+    words = ("families", "metrics", "checks", "arithmetics", "routers model")
+    for command in (*(f"list {word}" for word in words), "doctor"):
         for columns in (80, 120):
             ran = moegeom(place, *command.split(), COLUMNS=str(columns), code=0)
             assert (ran.err, widest(ran.out) <= columns) == ("", True), command
 
 
 def test_a_listing_says_the_same_at_every_width(moegeom, place):
-    asked = (place, "families", "transformers")
+    asked = (place, "list", "families", "transformers")
     narrow, wide = ({*moegeom(*asked, COLUMNS=str(c)).out.split()} for c in (80, 120))
     rows = moegeom(*asked, "--format", "json").document
     assert len(rows) > 50
@@ -43,8 +44,8 @@ def strange(tmp_path):
 
 
 def test_an_error_is_folded_on_a_screen_and_whole_in_a_log(moegeom, strange):
-    folded_up = moegeom(strange, "routers", "strange", COLUMNS="80")
-    whole = moegeom(strange, "routers", "strange")
+    folded_up = moegeom(strange, "list", "routers", "strange", COLUMNS="80")
+    whole = moegeom(strange, "list", "routers", "strange")
     assert folded_up.code == whole.code == 3
     assert [line[:8] for line in whole.err.splitlines()] == ["error: s", "  hint: "]
     lines = folded_up.err.splitlines()
@@ -71,13 +72,13 @@ def test_a_word_that_is_longer_than_the_screen_stays_whole():
 
 #: Commands on a model, and how they are typed.
 ON_MODEL = (
-    "routers model",
+    "list routers model",
     "scan model --out some",
     "check model",
     "diff model model",
     "imbalance model --tokens rec",
-    "perturb model --tokens rec --at 0,5",
-    "capacity --from model --width 64",
+    "research perturb model --tokens rec --at 0,5",
+    "research capacity --from model --width 64",
     "track model --out followed",
 )
 
@@ -86,14 +87,16 @@ def test_a_layer_that_was_asked_for_in_vain_is_named_by_every_command(moegeom, p
     said = "ayer 7 was asked for and has no router"
     for typed in ON_MODEL:
         assert said in moegeom(place, *typed.split(), "--layers", "0,7").words, typed
-    notes = moegeom(place, "routers", "model", "--layers", "0,7", "--format", "json").document
+    notes = moegeom(
+        place, "list", "routers", "model", "--layers", "0,7", "--format", "json"
+    ).document
     assert notes["notes"] == [f"l{said}"]
 
 
 def test_every_output_says_that_the_rule_is_assumed_and_from_what(moegeom, place):
     said, as_json = "assumed from options", ("--format", "json")
     check = (place, "check", "model", *OPTIONS)
-    routers = (place, "routers", "model", *OPTIONS)
+    routers = (place, "list", "routers", "model", *OPTIONS)
     report = (place, "report", "weights")
     for screen in (
         moegeom(*routers),
@@ -116,11 +119,11 @@ SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts/olmoe-balanced/step
 @pytest.fixture
 def listed(moegeom, tmp_path):
     """What a list holds, as JSON."""
-    return lambda *typed: moegeom(tmp_path, *typed, "--format", "json").document
+    return lambda *typed: moegeom(tmp_path, "list", *typed, "--format", "json").document
 
 
 def test_metrics_are_a_line_for_each_column_under_their_topic(moegeom, listed, tmp_path):
-    screen = moegeom(tmp_path, "metrics", COLUMNS="80").out
+    screen = moegeom(tmp_path, "list", "metrics", COLUMNS="80").out
     rows = listed("metrics")
     topics = dict(part.split(":", 1) for part in screen.split("\n\n")[:-1])
     assert list(topics) == list(dict.fromkeys(row["metric"] for row in rows))
@@ -134,7 +137,7 @@ def test_a_word_filters_the_columns_and_prints_them_in_full(moegeom, listed, tmp
     rows = listed("metrics", "Margin", "quantile")
     assert {"margin_p50", "margin_p01"} <= {row["column"] for row in rows}
     assert all("margin" in str(row).lower() and "quantile" in str(row).lower() for row in rows)
-    screen = moegeom(tmp_path, "metrics", "margin_p50", COLUMNS="100").out
+    screen = moegeom(tmp_path, "list", "metrics", "margin_p50", COLUMNS="100").out
     assert (
         screen.splitlines()[1].split()
         == "margin_p50 margins layers selection score 50 % quantile of the margin".split()
@@ -158,11 +161,11 @@ def test_a_word_that_nothing_has_is_told_with_the_nearest_name(refused, tmp_path
         ("arithmetics", "bf166", "bf16"),
     ):
         words = (f"with {word}.", f"Did you mean {guess}?")
-        refused(tmp_path, (list_of, word), *words, code=2)
+        refused(tmp_path, ("list", list_of, word), *words, code=2)
 
 
 def test_families_of_gguf_come_last_and_a_word_filters(moegeom, listed, tmp_path):
-    screen = moegeom(tmp_path, "families", COLUMNS="100").out
+    screen = moegeom(tmp_path, "list", "families", COLUMNS="100").out
     names = [line.split()[0] for line in screen.splitlines()[:-2]]
     is_gguf = [name.startswith("gguf_") for name in names]
     assert any(is_gguf)
@@ -191,7 +194,7 @@ def write_layers(folder: Path, num_layers: int, broken: int) -> None:
 
 def test_routers_of_which_the_same_is_said_share_a_line(moegeom, listed, tmp_path):
     write_layers(tmp_path / "model", 48, broken=7)
-    screen = moegeom(tmp_path, "routers", "model", COLUMNS="120", code=0).out
+    screen = moegeom(tmp_path, "list", "routers", "model", COLUMNS="120", code=0).out
     lines = [line.split() for line in screen.splitlines() if line.startswith("text/")]
     assert [line[0] for line in lines] == ["text/0-6,8-47", "text/7"]
     assert ["FINITE" in line for line in lines] == [False, True]

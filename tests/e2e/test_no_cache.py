@@ -10,7 +10,7 @@ from tests.unit.checkpoint.remote_server import Log, Site, serve
 
 #: How each command that takes a URL is called; results go to folders of the test.
 CALLS = {
-    "routers": ("routers", "URL"),
+    "routers": ("list", "routers", "URL"),
     "scan": ("scan", "URL", "--out", "scanned"),
     "scan --tokens": ("scan", "URL", "--tokens", "rec", "--out", "measured"),
     "check": ("check", "URL"),
@@ -18,8 +18,8 @@ CALLS = {
     "diff": ("diff", "URL", "URL"),
     "diff --tokens": ("diff", "URL", "model", "--tokens", "rec"),
     "imbalance": ("imbalance", "URL", "--tokens", "rec"),
-    "perturb": ("perturb", "URL", "--tokens", "rec", "--at", "0,5"),
-    "capacity": ("capacity", "--from", "URL", "--width", "64"),
+    "perturb": ("research", "perturb", "URL", "--tokens", "rec", "--at", "0,5"),
+    "capacity": ("research", "capacity", "--from", "URL", "--width", "64"),
 }
 
 
@@ -59,7 +59,7 @@ def test_without_a_cache_the_server_is_asked_again_and_nothing_is_kept(name, ask
     first = ask(CALLS[name], "--no-cache")
     assert first
     assert kept(tmp_path / "cache") == {}
-    ask(("routers", "URL"))
+    ask(("list", "routers", "URL"))
     before = kept(tmp_path / "cache")
     assert before
     call = tuple("again" if word in ("scanned", "measured") else word for word in CALLS[name])

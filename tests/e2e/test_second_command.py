@@ -91,7 +91,16 @@ def test_what_is_no_results_is_never_replaced(moegeom, place):
     (place / "thesis" / "chapter.tex").write_text("ten years of work")
     for command in (
         ("scan", "model", "--out", "thesis", "--overwrite"),
-        ("cells", "model", "--layer=0", "--subspace=random:2", "--out", "thesis", "--overwrite"),
+        (
+            "research",
+            "cells",
+            "model",
+            "--layer=0",
+            "--subspace=random:2",
+            "--out",
+            "thesis",
+            "--overwrite",
+        ),
     ):
         assert "not replaced" in moegeom(place, *command, code=2).err
     assert (place / "thesis" / "chapter.tex").read_text() == "ten years of work"

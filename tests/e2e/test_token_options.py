@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from typer.main import get_command
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import TokenColumns
@@ -26,7 +25,7 @@ from moegeom.research.perturb import study as perturbed
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
-from moegeom_cli.app import app
+from moegeom_cli.command import built
 from tests.by_day import by_day
 from tests.e2e.test_every_way_in import COMMAND
 
@@ -201,7 +200,7 @@ def test_the_same_tokens_count_everywhere_and_the_others_are_counted_on_the_scre
 
 def test_every_command_that_takes_tokens_has_every_option_of_tokens():
     options = {
-        command: {p.name for p in get_command(app).get_command(None, command).params}
+        command: {param.name for param in built(command.replace("-", "_")).params}
         for command in COMMAND
     }
     for name in typed_parameters(TokenTerms):

@@ -88,7 +88,9 @@ def warm_up() -> None:
             for module in pkgutil.walk_packages(package.__path__, f"{name}."):
                 importlib.import_module(module.name)
     with contextlib.redirect_stdout(io.StringIO()):
-        app.app(["routers", "--help"], standalone_mode=False)  # what the parser imports late
+        app.app(
+            ["list", "routers", "--help"], standalone_mode=False
+        )  # what the parser imports late
     gc.collect()
     gc.freeze()  # children neither look at these objects nor copy their pages
 

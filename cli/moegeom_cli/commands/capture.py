@@ -12,7 +12,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.options import FamilyFile, PrintFormat, Quiet, Restart
 from moegeom_cli.streams import Format, has_colours, watching, width
 
-COMMAND = Command(Group.measure, 2, "moegeom capture CKPT --text FILE.txt --out REC")
+COMMAND = Command(Group.measure, 1, "moegeom capture CKPT --text FILE.txt --out REC")
 
 
 def run(
@@ -33,8 +33,8 @@ def run(
             "--keep",
             metavar="WHAT",
             help="hidden, logits, top-logits:M, ids, outputs, outputs:every-expert, or "
-            "attention[:LAYERS] for moegeom attention [default: top-logits, or logits where the "
-            "largest do not decide].",
+            "attention[:LAYERS] for moegeom research attention [default: top-logits, or logits "
+            "where the largest do not decide].",
         ),
     ] = None,
     num_tokens: Annotated[
@@ -67,7 +67,7 @@ def run(
     format: PrintFormat = Format.table,
     quiet: Quiet = False,
 ) -> None:
-    """Run a local model over text and record what its routers read and choose."""
+    """Record what routers read and choose on a text."""
     from moegeom.core.errors import UsageError
     from moegeom.core.extras import install_command
 

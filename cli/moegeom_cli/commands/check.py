@@ -12,7 +12,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
 from moegeom_cli.options import ReportFiles
 
-COMMAND = Command(Group.judge, 1, "moegeom check CKPT --baseline moegeom-baseline.json")
+COMMAND = Command(Group.ship, 1, "moegeom check CKPT --baseline moegeom-baseline.json")
 
 
 @with_groups
@@ -28,7 +28,10 @@ def run(
         bool, typer.Option("--init", help="Write a commented moegeom.toml and stop.")
     ] = False,
 ) -> int:
-    """Judge a checkpoint: exit code 0 passed, 1 failed, 4 inconclusive."""
+    """Judge a checkpoint: limits, baseline, or both.
+
+    Exit code 0 passed, 1 failed, 4 inconclusive.
+    """
     from moegeom_cli.check_reports import parse_reports, write_reports
 
     if explain is not None:

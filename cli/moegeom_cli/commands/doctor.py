@@ -8,11 +8,11 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
-COMMAND = Command(Group.reference, 5, "moegeom doctor", needs_arguments=False)
+COMMAND = Command(Group.more, 2, "moegeom doctor", needs_arguments=False)
 
 
 def run(format: PrintFormat = Format.table) -> None:
-    """Versions, BLAS and its core, processors, the kernel cache, and which extras are installed."""
+    """What is installed: versions, BLAS, extras."""
     from moegeom.core.extras import install_command
     from moegeom.engine.diagnosis import diagnose
     from moegeom_cli.listing import render_listing

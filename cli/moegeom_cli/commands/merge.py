@@ -6,12 +6,15 @@ from moegeom.engine.request import MergeRequest
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
 
-COMMAND = Command(Group.measure, 4, "moegeom merge parts/* --out RESULTS")
+COMMAND = Command(Group.more, 1, "moegeom merge parts/* --out RESULTS")
 
 
 @with_groups
 def run(request: MergeRequest, screen: ScreenOptions, plots: PlotOptions) -> int:
-    """Add parts up to the results of one scan: exit code 4 when some are missing."""
+    """Add up the parts of a scan.
+
+    Exit code 4 when some are missing.
+    """
     from moegeom.core.finding import EXIT_INCONCLUSIVE
     from moegeom.document.results import results_document
     from moegeom.engine.parts import MissingParts

@@ -10,7 +10,7 @@ import typer
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
 
-COMMAND = Command(Group.measure, 5, "moegeom report RESULTS --format md")
+COMMAND = Command(Group.measure, 4, "moegeom report RESULTS --format md")
 
 
 @with_groups
@@ -27,7 +27,7 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Print results that were measured before, on this machine or another."""
+    """Print results that were measured before."""
     from moegeom.document.results import results_document
     from moegeom.results.counts import expert_counts, refuse_ending, write_counts
     from moegeom.results.reader import open_results

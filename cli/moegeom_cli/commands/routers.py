@@ -1,4 +1,4 @@
-"""``moegeom routers``: which routers a checkpoint has; measures nothing."""
+"""``moegeom list routers``: which routers a checkpoint has; measures nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from moegeom.engine.request import RoutersRequest
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ScreenOptions, with_groups
 
-COMMAND = Command(Group.measure, 1, "moegeom routers CKPT --layers 0-3")
+COMMAND = Command(Group.list, 1, "moegeom list routers CKPT --layers 0-3")
 
 
 @with_groups

@@ -10,7 +10,7 @@ from moegeom.studies.routes.record import RoutesRequest
 from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import ScreenOptions, with_groups
 
-COMMAND = Command(Group.judge, 3, "moegeom routes replies.jsonl --validate")
+COMMAND = Command(Group.ship, 3, "moegeom routes replies.jsonl --validate")
 
 
 @with_groups
@@ -25,7 +25,7 @@ def run(
         ),
     ] = False,
 ) -> int:
-    """What traces of choices hold, and what is wrong with them that shows without a checkpoint."""
+    """Judge traces of choices, without a checkpoint."""
     from moegeom.studies.routes.document import document
     from moegeom.studies.routes.study import routes
 

@@ -7,12 +7,15 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
 from moegeom_cli.parts import show_part
 
-COMMAND = Command(Group.measure, 3, "moegeom scan CKPT --tokens REC")
+COMMAND = Command(Group.measure, 2, "moegeom scan CKPT --tokens REC")
 
 
 @with_groups
 def run(request: ScanRequest, screen: ScreenOptions, plots: PlotOptions) -> None:
-    """Measure every router on recorded tokens; without tokens, what weights alone tell."""
+    """Measure every router on recorded tokens.
+
+    Without tokens: what weights alone tell.
+    """
     from moegeom.document.results import results_document
     from moegeom.pipeline import scan
     from moegeom.results.reader import open_results

@@ -11,7 +11,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
 from moegeom_cli.options import ReportFiles
 
-COMMAND = Command(Group.compare, 3, "moegeom track CKPT_100 CKPT_200 --plot curves.svg")
+COMMAND = Command(Group.measure, 5, "moegeom track CKPT_100 CKPT_200 --plot curves.svg")
 
 
 @with_groups
@@ -22,7 +22,10 @@ def run(
     report: ReportFiles = None,
     is_ascii: Annotated[bool, typer.Option("--ascii", help="No block characters.")] = False,
 ) -> int:
-    """Follow a training run, step by step: exit code 0 passed, 1 failed, 4 inconclusive."""
+    """Follow a training run, step by step.
+
+    Exit code 0 passed, 1 failed, 4 inconclusive.
+    """
     from moegeom.studies.track.document import document
     from moegeom.studies.track.study import track
     from moegeom_cli.check_reports import parse_reports, write_reports

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from moegeom.core.limits import REMOTE_READ_BYTES
 
 # --------------------------------------------------------------------------------------- transports
 T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -306,12 +309,14 @@ class RemoteFolder:
             with self._slots:
                 return self._transport.read(name, offset, size)
 
-        raw, seen = with_retries(attempt, self._transport.where(name), self._options)
+        where = self._transport.where(name)
+        raw, seen = with_retries(attempt, where, self._options)
+        _LOG.debug("%s: bytes %d to %d", where, offset, offset + len(raw))
         with self._lock:
             self.log.ranges.append(ByteRange(name, offset, len(raw)))
         if stamp.differs(seen) or len(raw) != size:
             raise CheckpointError(
-                f"{self._transport.where(name)} changed while it was read.",
+                f"{where} changed while it was read.",
                 "Wait until the upload is complete, and try again.",
             )
         return raw

@@ -25,7 +25,15 @@ from moegeom.checkpoint.remote.folder import (
     TryAgain,
     with_retries,
 )
-from moegeom.checkpoint.remote.url import RemoteOptions, child, cut, scheme_of, shown, split_last
+from moegeom.checkpoint.remote.url import (
+    RemoteOptions,
+    child,
+    cut,
+    hub_url,
+    scheme_of,
+    shown,
+    split_last,
+)
 from moegeom.core.errors import CheckpointError
 from moegeom.core.extras import install_command
 from moegeom.core.limits import REMOTE_BYTES_PER_S, REMOTE_NAME_LENGTH, REMOTE_REDIRECTS
@@ -502,6 +510,7 @@ def open_remote(url: str, options: RemoteOptions) -> Location:
     CheckpointError
         If nothing is there, it may not be read, or a package for it is not installed.
     """
+    url = hub_url(url)
     longest = max(map(len, shown(url).split("/")))
     if longest > REMOTE_NAME_LENGTH:
         raise CheckpointError(f"{cut(shown(url))}: has a name of {longest} characters.")

@@ -24,6 +24,22 @@ def scheme_of(text: str) -> str:
     return match[1].lower() if match else ""
 
 
+#: What a browser shows of a model of the hub: its page, a folder or a file of a revision.
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<path>/[^?#]*)?)?/?(?:[?#].*)?"
+)
+
+
+def hub_url(url: str) -> str:
+    """``hf://`` for the address of a model's page on the hub; any other URL as it is."""
+    match = _HUB_PAGE.fullmatch(url)
+    if match is None or match["repo"].startswith(("datasets/", "spaces/", "api/")):
+        return url
+    revision = f"@{match['revision']}" if match["revision"] else ""
+    return f"hf://{match['repo']}{revision}{(match['path'] or '').rstrip('/')}"
+
+
 def shown(url: str) -> str:
     """A URL without user, password, query and fragment, any of which may be a credential."""
     head, mark, rest = url.partition("://")

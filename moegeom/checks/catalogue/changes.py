@@ -68,14 +68,14 @@ def another_router(measured: Measured, limits: Limits) -> Iterator[Finding]:
             f"{len(missing)} router{'s' * (len(missing) > 1)} of the baseline not there: "
             f"{', '.join(missing[:4])}.",
             "",
-            f"moegeom routers {measured.checkpoint}",
+            f"moegeom list routers {measured.checkpoint}",
         )
     if new := sorted(names - set(baseline.routers)):
         yield another_router.finding(
             tuple(new),
             f"{len(new)} router{'s' * (len(new) > 1)} not in the baseline.",
             "What is new is compared with nothing.",
-            f"moegeom routers {measured.checkpoint}",
+            f"moegeom list routers {measured.checkpoint}",
         )
     for row in measured.layers:
         router, before = row["router"], measured.before(row["router"])
@@ -98,12 +98,12 @@ def _other_rule(measured: Measured, baseline: Baseline) -> Iterator[Finding]:
         now, old = measured.facts(row["router"]).get("rule"), rules.get(row["router"])
         if old is not None and now is not None and now != old:
             title = f"the rule is {now!r}; the baseline has {old!r}."
-            yield another_router.finding(row["router"], title, "", "moegeom families")
+            yield another_router.finding(row["router"], title, "", "moegeom list families")
     for key in () if rules else ("family", "rule"):
         now, old = measured.run["checkpoint"][key], baseline.checkpoint.get(key)
         if now != old:
             yield another_router.finding(
-                (), f"the {key} is {now!r}; the baseline has {old!r}.", "", "moegeom families"
+                (), f"the {key} is {now!r}; the baseline has {old!r}.", "", "moegeom list families"
             )
 
 

@@ -172,8 +172,8 @@ def not_looked_at(measured: Measured, limits: Limits) -> Iterator[Unknown]:
     A finding means: none is made. Where a router was left out the check is inconclusive (exit code
     4), since nothing is known of it. It gives no false alarm: it counts names.
 
-    What to do: ``moegeom routers CKPT`` names what is skipped, with the reason. Layers that look
-    their experts up by token id are judged by MGI111 and can be accepted here with a reason.
+    What to do: ``moegeom list routers CKPT`` names what is skipped, with the reason. Layers that
+    look their experts up by token id are judged by MGI111 and can be accepted here with a reason.
     """
     for left_out in unseen_routers(measured):
         yield Unknown("checkpoint", f"{left_out} were not looked at")

@@ -94,6 +94,6 @@ def _finding(
         row["router"],
         f"{threshold.column} is {value:.4g}{spread}{at}; the profile asks for {side} {words}.",
         threshold.reason,
-        "moegeom metrics",
+        "moegeom list metrics",
     )
     return dataclasses.replace(finding, severity=threshold.severity)

@@ -34,7 +34,7 @@ from moegeom.document.svg import STYLE, panel_svg
 from moegeom.document.untrusted import printable
 
 # ----------------------------------------------------------------------------------------- glossary
-#: Word to sentence. What each column of a table holds is said by its metric: ``moegeom metrics``.
+#: Word to sentence. What a column of a table holds: ``moegeom list metrics``.
 WORDS: Mapping[str, str] = {
     "95 % interval": "Where the figure would lie for other documents like these, in 95 of 100 "
     "cases.",

@@ -5,9 +5,9 @@ from moegeom.studies.study import Study
 STUDY = Study(
     name="attention",
     package=__name__,
-    place=12,
+    place=7,
     question="Gates and sinks of attention: where they are, what they do on tokens, dead heads.",
-    example="moegeom attention CKPT --layers 0-3",
+    example="moegeom research attention CKPT --layers 0-3",
     request="record:AttentionRequest",
     run="study:attention",
     unit="layers",

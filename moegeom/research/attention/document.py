@@ -41,7 +41,7 @@ _HEADS = (
 
 
 def document(report: Attention, view: View) -> Document:
-    """What ``moegeom attention`` says."""
+    """What ``moegeom research attention`` says."""
     notes = [Note(text) for text in _notes(report)]
     tables = [
         worst_excerpt(report.layers, _badness, view, partial(part, report), *also)

@@ -1,4 +1,4 @@
-"""``moegeom attention``: gates, sinks and heads of attention layers, by weights and on tokens."""
+"""``research attention``: gates, sinks and heads of attention layers, by weights and on tokens."""
 
 from __future__ import annotations
 

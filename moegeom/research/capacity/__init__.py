@@ -5,10 +5,10 @@ from moegeom.studies.study import Study
 STUDY = Study(
     name="capacity",
     package=__name__,
-    place=6,
+    place=2,
     question="What could a router of this size tell apart at most, and which published counts "
     "cannot be?",
-    example="moegeom capacity --from CKPT --data-dim 2,5,10",
+    example="moegeom research capacity --from CKPT --data-dim 2,5,10",
     request="record:CapacityRequest",
     run="study:capacity",
     has_figures=True,

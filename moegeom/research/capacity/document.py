@@ -46,7 +46,7 @@ _ROUTERS = ("router", "MACs a token", "FLOP", "times experts'", "published")
 
 
 def document(report: Capacity, view: View) -> Document:
-    """What ``moegeom capacity`` says."""
+    """What ``moegeom research capacity`` says."""
     layers = [_layer(layer, report, view) for layer in report.layers]
     most = len(layers) if view.detail else _MOST_LAYERS
     rest = layers[most:]

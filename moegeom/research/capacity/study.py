@@ -1,4 +1,4 @@
-"""``moegeom capacity``: from sizes, or from a checkpoint that has them (docs/capacity.md)."""
+"""``research capacity``: from sizes, or from a checkpoint that has them (docs/capacity.md)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""``moegeom continuity``: does the output of the experts jump at a boundary, and if smoothed?"""
+"""``research continuity``: does the output of the experts jump at a boundary, and if smoothed?"""
 
 from moegeom.studies.study import Study
 
 STUDY = Study(
     name="continuity",
     package=__name__,
-    place=10,
+    place=6,
     question="Does the output of the experts jump at a boundary, and what does smoothing make "
     "of it?",
-    example="moegeom continuity CKPT --tokens REC --plot jump.pdf",
+    example="moegeom research continuity CKPT --tokens REC --plot jump.pdf",
     request="record:ContinuityRequest",
     run="study:continuity",
     document="document:document",

@@ -32,7 +32,7 @@ _SHOWN = 5
 
 
 def document(report: Continuity, view: View) -> Document:
-    """What ``moegeom continuity`` says."""
+    """What ``moegeom research continuity`` says."""
     notes = [*_limits(report)]
     if report.written:
         notes.append(f"Lines and spreads written to {report.written}.")

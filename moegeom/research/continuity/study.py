@@ -1,4 +1,4 @@
-"""``moegeom continuity``: the output of the experts along a line over the nearest boundary."""
+"""``research continuity``: the output of the experts along a line over the nearest boundary."""
 
 from __future__ import annotations
 

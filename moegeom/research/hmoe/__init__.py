@@ -5,9 +5,9 @@ from moegeom.studies.study import Study
 STUDY = Study(
     name="hmoe",
     package=__name__,
-    place=11,
+    place=8,
     question="What can data tell of the parameters of gated attention?",
-    example="moegeom hmoe",
+    example="moegeom research hmoe",
     subject="options",
     request="record:HmoeRequest",
     run="study:hmoe",

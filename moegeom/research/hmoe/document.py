@@ -31,7 +31,7 @@ _ROUNDING = 1e-12
 
 
 def document(report: Mixtures, view: View) -> Document:
-    """What ``moegeom hmoe`` says."""
+    """What ``moegeom research hmoe`` says."""
     return Document(
         "hmoe",
         "hmoe",

@@ -1,4 +1,4 @@
-"""``moegeom hmoe``: ranks and least deviations at the parameters of S2's appendix D."""
+"""``research hmoe``: ranks and least deviations at the parameters of S2's appendix D."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from moegeom.studies.study import Study
 STUDY = Study(
     name="outputs",
     package=__name__,
-    place=9,
+    place=5,
     question="What do experts give on recorded tokens: how long, how constant, how alike?",
-    example="moegeom outputs CKPT --tokens REC --layers 5",
+    example="moegeom research outputs CKPT --tokens REC --layers 5",
     request="record:OutputsRequest",
     run="study:outputs",
     document="document:document",

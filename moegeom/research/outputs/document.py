@@ -42,7 +42,7 @@ _EXPERT_HEADS = (
 
 
 def document(report: Outputs, view: View) -> Document:
-    """What ``moegeom outputs`` says."""
+    """What ``moegeom research outputs`` says."""
     summary = study_summary(report)
     every = [_every(summary, report.routers)] if report.every_expert else []
     layers = worst_excerpt(

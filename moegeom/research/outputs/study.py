@@ -1,4 +1,4 @@
-"""``moegeom outputs``: what do experts give on recorded tokens?"""
+"""``research outputs``: what do experts give on recorded tokens?"""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from moegeom.studies.study import Study
 STUDY = Study(
     name="perturb",
     package=__name__,
-    place=7,
+    place=3,
     question="How far may an input drift before its experts change, and which expert takes over?",
-    example="moegeom perturb CKPT --tokens REC",
+    example="moegeom research perturb CKPT --tokens REC",
     request="record:PerturbRequest",
     run="study:perturb",
     document="document:document",

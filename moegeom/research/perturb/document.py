@@ -29,7 +29,7 @@ _TIES = {1: "a boundary", 2: "a tie of three", 3: "a tie of four"}
 
 
 def document(report: Perturbed, view: View) -> Document:
-    """What ``moegeom perturb`` says."""
+    """What ``moegeom research perturb`` says."""
     notes, sections = [*_limits(report)], []
     if report.written:
         notes.append(f"Curves, exits and time near ties written to {report.written}.")

@@ -1,4 +1,4 @@
-"""``moegeom perturb``: how far an input may drift before its experts change, and to which."""
+"""``research perturb``: how far an input may drift before its experts change, and to which."""
 
 from __future__ import annotations
 

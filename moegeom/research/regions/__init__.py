@@ -5,9 +5,9 @@ from moegeom.studies.study import Study
 STUDY = Study(
     name="regions",
     package=__name__,
-    place=8,
+    place=4,
     question="Between two tokens, how often do experts change, and how often their neurons?",
-    example="moegeom regions CKPT --tokens REC --layers 5",
+    example="moegeom research regions CKPT --tokens REC --layers 5",
     request="record:RegionsRequest",
     run="study:regions",
     document="document:document",

@@ -31,7 +31,7 @@ _PLANES_DROPS = (0, 0, 0, 0, 0, 0, 1, 1)
 
 
 def document(report: Regions, view: View) -> Document:
-    """What ``moegeom regions`` says."""
+    """What ``moegeom research regions`` says."""
     summary, notes = study_summary(report), [*_notes(report)]
     if report.written:
         notes.append(f"Counts written to {report.written}.")

@@ -1,4 +1,4 @@
-"""``moegeom regions``: how much of the non-linearity between tokens is routing?"""
+"""``research regions``: how much of the non-linearity between tokens is routing?"""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from moegeom.studies.study import ResultsStudy
 STUDY = ResultsStudy(
     name="boundary_report",
     package=__name__,
-    place=1,
-    question="Which tokens are about to change experts, under which arithmetic, and how much "
-    "moves.",
+    group="measure",
+    place=3,
+    question="Which tokens are about to change experts.",
     example="moegeom boundary-report CKPT --tokens REC --arith bf16",
     request="record:BoundaryRequest",
     run="study:measure_boundary",

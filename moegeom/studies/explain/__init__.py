@@ -7,8 +7,7 @@ STUDY = Study(
     package=__name__,
     group="compare",
     place=2,
-    question="Say why B chose other experts than A for the same tokens: one verdict, with its "
-    "evidence.",
+    question="Why B chose other experts than A.",
     example="moegeom explain CKPT --tokens REC_A --run-b REC_B",
     request="record:ExplainRequest",
     run="study:explain",

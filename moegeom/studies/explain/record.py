@@ -77,7 +77,7 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
     ),
     "rule differs": (
         "B chooses by another rule.",
-        "compare the rule of moegeom routers with the code that B runs.",
+        "compare the rule of moegeom list routers with the code that B runs.",
     ),
     "bias differs": (
         "B routes with another bias than A's.",

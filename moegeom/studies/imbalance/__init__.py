@@ -5,8 +5,9 @@ from moegeom.studies.study import Study
 STUDY = Study(
     name="imbalance",
     package=__name__,
-    place=2,
-    question="What makes the loads uneven, which bias would even them, and what would that cost?",
+    group="why",
+    place=1,
+    question="Why loads are uneven, and what evening costs.",
     example="moegeom imbalance CKPT --tokens REC",
     request="record:ImbalanceRequest",
     run="study:imbalance",

@@ -5,9 +5,9 @@ from moegeom.studies.study import Study
 STUDY = Study(
     name="signoff",
     package=__name__,
-    group="judge",
+    group="ship",
     place=2,
-    question="Sign off an export B of A: exit code 0 passed, 1 failed, 4 inconclusive.",
+    question="Judge an export B of a checkpoint A.",
     example="moegeom signoff A B --tokens REC_A --tokens REC_B",
     subject="pair",
     request="record:SignOffRequest",

@@ -5,8 +5,9 @@ from moegeom.studies.study import ResultsStudy
 STUDY = ResultsStudy(
     name="whatif",
     package=__name__,
-    place=4,
-    question="What would another router choose on the same tokens: loads, sets, weight, compute?",
+    group="why",
+    place=2,
+    question="Other ways to choose, on the same tokens.",
     example="moegeom whatif CKPT --tokens REC --router smooth:extra=0.5",
     request="record:WhatIfRequest",
     run="study:measure_what_ifs",

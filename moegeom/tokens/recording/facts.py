@@ -104,7 +104,7 @@ def read_facts(directory: Path) -> RecordingFacts:
 def _no_facts(directory: Path) -> RecordingError:
     partial = directory.with_name(f"{directory.name}.partial")
     if is_attention_record(directory):
-        hint = "It holds sums of attention: moegeom attention CKPT --tokens ..."
+        hint = "It holds sums of attention: moegeom research attention CKPT --tokens ..."
     elif directory.name.endswith(".partial") or (partial.exists() and not directory.exists()):
         hint = "It was never finished: record it again."
     else:

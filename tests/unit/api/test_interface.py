@@ -16,7 +16,7 @@ from moegeom.engine.parameters import in_python, option_of, parameters_of, reque
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.router.requested_family import RequestedFamily
 from moegeom.studies.study import studies
-from moegeom_cli.command import COMMANDS, Commands, typed_name
+from moegeom_cli.command import COMMANDS, built
 from tests.by_day import by_day
 from tests.unit.studies.samples import BALANCED, SAMPLES, sides
 
@@ -55,11 +55,11 @@ def test_a_function_has_the_name_of_its_command():
 
 def test_an_option_is_spelled_as_its_parameter_says():
     """The options of a command are those of the parameters that they fill."""
-    own = {"format", "quiet", "detail", "help", "is_ascii", "no_cache", "words"}
+    own = {"format", "quiet", "detail", "help", "is_ascii", "no_cache", "words", "verbose"}
     assert [
         (name, param.name)
         for name in sorted(set(COMMANDS.names()) - {"capture"})
-        for param in Commands().get_command(None, typed_name(name)).params
+        for param in built(name).params
         if param.param_type_name == "option" and param.name not in own
         if option_of(param.name) not in param.opts
     ] == []

@@ -57,27 +57,27 @@ def assert_same(report: mg.Report, *arguments: object) -> None:
 
 #: A command, whose words in capitals are paths, and the function. OUT is a folder for each.
 SAME = {
-    "routers CKPT --layers 0,2": lambda: mg.open(CKPT, layers=[0, 2]).report(),
+    "list routers CKPT --layers 0,2": lambda: mg.open(CKPT, layers=[0, 2]).report(),
     "scan CKPT --tokens REC --layers 0 --out OUT": lambda: mg.scan(CKPT, few(), layers=0),
-    "perturb CKPT --tokens REC --layers 1 --seed 3 --at 5,77 --noise 0.2": lambda: mg.perturb(
-        CKPT, few(), layers=1, seed=3, at=(5, 77), noise=0.2
+    "research perturb CKPT --tokens REC --layers 1 --seed 3 --at 5,77 --noise 0.2": lambda: (
+        mg.perturb(CKPT, few(), layers=1, seed=3, at=(5, 77), noise=0.2)
     ),
     "imbalance CKPT --tokens REC --layers 1 --seed 3": lambda: mg.imbalance(
         mg.open(CKPT, layers=1), mg.recording(few()), seed=np.int64(3)
     ),
-    "cells CKPT --tokens REC --layer 0 --subspace pca:2": lambda: mg.cells(
+    "research cells CKPT --tokens REC --layer 0 --subspace pca:2": lambda: mg.cells(
         CKPT, few(), layers=0, subspace="pca:2"
     ),
-    "cells --weights ROWS --top-k 2 --expert-set 0,1": lambda: mg.cells(
+    "research cells --weights ROWS --top-k 2 --expert-set 0,1": lambda: mg.cells(
         weights=Path("rows.npz"), top_k=2, expert_set=[0, 1]
     ),
-    "regions CKPT --tokens REC --layers 1 --segments 5": lambda: mg.regions(
+    "research regions CKPT --tokens REC --layers 1 --segments 5": lambda: mg.regions(
         CKPT, few(), layers=1, segments=5
     ),
-    "outputs CKPT --tokens REC --layers 1 --sample 40": lambda: mg.outputs(
+    "research outputs CKPT --tokens REC --layers 1 --sample 40": lambda: mg.outputs(
         CKPT, few(), layers=1, sample=40
     ),
-    "capacity --from CKPT --tokens REC --layers 0 --split 2": lambda: mg.capacity(
+    "research capacity --from CKPT --tokens REC --layers 0 --split 2": lambda: mg.capacity(
         CKPT, few(), layers=0, splits=2
     ),
     "diff BEFORE CKPT": lambda: mg.diff(BEFORE, mg.open(CKPT)),

@@ -592,7 +592,7 @@ def test_a_recording_for_scans_is_none_of_attention_and_the_other_way_round(sunk
         mg.attention(sunk[1], tokens=tmp_path / "other")
     with pytest.raises(MoeGeomError) as raised:
         open_tokens(tmp_path / "rec")
-    assert "moegeom attention CKPT --tokens" in raised.value.hint
+    assert "moegeom research attention CKPT --tokens" in raised.value.hint
 
 
 def test_a_damaged_record_is_refused(gated, tmp_path):

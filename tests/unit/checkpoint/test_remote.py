@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote.open import retry_after
-from moegeom.checkpoint.remote.url import RemoteOptions, user_cache_folder
+from moegeom.checkpoint.remote.url import RemoteOptions, hub_url, user_cache_folder
 from moegeom.checkpoint.shards import in_parallel, lazy
 from moegeom.core.errors import CheckpointError
 from moegeom.core.extras import install_command
@@ -659,3 +659,19 @@ def test_a_missing_package_says_what_to_install(options, monkeypatch):
         assert error.hint == install_command("hub")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     assert _refusal("s3://bucket/m", options).hint == "pip install s3fs"
+
+
+@pytest.mark.parametrize(
+    ("page", "url"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-30B-A3B", "hf://Qwen/Qwen3-30B-A3B"),
+        ("https://huggingface.co/a/b/", "hf://a/b"),
+        ("https://hf.co/a/b/tree/main", "hf://a/b@main"),
+        ("http://www.huggingface.co/a/b/tree/v1/sub/folder?x=1", "hf://a/b@v1/sub/folder"),
+        ("https://huggingface.co/a/b/blob/main/x.safetensors", "hf://a/b@main/x.safetensors"),
+        *((same, same) for same in ("hf://a/b", "https://huggingface.co/datasets/a/b")),
+        *((same, same) for same in ("https://host/a/b", "https://huggingface.co/a/b/resolve/m/f")),
+    ],
+)
+def test_the_address_of_a_page_of_the_hub_is_that_of_its_model(page, url):
+    assert hub_url(page) == url

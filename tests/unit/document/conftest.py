@@ -77,7 +77,7 @@ def duplicate() -> Finding:
         ("text/44",),
         "experts 12 and 97 are the same row.",
         "Bit-identical weights.",
-        "moegeom routers CKPT --layers 44" + " --and-a-long-option" * 6,
+        "moegeom list routers CKPT --layers 44" + " --and-a-long-option" * 6,
     )
 
 

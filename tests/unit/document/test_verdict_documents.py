@@ -382,7 +382,7 @@ def test_each_state_of_a_check_is_told_in_its_own_way(failed, run):
     }
     text = cases["MGI104"].result[0].text
     assert "Bit-identical" in text
-    assert "next: moegeom routers" in text
+    assert "next: moegeom list routers" in text
     assert "layer 9: rows far from the median length." in cases["MGG203"].system_out
 
 

@@ -109,7 +109,7 @@ def test_an_unknown_model_type_shows_evidence_and_the_known_families(make_olmoe)
         "more. Not said by these options: NAME: the config names no score; how weights are made: "
         "softmax or sigmoid of the chosen, divided by their sum (--renormalise) or not, a scale "
         "without a key, small constants; the norm in front. "
-        f"`moegeom families` lists the {len(families())} families that are known."
+        f"`moegeom list families` lists the {len(families())} families that are known."
     )
 
 
