@@ -36,7 +36,9 @@ class Figure:
     def basis(self, digits: int) -> str:
         """Where the limit comes from, and how well the figure is known, to so many digits."""
         spread = range_text(self.value, self.error, self.row["num_blocks"], digits)
-        return f"heuristic; 95 % range over documents {spread}"
+        has_documents = (self.measured.run.get("tokens") or {}).get("num_documents")
+        unit = "documents" if has_documents else "blocks of tokens"
+        return f"heuristic; 95 % range over {unit} {spread}"
 
 
 def _figure_check(
@@ -53,6 +55,7 @@ def _figure_check(
     sign: float = 1.0,
     offset: float = 0.0,
     extra: str = "",
+    severities: Mapping[BuiltIn, Severity] | None = None,
 ) -> Check:
     """A check that ``offset`` + ``column`` is at most its limit; at least, with ``sign`` -1.
 
@@ -93,7 +96,7 @@ def _figure_check(
         "tokens",
         absent=absent,
         detects=detects,
-        severities=WHILE_TRAINING_RUNS,
+        severities={**WHILE_TRAINING_RUNS, **(severities or {})},
     )
     return check
 

@@ -39,7 +39,11 @@ MOST_ALIKE = 2
 #: The check that judges the thresholds of a profile.
 THRESHOLDS = "MGP901"
 
-#: What no check of this version looks at; the first is told with the verdict.
+#: The check that tells rows that training moved from rows as they were initialised.
+AS_INITIALISED = "MGG207"
+
+#: What no check of this version looks at; the first, where that check could not tell, is told with
+#: the verdict.
 TRAINED = "whether routers were trained"
 EXPERTS = "expert weights"
 NOT_LOOKED_AT = (TRAINED, EXPERTS, "other engines", "quantised activations")
@@ -79,10 +83,13 @@ def verdicts_of(measured: Measured, *profiles: Profile) -> Iterator[Verdict]:
             elif profile.requires(check.code):
                 reason = "required, and not selected"
                 judged.append(JudgedCheck(check, state="inconclusive", reason=reason))
+        verdict = verdict_of(judged, profile)
+        states = {outcome.code: outcome.state for outcome in verdict.outcomes}
+        is_seen = states.get(AS_INITIALISED) in ("passed", "failed")
         yield dataclasses.replace(
-            verdict_of(judged, profile),
-            not_looked_at=(*left_out, *_not_looked_at(measured)),
-            unseen=(*left_out, TRAINED),
+            verdict,
+            not_looked_at=(*left_out, *_not_looked_at(measured, is_seen)),
+            unseen=(*left_out, *(() if is_seen else (TRAINED,))),
         )
 
 
@@ -264,6 +271,7 @@ def _outcome(entry: JudgedCheck, false: set[int], blind: set[int], profile: Prof
         tuple(accepted),
         len(unknown),
         statement,
+        SEVERITY_ORDER[check.weighs("release") or check.severity],
     )
 
 
@@ -330,11 +338,12 @@ def _detectable(
             yield entry.check.detects(statistics.median(shifts))
 
 
-def _not_looked_at(measured: Measured) -> tuple[str, ...]:
+def _not_looked_at(measured: Measured, is_training_seen: bool) -> tuple[str, ...]:
     lacking = ("load, margins, dead experts (no tokens)",) * (not measured.has_tokens)
     is_sampled = _ON_REQUEST["experts"][0] in measured.run
     beyond = {EXPERTS: f"{EXPERTS} beyond a sample"} if is_sampled else {}
-    return (*lacking, *(beyond.get(part, part) for part in NOT_LOOKED_AT))
+    rest = NOT_LOOKED_AT[1:] if is_training_seen else NOT_LOOKED_AT
+    return (*lacking, *(beyond.get(part, part) for part in rest))
 
 
 def judge(

@@ -61,7 +61,8 @@ class Outcome:
     ``severity`` is what its findings weigh (a profile may have changed it); ``reason`` says why it
     was not judged, as a whole or in ``num_open`` layers. ``accepted`` are findings that a profile
     ignores, each with the reason that it gives; a check with no others is ignored. ``title`` is
-    what a finding says, ``statement`` what holds when the check passes.
+    what a finding says, ``statement`` what holds when the check passes. Of findings that weigh
+    the same, those of the least ``weight`` come first: what would stop a release.
     """
 
     code: str
@@ -73,6 +74,7 @@ class Outcome:
     accepted: tuple[tuple[Finding, str], ...] = ()
     num_open: int = 0
     statement: str = ""
+    weight: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,12 @@ class Verdict:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings of failed checks, worst first."""
-        findings = [finding for outcome in self.in_state("failed") for finding in outcome.findings]
-        return tuple(sorted(findings, key=lambda f: (SEVERITY_ORDER[f.severity], f.code)))
+        order: list[tuple[tuple[int, int, str], Finding]] = [
+            ((SEVERITY_ORDER[finding.severity], outcome.weight, finding.code), finding)
+            for outcome in self.in_state("failed")
+            for finding in outcome.findings
+        ]
+        return tuple(finding for _, finding in sorted(order, key=lambda pair: pair[0]))
 
     def fails(self, outcome: Outcome) -> bool:
         """True when this outcome alone fails the gate."""

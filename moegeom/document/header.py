@@ -198,12 +198,10 @@ def _choices(summary: Summary) -> str:
     if not rows:
         return f"rule {_without_choices(summary.run)}"
     reproduced, near, beyond = (sum(row[name] for row in rows) for name in counted)
-    text = f"recorded choices reproduced: {reproduced:,} of {reproduced + near + beyond:,}"
-    if near:
-        text += f", {near:,} within rounding of a tie"
-    if beyond:
-        text += f", {beyond:,} NOT"
-    return f"{text}."
+    text = f"the rule gives {reproduced:,} of {reproduced + near + beyond:,} recorded choices"
+    others = [f"{near:,} differ within rounding of a tie"] * bool(near)
+    others += [f"{beyond:,} DIFFER BEYOND IT"] * bool(beyond)
+    return f"{'; '.join([text, *others])}."
 
 
 #: Facts of a header, by their labels.

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from moegeom.core.finding import EXIT_FAILED, EXIT_OK, Finding
+from moegeom.core.finding import Finding
 from moegeom.document.drawing import figure_named
 from moegeom.document.model import Document, View
 from moegeom.document.paper import refuse_undrawable, write_figure
@@ -120,8 +120,7 @@ class GateReport(Report[G]):
         return self.exit_code == 0
 
     def __repr__(self) -> str:
-        word = {EXIT_OK: "passed", EXIT_FAILED: "failed"}.get(self.exit_code, "inconclusive")
-        return f"{super().__repr__()[:-1]}, {word})"
+        return f"{super().__repr__()[:-1]}, exit code {self.exit_code})"
 
 
 class ScanReport(Report[Results]):

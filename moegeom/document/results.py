@@ -84,9 +84,7 @@ def _limits(summary: Summary) -> list[str]:
     if total and lost == total:
         return ["Not one token is finite: nothing is known of load, margins and distances."]
     basis = these(total - lost, "token") if documents is None else these(documents, "document")
-    return [
-        f"This does not say that quality is lost: flipping is exposure; load holds for {basis}."
-    ]
+    return [f"Measured on {basis}. A flip is not by itself a worse output."]
 
 
 def _not_looked_at(summary: Summary) -> list[str]:

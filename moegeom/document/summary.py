@@ -9,7 +9,7 @@ from typing import Any, get_args
 from moegeom.core.errors import ResultsError
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity, Verdict
 from moegeom.core.row_keys import OUTLIERS, is_whole
-from moegeom.core.text import quoted
+from moegeom.core.text import number_of, quoted
 from moegeom.document.place import place
 from moegeom.document.verdict_text import places
 from moegeom.results.reader import Results
@@ -44,15 +44,16 @@ class Summary:
 
     @property
     def remainder(self) -> str:
-        """Layers without a finding, and what could not be judged of them."""
+        """Layers with findings, of those judged, and what could not be judged of them."""
         total, with_tokens = len(self.layers), sum(bool(r.get("num_tokens")) for r in self.layers)
-        clean = sum(row["router"] not in self.worst for row in self.layers)
-        sentence = f"{clean} of {total} {'layers' if total > 1 else 'layer'} without a finding"
+        found = sum(row["router"] in self.worst for row in self.layers)
         if not with_tokens:
-            return f"{sentence}; weights alone, how they choose was not checked."
+            layers = number_of(total, "layer")
+            return f"findings in {found} of {layers}; weights alone: how they choose is not judged."
         unjudged = self.run.get("checks_inconclusive") or ()
+        sentence = f"findings in {found} of {number_of(total, 'layer')}"
         if with_tokens < total:
-            sentence += f"; {total - with_tokens} have no tokens"
+            sentence += f"; {total - with_tokens} without tokens, not judged on load"
         if unjudged:
             sentence += f"; not judged, too few tokens or documents: {', '.join(unjudged)}"
         return f"{sentence}."
@@ -98,7 +99,7 @@ def summarise(results: Results) -> Summary:
         )
         for row in results.rows("findings")
     ]
-    ordered = sorted(listed, key=lambda f: (SEVERITY_ORDER[f.severity], f.code))
+    ordered = sorted(listed, key=lambda f: SEVERITY_ORDER[f.severity])  # else as they were judged
     return Summary(
         run=results.run,
         layers=[row for row in layers if row["variant"] == "as_stored"],

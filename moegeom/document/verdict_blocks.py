@@ -23,8 +23,7 @@ def _look(verdict: Verdict) -> Look:
     """Only a gate that judged something and found nothing looks good."""
     if verdict.exit_code == 1:
         return "error"
-    is_clean = verdict.exit_code == 0 and not verdict.findings and verdict.in_state("passed")
-    return "good" if is_clean else "warning"
+    return "good" if verdict_word(verdict).startswith("PASSED") else "warning"
 
 
 def findings_excerpt(

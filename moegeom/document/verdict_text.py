@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moegeom.core.finding import (
@@ -16,13 +16,13 @@ from moegeom.core.finding import (
     Verdict,
 )
 from moegeom.core.router import format_layers, parse_layers
+from moegeom.core.text import number_of
 
 #: Runs of layers, or whole names of routers, that are listed before the rest is counted.
 _MOST_PLACES = 8
 
-#: For one check and for several, in the order in which they are told.
-_COUNTED: dict[State, tuple[str, str]] = {
-    "passed": ("check passed", "checks passed"),
+#: Why checks were not judged, for one and for several, in the order in which they are counted.
+_UNJUDGED: dict[State, tuple[str, str]] = {
     "inconclusive": ("inconclusive", "inconclusive"),
     "needs tokens": ("needs tokens", "need tokens"),
     "needs a baseline": ("needs a baseline", "need a baseline"),
@@ -31,8 +31,12 @@ _COUNTED: dict[State, tuple[str, str]] = {
         "need a baseline made with tokens",
     ),
     "needs experts": ("needs experts", "need experts"),
+}
+
+#: Checks that are about nothing here, or whose findings a profile accepts.
+_BESIDE: dict[State, tuple[str, str]] = {
+    "ignored": ("accepted", "accepted"),
     "does not apply": ("does not apply", "do not apply"),
-    "ignored": ("ignored", "ignored"),
 }
 
 _FAILING: dict[Severity, str] = {
@@ -43,26 +47,51 @@ _FAILING: dict[Severity, str] = {
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """``PASSED: 0 errors, 1 warning; 31 checks passed, 14 need tokens. Not checked: ...``."""
+    """The word, then how many checks are fine, are not, and were not judged.
+
+    ``WARNINGS: 27 checks fine; 3 not: 4 warnings; 13 not judged: 13 need a baseline; ...``.
+    """
     severities = [finding.severity for finding in verdict.findings]
     findings = [
-        f"{severities.count(severity)} {severity}{'' if severities.count(severity) == 1 else 's'}"
+        number_of(number, severity)
         for severity in SEVERITY_ORDER
-        if severity != "note" or severity in severities
+        if (number := severities.count(severity))
     ]
-    checks = [
-        f"{number} {words[number != 1]}"
-        for state, words in _COUNTED.items()
-        if (number := len(verdict.in_state(state))) or state == "passed"
-    ]
-    counted = f"{', '.join(findings)}; {', '.join(checks)}.{_FAILING[verdict.fail_on]}"
+    unjudged = _counts(verdict, _UNJUDGED)
+    counted = [f"{number_of(len(verdict.in_state('passed')), 'check')} fine"]
+    counted.append(f"{len(verdict.in_state('failed'))} not{_after(findings)}")
+    counted.append(f"{_number(verdict, _UNJUDGED)} not judged{_after(unjudged)}")
+    counted += [", ".join(beside)] if (beside := _counts(verdict, _BESIDE)) else []
     unseen = f" Not checked: {', '.join(verdict.unseen)}." if verdict.unseen else ""
-    return f"{verdict_word(verdict)}: {counted}{unseen}"
+    text = f"{'; '.join(counted)}.{_FAILING[verdict.fail_on]}"
+    return f"{verdict_word(verdict)}: {text}{unseen}"
+
+
+def _after(parts: Sequence[str]) -> str:
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _number(verdict: Verdict, states: Iterable[State]) -> int:
+    return sum(len(verdict.in_state(state)) for state in states)
+
+
+def _counts(verdict: Verdict, states: Mapping[State, tuple[str, str]]) -> list[str]:
+    numbers = [(len(verdict.in_state(state)), words) for state, words in states.items()]
+    return [f"{number} {words[number != 1]}" for number, words in numbers if number]
 
 
 def verdict_word(verdict: Verdict) -> str:
-    """PASSED, FAILED or INCONCLUSIVE: the exit code in one word, the first of every report."""
-    return {EXIT_OK: "PASSED", EXIT_FAILED: "FAILED"}.get(verdict.exit_code, "INCONCLUSIVE")
+    """The first word of every report. PASSED is said where everything was judged and is fine.
+
+    FAILED is exit code 1 and INCONCLUSIVE 4. With 0 ERRORS, WARNINGS or NOTES are the worst that
+    was found and does not fail the gate; PASSED IN PART: what was judged is fine, and something
+    was not judged.
+    """
+    if verdict.exit_code != EXIT_OK:
+        return "FAILED" if verdict.exit_code == EXIT_FAILED else "INCONCLUSIVE"
+    if verdict.findings:
+        return f"{verdict.findings[0].severity}s".upper()
+    return "PASSED IN PART" if _number(verdict, _UNJUDGED) else "PASSED"
 
 
 def profile_line(verdict: Verdict) -> str:

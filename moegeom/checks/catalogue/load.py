@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from moegeom.checks.catalogue.tokens import MOST_PULL, mean_decides
-from moegeom.checks.check import NO_ERROR, Limit, Limits, Tested, Unknown, check
+from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown, check
 from moegeom.checks.figure import Figure, change_check, difference_error, figure_check
 from moegeom.checks.measured import MeanPull, Measured, listed
 from moegeom.checks.statistics import p_above
@@ -16,37 +16,66 @@ from moegeom.core.finding import MOST_FAIR_SHARES
 from moegeom.core.shapes import Int64
 from moegeom.core.text import number_of
 
+#: From 30 expected choices on, an even router keeps each expert four sigmas above a tenth.
+_EXPECTED = Limit("expected_choices", 30.0, "least choices of an expert to be judged", "random")
+
 
 @check(
     "MGB201",
-    "experts are dead or underused",
+    "experts are dead",
     "warning",
     ("underused_share",),
-    limits=(
-        Limit("fair_share", 0.1, "least load in fair shares"),
-        # From 30 expected choices on, an even router keeps each expert four sigmas above a tenth.
-        Limit("expected_choices", 30.0, "fewest choices per expert that can be judged", "random"),
-    ),
+    limits=(_EXPECTED,),
     inputs="tokens",
     absent="the tokens say nothing of load",
+    severities={"release": "error"},
 )
 def dead_experts(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
-    """Every expert is used.
+    """Every expert is chosen by some token.
 
-    Looked for: experts that no token chose, or whose load is below a tenth of the fair share by
-    more than chance. A small set of tokens leaves experts out, so fewer than 30 expected choices
-    are not judged; the finding says what even routing would give each expert at least.
+    Looked for: experts that no token chose. A small set of tokens leaves experts out, so fewer than
+    30 expected choices are not judged; the finding says what chance alone explains.
 
     A finding means: on these tokens the expert does nothing. It may serve a domain that they lack.
 
     What to do: measure more tokens of other domains, then earlier checkpoints.
+    """
+    yield from _with_few(measured, dead_experts, limits, 0.0)
+
+
+@check(
+    "MGB204",
+    "experts are underused",
+    "warning",
+    ("underused_share",),
+    limits=(Limit("fair_share", 0.1, "least load in fair shares"), _EXPECTED),
+    inputs="tokens",
+    absent="the tokens say nothing of load",
+)
+def underused_experts(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
+    """Every expert that is chosen gets a tenth of its fair share.
+
+    Looked for: experts whose load is below a tenth of the fair share by more than chance; those
+    without a token are MGB201. Fewer than 30 expected choices are not judged.
+
+    A finding means: these experts serve few tokens, and learn from few.
+
+    What to do: measure more tokens of other domains; `moegeom imbalance` says why.
+    """
+    yield from _with_few(measured, underused_experts, limits, None)
+
+
+def _with_few(
+    measured: Measured, asked: Check, limits: Limits, most: float | None
+) -> Iterator[Tested | Unknown]:
+    """Of each layer, the worst first, what is claimed of experts with a load of at most ``most``;
+    None: with some, and less than the limit.
     """
     by_share = sorted(measured.layers, key=lambda row: -(row.get("underused_share") or 0.0))
     for row in by_share:
         router = row["router"]
         rows = measured.experts[router]
         fair = sum(e["num_slots"] or 0 for e in rows) / len(rows)
-        limit = limits("fair_share", router)
         least = limits("expected_choices", router)
         if row.get("underused_share") is None:
             continue
@@ -54,28 +83,30 @@ def dead_experts(measured: Measured, limits: Limits) -> Iterator[Tested | Unknow
             few = f"{fair:,.3g} choices expected of each expert; needed: {least:g}, of more tokens"
             yield Unknown(router, few)
             continue
-        low = [e for e in rows if e["load"] < limit]
+        limit = limits("fair_share", router) if most is None else most
+        low = [e for e in rows if (0.0 < e["load"] < limit if most is None else e["load"] <= most)]
         if not low:
             yield Tested(router, None, 1.0)
             continue
-        if row["num_blocks"] < 2:
+        if most is None and row["num_blocks"] < 2:
             yield Unknown(router, NO_ERROR)
             continue
-        dead = sum(e["num_slots"] == 0 for e in low)
-        counted = [f"{dead} dead"] * bool(dead) + [f"{len(low) - dead} underused"] * (
-            len(low) > dead
+        names = f"expert{'s' * (len(low) > 1)} {listed([e['expert'] for e in low])}"
+        state, share = (
+            ("underused", f"< {100 * limit:g} %") if most is None else ("dead", "nothing")
+        )
+        finding = asked.finding(
+            router,
+            f"{len(low)} of {len(rows)} experts {'is' if len(low) == 1 else 'are'} {state} here.",
+            f"{names.capitalize()} get{'s' * (len(low) == 1)} {share} of an even share "
+            f"({fair:,.0f} choices); chance alone explains down to "
+            f"{fair - 4 * math.sqrt(fair):,.0f}.",
         )
         freedom = row["num_blocks"] - 1
         p_values = [p_above(-e["load"], -limit, e["load_se"] or 0.0, freedom) for e in low]
-        finding = dead_experts.finding(
-            router,
-            f"{' and '.join(counted)} of {len(rows)} experts on these tokens.",
-            f"Less than {limit:g} of the fair {fair:,.0f} choices: expert "
-            f"{listed([e['expert'] for e in low])}. Even routing would give each at least "
-            f"{fair - 4 * math.sqrt(fair):,.0f}.",
-        )
-        # the least of the layer's p-values, for as many experts as were looked at
-        yield Tested(router, finding, min(1.0, len(rows) * min(p_values)))
+        # the least of the layer's p-values, for as many experts as were looked at; no choice at all
+        # where 30 were expected is beyond chance
+        yield Tested(router, finding, min(1.0, len(rows) * min(p_values)) if most is None else 0.0)
 
 
 @figure_check(
@@ -124,6 +155,7 @@ def _room(figure: Figure) -> float:
     absent="the tokens say nothing of load",
     offset=1.0,
     extra="--per-token",
+    severities={"release": "error"},
 )
 def overload(figure: Figure) -> tuple[str, str]:
     """No expert takes several times its fair share.

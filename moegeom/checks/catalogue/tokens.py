@@ -171,9 +171,9 @@ def mean_decides(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for router, pull in sorted(pulls, key=lambda pair: -pair[1].here):
         yield mean_decides.finding(
             router,
-            f"the mean input favours some experts {pull.here:.2g} times as much as tokens differ.",
-            f"Rows in random directions: {pull.random:.2g} +- {pull.deviation:.1g}. Loads are "
-            "uneven for that one vector's sake; moegeom imbalance says how much of it that makes.",
+            f"the mean input biases expert logits by {pull.here:.2g}x their spread over tokens.",
+            f"Rows in random directions: {pull.random:.2g}x +- {pull.deviation:.1g}. That one "
+            "vector makes the load uneven; moegeom imbalance says how much.",
             measured.measure_again(router, command="imbalance"),
         )
 

@@ -143,7 +143,7 @@ def _case(suite: Element, outcome: Outcome, verdict: Verdict, run: Mapping[str, 
         suite,
         "testcase",
         classname=suite.attrib["name"],
-        name=f"{outcome.code} {outcome.statement or outcome.title}",
+        name=f"{outcome.code} whether {outcome.statement or outcome.title}".removesuffix("."),
         time="0.000",
     )
     messages = [
@@ -161,6 +161,11 @@ def _case(suite: Element, outcome: Outcome, verdict: Verdict, run: Mapping[str, 
         SubElement(case, "failure", message=message, type=outcome.severity).text = text
         return
     state: State = "inconclusive" if outcome.num_open else outcome.state
+    if state == "failed":  # it does not stop the run, and is no pass
+        message = (
+            f"{outcome.severity}: {messages[0].splitlines()[0] if messages else outcome.title}"
+        )
+        SubElement(case, "skipped", message=message)
     if state in _ELEMENTS:
         element = SubElement(case, _ELEMENTS[state], message=why_not_judged(outcome))
         if element.tag == "error":

@@ -105,7 +105,7 @@ def _weights(loaders: Mapping[str, Any]) -> str:
 
 def _ending(verdict: Verdict, summary: Summary) -> Iterator[Block]:
     if verdict.detectable:
-        yield Note(f"Detectable at 90 % power: {'; '.join(verdict.detectable)}.")
+        yield Note(f"Smallest change this run can catch: {'; '.join(verdict.detectable)}.")
     if verdict.not_looked_at:
         yield Note(f"Not checked: {'; '.join(verdict.not_looked_at)}.")
     yield from map(Note, skipped(summary))

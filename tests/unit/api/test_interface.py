@@ -151,8 +151,8 @@ def test_a_checkpoint_is_shown_with_a_row_for_each_router(monkeypatch):
 
 def test_answers_are_short_in_a_console_and_pages_in_a_notebook():
     found = mg.check(CKPT)
-    assert repr(found) == "GateReport(check: step_1500, passed)"
-    assert str(found).startswith("VERDICT  PASSED: ")
+    assert repr(found) == "GateReport(check: step_1500, exit code 0)"
+    assert str(found).startswith("VERDICT  PASSED IN PART: ")
     assert "\n\nstep_1500  olmoe: " in str(found)
     for shown in (found, mg.open(CKPT)):
         assert shown._repr_html_().startswith("<iframe sandbox")

@@ -236,6 +236,7 @@ MEASURED: dict[str, Case] = {
     "MGI108": Case(tokens=2048, layers=1, fingerprint="sha256:0", request={"stale_inputs": True}),
     "MGI127": Case(tokens=300, layers=1, lean=1e4),
     "MGB201": Case(tokens=2048, layers=1, lean=2.0),
+    "MGB204": Case(tokens=2048, layers=1, lean=2.0),
     "MGB202": Case(tokens=2048, layers=1, lean=3.0),
     "MGB203": Case(tokens=2048, layers=1, lean=2.0),
     "MGN301": Case(rows(_blind, layer=0), tokens=2048, layers=1, lean=8.0),

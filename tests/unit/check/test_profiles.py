@@ -91,7 +91,7 @@ WRONG = {
     "select = []": "select is a list of 0, expected a list of at least 1 entry",
     'fail_on = "note"': "expected one of error, warning",
     "family_wise_error = 1.5": "expected a number below 1",
-    '[severity]\nMGB230 = "error"': "Did you mean MGB203",
+    '[severity]\nMGB230 = "error"': "Did you mean MGB20",
     "[limits.MGB203]\nfair_share = 2": "Did you mean fair_shares",
     "[limits.MGG206]\nfactor = 0": "factor is 0, expected a number above 0",
     "[limits.MGI104]\nx = 1": "unknown key 'MGI104'",
@@ -258,7 +258,7 @@ def test_a_file_extends_a_built_in_profile_and_its_own_words_come_first():
     by_code = {check.code: check for check in CHECKS.all()}
     assert profile.override(by_code["MGN118"]) == "note"
     assert profile.override(by_code["MGG401"]) == "error"
-    assert profile.override(by_code["MGB201"]) is None
+    assert profile.override(by_code["MGB204"]) is None
     for value in ("strict", "", 3, ["release"]):
         with pytest.raises(
             UsageError, match="extends is .*expected one of default, release, training"
