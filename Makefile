@@ -77,8 +77,12 @@ style: $(TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
+# Then that every public name of moegeom has a type, by the Python that is first on the path.
 types: $(TEST)
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	@out=$$(PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH="$(CURDIR)" \
+	    $(BIN)/basedpyright --verifytypes moegeom --ignoreexternal) || \
+	    { echo "$$out" | sed '/^Public modules/,/^$$/d'; exit 1; }
 	$(BIN)/lint-imports
 
 # One thread of BLAS a worker: workers fill the cores, and threads of small products wait by spinning.

@@ -106,8 +106,8 @@ class Machine:
         self.marks: list[int] = []
         self.memo: list[Any] = []
         self.found: dict[tuple[str, str], Any] = {}
-        self.left = PICKLE_OBJECT_BYTES
-        self.paid_slots = 0
+        self.left: int = PICKLE_OBJECT_BYTES
+        self.paid_slots: int = 0
 
     def refusal(self, fault: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: the pickle {fault}.", _HINT)

@@ -15,7 +15,7 @@ import numpy as np
 
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.json_text import parse_object
-from moegeom.checkpoint.reading import Folder, Location, RangeFile
+from moegeom.checkpoint.reading import Folder, Location, RangeFile, ReadLog
 from moegeom.checkpoint.store import TensorInfo, check_apart, check_names, is_inside
 from moegeom.core import limits
 from moegeom.core.documents import value_at
@@ -203,7 +203,7 @@ class ShardedStore:
         self.folder = folder
         self._config_file, self._inner = config, inner
         self._index_bytes = index_bytes
-        self.log = folder.log
+        self.log: ReadLog = folder.log
         self._shards = shards
         self.shard_of = shard_of
 
@@ -541,7 +541,7 @@ class lazy(Generic[T]):  # noqa: N801 - a decorator, as functools.cached_propert
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self.compute = compute
-        self.name = compute.__name__
+        self.name: str = compute.__name__
         self.__doc__ = compute.__doc__
 
     def __get__(self, instance: Any, owner: type) -> T:

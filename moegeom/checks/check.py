@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from moegeom.checks.measured import Measured, Row
 from moegeom.checks.profile import BuiltIn
@@ -172,7 +172,7 @@ class Check:
 
 
 #: Makes a check of the function under it, which judges: ``@check(code, title, severity, ...)``.
-check = record_of_function(Check)
+check: Final = record_of_function(Check)
 
 #: Checks of one checkpoint.
 CHECKS = Rooms("check", "moegeom.checks.catalogue", Check)

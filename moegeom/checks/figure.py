@@ -41,7 +41,8 @@ class Figure:
         return f"heuristic; 95 % range over {unit} {spread}"
 
 
-def _figure_check(
+@record_of_function
+def figure_check(
     name: str,
     page: str,
     words: Callable[[Figure], tuple[str, str]],
@@ -101,11 +102,8 @@ def _figure_check(
     return check
 
 
-#: Makes a check of the function under it, which has the words.
-figure_check = record_of_function(_figure_check)
-
-
-def _change_check(
+@record_of_function
+def change_check(
     name: str,
     page: str,
     words: Callable[[float, float], str],
@@ -169,10 +167,6 @@ def _change_check(
         severities=WHILE_TRAINING_RUNS,
     )
     return check
-
-
-#: Makes a check of the function under it, which has the words.
-change_check = record_of_function(_change_check)
 
 
 def difference_error(

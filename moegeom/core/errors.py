@@ -73,7 +73,8 @@ class RouterError(MoeGeomError):
 
     def __init__(self, message: str, hint: str = "", code: str = "") -> None:
         super().__init__(message, hint)
-        self.code, self.checkpoint = code, ""
+        self.code = code
+        self.checkpoint: str = ""
 
 
 #: Codes of the integrity checks that reading itself can break (moegeom/checks/catalogue): config

@@ -255,7 +255,7 @@ class WorkFolder:
 
     def __init__(self, path: Path, plan: str) -> None:
         self.path = path
-        self.plan = path / plan
+        self.plan: Path = path / plan
         self._lock: BaseFileLock | None = None
 
     def take(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from moegeom.core.registry import record_of_function
 from moegeom.core.router import Router
@@ -96,4 +96,4 @@ class Metric:
 
 
 #: Makes a metric of the function under it, which finishes: ``@metric(text, columns=...)``.
-metric = record_of_function(Metric)
+metric: Final = record_of_function(Metric)

@@ -77,7 +77,9 @@ class LazyBatch(TokenBatch):
     def __init__(
         self, task: Task, start: int, stop: int, record: RecordedQuantities | None = None
     ) -> None:
-        self.task, self.start, self.stop = task, start, stop
+        self.task = task
+        self.start = start
+        self.stop = stop
         #: Numbers of the tokens that are not finite.
         self.non_finite: tuple[int, ...] = ()
         columns = None if record is None else record.columns

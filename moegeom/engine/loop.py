@@ -303,7 +303,8 @@ class Workers:
         hooks: Hooks = NO_HOOKS,
         reductions: Sequence[str] | None = None,
     ) -> None:
-        self.task, self._threads, self._rows = task, threads, hooks.rows
+        self.task = task
+        self._threads, self._rows = threads, hooks.rows
         extent = extent_of(task)
         names = task.reductions if reductions is None else reductions
         self._reductions = {name: REDUCTIONS[name] for name in names}

@@ -11,7 +11,7 @@ from moegeom.core.limits import OUTPUT_BYTES
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float, Float64, Int32
 from moegeom.core.text import number_of
-from moegeom.core.tokens import TokenColumns, TokenSource, TopLogits
+from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.engine.choice import tile_logits
 from moegeom.engine.prepared import PreparedRouter, check_width
 from moegeom.engine.task import Task
@@ -49,7 +49,7 @@ class ChoicesAlone:
     def __init__(self, source: TokenSource) -> None:
         self._source = source
         outputs = tuple(kind for kind in source.facts.outputs if kind == "routing_weights")
-        self.facts = replace(source.facts, stage="ids", outputs=outputs)
+        self.facts: SourceFacts = replace(source.facts, stage="ids", outputs=outputs)
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
         return self._source.read_columns(start, stop)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from moegeom.core.router import GroupMask, Rule
@@ -109,8 +111,8 @@ def rounding_sigmas(
     return rounding.rounding_sigmas(values, logits, chosen, rows.weight)
 
 
-boundary_angle = linear.boundary_angle
-near_ties = orders.near_tie_ladder
+boundary_angle: Final = linear.boundary_angle
+near_ties: Final = orders.near_tie_ladder
 
 
 # ------------------------------------------------------------------------------------------- counts

@@ -44,7 +44,8 @@ _LADDER_COLUMNS = (
 _More = Callable[[Mapping[str, Any], RouterFacts, Mapping[str, Any]], dict[str, Any]]
 
 
-def _ladder_metric(
+@record_of_function
+def ladder_metric(
     name: str,
     page: str,
     more: _More,
@@ -60,8 +61,8 @@ def _ladder_metric(
 
     The first of ``needs`` is the histogram. ``layers`` has a column for each of QUANTILES and one
     for what is known of those that are missing, between the columns ``before`` and ``after``, whose
-    values ``more`` gives. Table ``margins`` has exact shares, since the steps of the ladder are
-    edges of the histogram.
+    values ``more``, the function under it, gives. Table ``margins`` has exact shares, since the
+    steps of the ladder are edges of the histogram.
     """
     column, words, unit = quantity
     histogram = needs[0]
@@ -112,10 +113,6 @@ def _ladder_metric(
         errors=errors,
         without_each=without_each,
     )
-
-
-#: Makes a ladder metric of the function under it, which gives the further values of ``layers``.
-ladder_metric = record_of_function(_ladder_metric)
 
 
 def _stacked(parts: Sequence[Mapping[str, Any]], need: str) -> np.ndarray:

@@ -95,7 +95,7 @@ class AttentionRecorder:
         self._step: Step | None = None
         self._documents: set[int] = set()
         self._num_sequences = 0
-        self.num_tokens = 0
+        self.num_tokens: int = 0
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -157,8 +157,8 @@ class RouterRecorder:
         self._seen: dict[str, RouterRows] = {}
         self._called: tuple[str, ...] = ()
         self._num_sequences = 0
-        self.num_ignored = 0
-        self.has_chosen = False
+        self.num_ignored: int = 0
+        self.has_chosen: bool = False
 
     @property
     def places(self) -> tuple[Place, ...]:

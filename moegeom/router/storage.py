@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -366,7 +366,7 @@ class Scheme:
 
 
 #: Above the function that opens a router that is stored so; with how to see that it is.
-scheme = record_of_function(Scheme)
+scheme: Final = record_of_function(Scheme)
 
 
 SCHEMES = Rooms("storage scheme", "moegeom.router.storages", Scheme)

@@ -68,7 +68,7 @@ class SmoothTopKRouter(TopKRouter):
         **of_top_k: Any,
     ) -> None:
         super().__init__(num_experts, top_k, hidden, **of_top_k)
-        self.budget = top_k + 0.5 if budget is None else budget
+        self.budget: float = top_k + 0.5 if budget is None else budget
         if not top_k <= self.budget <= num_experts:
             raise UsageError(
                 f"SmoothTopKRouter: budget is {self.budget:g}, expected {top_k} to {num_experts}."
@@ -82,9 +82,14 @@ class SmoothTopKRouter(TopKRouter):
                 f"SmoothTopKRouter: eps {eps:g}, a {a:g}, b {b:g}, every {every}, decay "
                 f"{decay:g}; expected positive numbers and a decay below 1."
             )
-        self.a, self.b, self.boundary_coef = a, b, boundary_coef
-        self.controller, self.decay, self.every = controller, decay, every
-        self.detach_gate, self.hard_at_inference = detach_gate, hard_at_inference
+        self.a = a
+        self.b = b
+        self.boundary_coef = boundary_coef
+        self.controller = controller
+        self.decay = decay
+        self.every = every
+        self.detach_gate = detach_gate
+        self.hard_at_inference = hard_at_inference
         is_learned = controller == "loss"
         raw = eps + math.log(-math.expm1(-eps))  # softplus of it is eps
         self.theta = nn.Parameter(torch.tensor(raw)) if is_learned else None
@@ -210,6 +215,7 @@ class ReLURouter(RouterModule):
     Source: Wang et al. 2025, arXiv 2412.14711. Oracle in tests: the loss by loops.
     """
 
+    bias: nn.Parameter | None
     strength: Tensor
     sparsity: Tensor
 
@@ -230,8 +236,9 @@ class ReLURouter(RouterModule):
                 f"ReLURouter: num_layers {num_layers}, strength {strength:g}, factor {factor:g}; "
                 "expected a layer, a positive strength and a factor above 1."
             )
-        self.num_layers, self.factor = num_layers, factor
-        self.weight = nn.Parameter(torch.randn(num_experts, hidden) * hidden**-0.5)
+        self.num_layers = num_layers
+        self.factor = factor
+        self.weight: nn.Parameter = nn.Parameter(torch.randn(num_experts, hidden) * hidden**-0.5)
         self.bias = nn.Parameter(torch.zeros(num_experts)) if has_bias else None
         self.register_buffer("strength", torch.tensor(strength))
         self.register_buffer("sparsity", torch.tensor(torch.nan), persistent=False)

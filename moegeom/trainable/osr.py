@@ -52,7 +52,7 @@ class ExpressionProjector(nn.Module):
         if keep not in ("start", "always"):
             raise UsageError(f"ExpressionProjector: keep is {keep!r}, expected start or always.")
         self.keep = keep
-        self.weight = nn.Parameter(orthonormal_rows(torch.randn(rows, hidden)))
+        self.weight: nn.Parameter = nn.Parameter(orthonormal_rows(torch.randn(rows, hidden)))
 
     def forward(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch rows"]:
         """The vectors of every expert, one after the other."""
@@ -157,13 +157,19 @@ class OSRRouter(RouterModule):
                 f"OSRRouter: eps {eps:g}, steps {steps}, decay {decay:g}; expected a positive eps, "
                 "steps from 0 on and a decay below 1."
             )
-        self.router_dim, self.eps, self.steps, self.decay = router_dim, eps, steps, decay
-        self.repulsion, self.overconfidence, self.threshold = repulsion, overconfidence, threshold
-        self.ortho_coef, self.entropy_coef = ortho_coef, entropy_coef
+        self.router_dim = router_dim
+        self.eps = eps
+        self.steps = steps
+        self.decay = decay
+        self.repulsion = repulsion
+        self.overconfidence = overconfidence
+        self.threshold = threshold
+        self.ortho_coef = ortho_coef
+        self.entropy_coef = entropy_coef
         self.balanced_at_inference = balanced_at_inference
         rows = num_experts * router_dim
-        self.weight = nn.Parameter(torch.randn(rows, hidden) * hidden**-0.5)
-        self.projector = ExpressionProjector(hidden, rows)
+        self.weight: nn.Parameter = nn.Parameter(torch.randn(rows, hidden) * hidden**-0.5)
+        self.projector: ExpressionProjector = ExpressionProjector(hidden, rows)
         self.register_buffer("expression_mean", torch.zeros(num_experts, router_dim))
 
     @property

@@ -68,7 +68,9 @@ class RouterModule(nn.Module):
             )
         if hidden < 1:
             raise UsageError(f"{type(self).__name__}: hidden is {hidden}, expected 1 or more.")
-        self.num_experts, self.top_k, self.hidden = num_experts, top_k, hidden
+        self.num_experts = num_experts
+        self.top_k = top_k
+        self.hidden = hidden
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
         """As ``to``, ``half`` and their kin, except for buffers that would become narrower."""

@@ -45,8 +45,9 @@ class GRURouter(TopKRouter):
         **of_top_k: Any,
     ) -> None:
         super().__init__(num_experts, top_k, hidden, row_size=router_dim, **of_top_k)
-        self.router_dim, self.temperature = router_dim, temperature
-        self.gru = nn.GRU(hidden, num_experts * router_dim, bias=False, batch_first=True)
+        self.router_dim = router_dim
+        self.temperature = temperature
+        self.gru: nn.GRU = nn.GRU(hidden, num_experts * router_dim, bias=False, batch_first=True)
         # Gate by gate: the three together would be neither orthogonal nor of Xavier's width.
         of_gru = dict(self.gru.named_parameters())
         for part in of_gru["weight_ih_l0"].data.chunk(3):
@@ -108,14 +109,16 @@ class SoftMoE(nn.Module):
 
     def __init__(self, experts: Iterable[nn.Module], hidden: int, *, slots: int = 1) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(experts)
+        self.experts: nn.ModuleList = nn.ModuleList(experts)
         if not len(self.experts) or slots < 1:
             raise UsageError(
                 f"SoftMoE: {number_of(len(self.experts), 'expert')} of {number_of(slots, 'slot')}, "
                 "expected one at least."
             )
         self.slots = slots
-        self.phi = nn.Parameter(torch.randn(len(self.experts) * slots, hidden) * hidden**-0.5)
+        self.phi: nn.Parameter = nn.Parameter(
+            torch.randn(len(self.experts) * slots, hidden) * hidden**-0.5
+        )
 
     @property
     def macs_per_token(self) -> int:
@@ -151,7 +154,7 @@ class SMEAR(nn.Module):
 
     def __init__(self, experts: Iterable[nn.Module], hidden: int, *, causal: bool = False) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(experts)
+        self.experts: nn.ModuleList = nn.ModuleList(experts)
         shapes = [
             [(name, value.shape) for name, value in expert.named_parameters()]
             for expert in self.experts
@@ -163,7 +166,9 @@ class SMEAR(nn.Module):
         if any(True for _ in self.experts.buffers()):
             raise UsageError("SMEAR: experts have buffers, which cannot be averaged.")
         self.causal = causal
-        self.weight = nn.Parameter(torch.randn(len(self.experts), hidden) * hidden**-0.5)
+        self.weight: nn.Parameter = nn.Parameter(
+            torch.randn(len(self.experts), hidden) * hidden**-0.5
+        )
 
     def macs(self, length: int) -> int:
         """MACs of one sequence without running the expert: logits, merging once or per token."""

@@ -97,9 +97,13 @@ class TopKRouter(RouterModule):
             raise UsageError(
                 f"{type(self).__name__}: score is {score!r}, expected {' or '.join(_SCORES)}."
             )
-        self.score, self.renormalise, self.scale = score, renormalise, scale
-        self.balance_coef, self.z_coef = balance_coef, z_coef
-        self.bias_rate, self.jitter = bias_rate, jitter
+        self.score = score
+        self.renormalise = renormalise
+        self.scale = scale
+        self.balance_coef = balance_coef
+        self.z_coef = z_coef
+        self.bias_rate = bias_rate
+        self.jitter = jitter
         size = row_size or hidden
         # Inputs behind an RMS norm then have logits of variance 1.
         self.weight = nn.Parameter(torch.randn(num_experts, size) * size**-0.5)
@@ -218,8 +222,8 @@ class CosineRouter(TopKRouter):
         **of_top_k: Any,
     ) -> None:
         super().__init__(num_experts, top_k, hidden, row_size=projected, **of_top_k)
-        self.projection = nn.Parameter(torch.randn(projected, hidden) * hidden**-0.5)
-        self.log_scale = nn.Parameter(torch.tensor([math.log(scale_of_cosines)]))
+        self.projection: nn.Parameter = nn.Parameter(torch.randn(projected, hidden) * hidden**-0.5)
+        self.log_scale: nn.Parameter = nn.Parameter(torch.tensor([math.log(scale_of_cosines)]))
 
     @property
     def macs_per_token(self) -> int:
@@ -253,7 +257,8 @@ class CentredRouter(RouterModule):
         super().__init__(router.num_experts, router.top_k, router.hidden)
         if not 0.0 <= decay < 1.0:
             raise UsageError(f"CentredRouter: decay is {decay:g}, expected 0 to below 1.")
-        self.router, self.decay = router, decay
+        self.router = router
+        self.decay = decay
         self.register_buffer("logit_bias", torch.zeros(router.num_experts))
         self.register_buffer("num_seen", torch.tensor(0))
 

@@ -51,7 +51,7 @@ class SoftmaxGate(nn.Module):
     def __init__(self, hidden: int, num_experts: int, top_k: int) -> None:
         super().__init__()
         self.top_k = top_k
-        self.weight = nn.Parameter(torch.zeros(num_experts, hidden))
+        self.weight: nn.Parameter = nn.Parameter(torch.zeros(num_experts, hidden))
 
     def forward(self, tokens: Float[torch.Tensor, "tokens hidden"]) -> Routed:
         logits = nn.functional.linear(tokens, self.weight)
@@ -74,7 +74,7 @@ class UpcycledBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.gate = gate
-        self.experts = nn.ModuleList(experts)
+        self.experts: nn.ModuleList = nn.ModuleList(experts)
         self.shared_expert = shared
 
     @property

@@ -104,7 +104,7 @@ class Cursor:
 
     def __init__(self, file: RangeFile) -> None:
         self.file = file
-        self.file_size = file.size_bytes()
+        self.file_size: int = file.size_bytes()
         self._window = b""
         self._window_start = 0
         self._at = 0

@@ -169,9 +169,9 @@ class RemoteFolder:
         commit: str = "",
     ) -> None:
         self.label = label
-        self.log = ReadLog()
+        self.log: ReadLog = ReadLog()
         self.parsed: dict[str, Any] = {}
-        self.num_parallel = options.num_parallel
+        self.num_parallel: int = options.num_parallel
         self._transport = transport
         self._options = options
         self._commit = commit

@@ -147,7 +147,7 @@ class Tensors:
     """Inputs of one router, any number of them, without documents and domains."""
 
     def __init__(self, router: str) -> None:
-        self.facts = SourceFacts(
+        self.facts: SourceFacts = SourceFacts(
             name="tensors",
             stage="router_input",
             num_tokens=0,

@@ -22,7 +22,7 @@ Source: docs/theory.md E1.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -147,11 +147,12 @@ class Work(NamedTuple):
 
     ``members`` are the chosen experts of kept groups, ``is_kept`` the groups kept here and
     ``is_kept_there`` after a step. Records, not one array a name: an array is passed as seven
-    numbers, and calls with hundreds of arguments take long to compile.
+    numbers, and calls with hundreds of arguments take long to compile. Their fields are attributes
+    in compiled code alone.
     """
 
-    each: np.ndarray
-    search: np.void
+    each: Any
+    search: Any
     members: np.ndarray
     is_kept: np.ndarray
     is_kept_there: np.ndarray
@@ -170,7 +171,7 @@ def work_for(boundaries: Boundaries) -> Work:
 
 
 @njit(**UNCOUNTED)
-def fill(values, value):
+def fill(values: np.ndarray, value: float) -> None:
     """Sets all entries; a slice would be compiled to much more."""
     for n in range(values.shape[0]):
         values[n] = value
@@ -369,7 +370,7 @@ def _finite_start(curve, plane, p, o, delta):
 
 
 @njit(**ONCE)
-def boundary_distance(curve, u, v, first, along, across, delta, limit, stack):
+def _boundary_distance(curve, u, v, first, along, across, delta, limit, stack):
     """Lower and upper bound of the distance to a boundary, and both logits at its nearest point.
 
     The row of u is ``first`` long; that of v has ``along`` along it and ``across`` across it, or
@@ -407,7 +408,7 @@ def boundary_distance(curve, u, v, first, along, across, delta, limit, stack):
 
 
 @njit(**UNCOUNTED)
-def load_token(boundaries, logits, work):
+def load_token(boundaries: Boundaries, logits: np.ndarray, work: Work) -> None:
     """Logits times the multiplier, selection scores and slopes of one token."""
     for expert in range(logits.shape[0]):
         z = logits[expert] * boundaries.multiplier
@@ -418,8 +419,10 @@ def load_token(boundaries, logits, work):
 
 
 @njit(**UNCOUNTED)
-def pair_boundary(boundaries, work, i, j, limit):
-    """As :func:`boundary_distance`, of j catching up with i; linear for equal biases."""
+def pair_boundary(
+    boundaries: Boundaries, work: Work, i: int | np.int64, j: int | np.int64, limit: float
+) -> tuple[float, float, float, float]:
+    """As :func:`_boundary_distance`, of j catching up with i; linear for equal biases."""
     u = work.each[i].z
     v = work.each[j].z
     delta = boundaries.bias[i] - boundaries.bias[j]
@@ -434,7 +437,7 @@ def pair_boundary(boundaries, work, i, j, limit):
         return distance, distance, there, v - step * (gram[i, j] - gram[j, j])
     first = boundaries.length[i]
     along = boundaries.gram[i, j] / first if first > 0.0 else boundaries.length[j]
-    return boundary_distance(
+    return _boundary_distance(
         boundaries.curve,
         u,
         v,
@@ -448,13 +451,13 @@ def pair_boundary(boundaries, work, i, j, limit):
 
 
 @njit(**UNCOUNTED)
-def slope_bounds(boundaries, slope, factor):
+def _slope_bounds(boundaries, slope, factor):
     """Least and largest slope where it changes by ``factor`` at most."""
     return slope / factor, min(max(slope, 1e-300) * factor, boundaries.curve.steepest)
 
 
 @njit(**ONCE)
-def slope_factor(boundaries, radius):
+def _slope_factor(boundaries, radius):
     """By how much any slope may change within ``radius``.
 
     The logarithm of a slope changes by at most ``log_slope`` per unit of the logit, and no logit by
@@ -469,15 +472,17 @@ def _steepest_difference(boundaries, work, i, j, factor):
     """Largest norm of s w_i - t w_j over slopes s and t within their bounds: at a corner."""
     squared = 0.0
     gram = boundaries.gram
-    for s in slope_bounds(boundaries, work.each[i].slope, factor):
-        for t in slope_bounds(boundaries, work.each[j].slope, factor):
+    for s in _slope_bounds(boundaries, work.each[i].slope, factor):
+        for t in _slope_bounds(boundaries, work.each[j].slope, factor):
             value = s * s * gram[i, i] - 2.0 * s * t * gram[i, j] + t * t * gram[j, j]
             squared = max(squared, value)
     return math.sqrt(squared)
 
 
 @njit(**UNCOUNTED)
-def nearest_boundary(boundaries, work, members):
+def nearest_boundary(
+    boundaries: Boundaries, work: Work, members: np.ndarray
+) -> tuple[float, float, int | np.int64, int | np.int64, float, float]:
     """Lower and upper bound, pair and logits there, between ``members`` and ``work.each.is_open``.
 
     ``members`` come in descending order of selection scores. Pairs are passed over when bounds of
@@ -495,10 +500,10 @@ def nearest_boundary(boundaries, work, members):
     lower, upper, at_out, at_in = pair_boundary(boundaries, work, last, first_out, math.inf)
     out, entering = (last, first_out) if upper < math.inf else (NOBODY, NOBODY)
     lower = min(lower, upper)
-    factor = slope_factor(boundaries, upper)
+    factor = _slope_factor(boundaries, upper)
     far = min(upper, FAR)
     for expert in range(q.shape[0]):
-        most = slope_bounds(boundaries, work.each[expert].slope, factor)[1]
+        most = _slope_bounds(boundaries, work.each[expert].slope, factor)[1]
         work.each[expert].reach = far * most * boundaries.length[expert] * _SAFE
     for rank in range(members.shape[0] - 1, -1, -1):
         i = members[rank]

@@ -68,7 +68,7 @@ SHORTEST = 1e-12
 
 
 @njit(**ONCE)
-def load_scores(boundaries, logits, work):
+def _load_scores(boundaries, logits, work):
     """Scores, slopes and log-odds of one token, and the mean row."""
     work.search.mean_square = 0.0
     if not boundaries.is_softmax:
@@ -104,7 +104,7 @@ def load_scores(boundaries, logits, work):
 
 
 @njit(**UNCOUNTED)
-def bound_scores(boundaries, work, radius):
+def _bound_scores(boundaries, work, radius):
     """Least and largest selection score of each expert within a distance."""
     for expert in range(work.each.shape[0]):
         reach = radius * boundaries.stretch[expert]
@@ -149,7 +149,7 @@ def _root(bend, slope, gap):
 
 
 @njit(**ONCE)
-def reach_of(boundaries, work, number, gap, slope, radius):
+def _reach_of(boundaries, work, number, gap, slope, radius):
     r"""No input within this distance breaks the constraint; at most ``radius``.
 
     :math:`C(x) \ge C_0 - n r - H r^2 / 2` with the slope n here and H the bend within r, and the
@@ -172,7 +172,7 @@ def reach_of(boundaries, work, number, gap, slope, radius):
 
 
 @njit(**UNCOUNTED)
-def steepest_descent(boundaries, work, number, of_logits):
+def _steepest_descent(boundaries, work, number, of_logits):
     """Slope of the constraint; its steepest descent, of unit length, into the coefficients.
 
     ``of_logits``: of the same sum of logits instead of scores. 0 and no direction without any.
@@ -224,7 +224,7 @@ def _load_selection(boundaries, work, length):
 
 
 @njit(**UNCOUNTED)
-def best_sum(values, start, stop, takes):
+def _best_sum(values, start, stop, takes):
     """Sum of the one or two largest values of a group."""
     first = -math.inf
     second = -math.inf
@@ -238,7 +238,7 @@ def best_sum(values, start, stop, takes):
 
 
 @njit(**UNCOUNTED)
-def keep_groups(boundaries, q, is_kept):
+def _keep_groups(boundaries, q, is_kept):
     """Marks the groups that the group mask keeps; equal scores: the lower index."""
     fill(is_kept, boundaries.num_kept == boundaries.num_groups)
     if boundaries.num_kept == boundaries.num_groups:
@@ -250,7 +250,7 @@ def keep_groups(boundaries, q, is_kept):
         for group in range(boundaries.num_groups):
             if is_kept[group]:
                 continue
-            score = best_sum(q, group * size, (group + 1) * size, boundaries.takes)
+            score = _best_sum(q, group * size, (group + 1) * size, boundaries.takes)
             if best < 0 or score > value:
                 best = group
                 value = score
@@ -258,11 +258,11 @@ def keep_groups(boundaries, q, is_kept):
 
 
 @njit(**UNCOUNTED)
-def is_changed(boundaries, work, length):
+def _is_changed(boundaries, work, length):
     """Whether the rule chooses other experts after a step of this length."""
     _load_selection(boundaries, work, length)
     q, is_kept = work.each.there, work.is_kept_there
-    keep_groups(boundaries, q, is_kept)
+    _keep_groups(boundaries, q, is_kept)
     size = q.shape[0] // boundaries.num_groups
     worst = -1
     best = -1
@@ -280,7 +280,7 @@ def is_changed(boundaries, work, length):
 
 
 @njit(**UNCOUNTED)
-def point(boundaries, work, experts, coefficients, number):
+def _point(boundaries, work, experts, coefficients, number):
     """The direction of logits that some coefficients of rows stand for."""
     for expert in range(work.each.shape[0]):
         value = coefficients[4] * work.each[expert].with_mean
@@ -290,13 +290,13 @@ def point(boundaries, work, experts, coefficients, number):
 
 
 @njit(**UNCOUNTED)
-def shorter_change(boundaries, work, low, length):
+def _shorter_change(boundaries, work, low, length):
     """The step along the direction if it changes the set, shortened; inf if it does not."""
-    if not is_changed(boundaries, work, length):
+    if not _is_changed(boundaries, work, length):
         return math.inf
     while length - low > RESOLUTION * length:
         middle = (low + length) / 2.0
-        if is_changed(boundaries, work, middle):
+        if _is_changed(boundaries, work, middle):
             length = middle
         else:
             low = middle
@@ -304,7 +304,7 @@ def shorter_change(boundaries, work, low, length):
 
 
 @njit(**ONCE)
-def first_change(boundaries, work, low, guess, limit):
+def _first_change(boundaries, work, low, guess, limit):
     """Length of a step along the direction after which the set differs; inf from ``limit`` on.
 
     Steps begin at ``guess`` and grow; the first that changes the set is shortened by bisection down
@@ -318,12 +318,12 @@ def first_change(boundaries, work, low, guess, limit):
     while True:
         if length >= limit or steps == _MAX_STEPS:
             return math.inf
-        if is_changed(boundaries, work, length):
+        if _is_changed(boundaries, work, length):
             break
         low = length
         length = length * _GROWTH
         steps += 1
-    return shorter_change(boundaries, work, low, length)
+    return _shorter_change(boundaries, work, low, length)
 
 
 #: Bounds that are this near to each other are not brought nearer.
@@ -366,8 +366,8 @@ def _add(work, lower, guess, out, entering):
 
 @njit(**UNCOUNTED)
 def _add_constraint(boundaries, work, number, gap, always, out, entering, radius):
-    slope = steepest_descent(boundaries, work, number, False)
-    lower = reach_of(boundaries, work, number, gap, slope, radius)
+    slope = _steepest_descent(boundaries, work, number, False)
+    lower = _reach_of(boundaries, work, number, gap, slope, radius)
     _add(work, max(lower, always), gap / slope if slope > 0.0 else math.inf, out, entering)
 
 
@@ -424,7 +424,7 @@ def _add_swaps(boundaries, work, members, radius):
             nearest = (lower, upper, at_out, at_in)
             _add_boundary(boundaries, work, out, entering, nearest, out, entering)
         return
-    bound_scores(boundaries, work, radius)
+    _bound_scores(boundaries, work, radius)
     for rank in range(members.shape[0] - 1, NOBODY, NOBODY):
         i = members[rank]
         for j in range(work.each.shape[0]):
@@ -542,23 +542,23 @@ def _add_groups(boundaries, work, radius):
     q, low, high = work.each.q, work.each.low, work.each.high
     size = q.shape[0] // boundaries.num_groups
     takes = boundaries.takes
-    bound_scores(boundaries, work, radius)
+    _bound_scores(boundaries, work, radius)
     for g in range(boundaries.num_groups):
         if not work.is_kept[g]:
             continue
         tops = _tops_of(q, g * size, (g + 1) * size)
-        least_of_g = best_sum(low, g * size, (g + 1) * size, takes)
+        least_of_g = _best_sum(low, g * size, (g + 1) * size, takes)
         own = low[tops[0]] + low[tops[1]] if takes == 2 else low[tops[0]]
-        best_of_g = best_sum(q, g * size, (g + 1) * size, takes)
+        best_of_g = _best_sum(q, g * size, (g + 1) * size, takes)
         for h in range(boundaries.num_groups):
             if work.is_kept[h]:
                 continue
             start, stop = h * size, (h + 1) * size
-            if least_of_g > best_sum(high, start, stop, takes):
+            if least_of_g > _best_sum(high, start, stop, takes):
                 continue
             slope = boundaries.slopes[g, h]
-            highest = best_sum(high, start, stop, 1)
-            gap = max(best_of_g - best_sum(q, start, stop, takes), 0.0)
+            highest = _best_sum(high, start, stop, 1)
+            gap = max(best_of_g - _best_sum(q, start, stop, takes), 0.0)
             always = gap / slope if slope > 0.0 else math.inf
             for one in range(start, stop):
                 if takes == 1:
@@ -581,15 +581,15 @@ def _search(boundaries, work, limit):
         is_nowhere &= work.search.way[n] == 0.0
     if guess == 0.0 and is_nowhere:
         return 0.0
-    point(boundaries, work, work.search.nearest, work.search.way, 4)
-    return min(limit, first_change(boundaries, work, work.search.low_of_nearest, guess, limit))
+    _point(boundaries, work, work.search.nearest, work.search.way, 4)
+    return min(limit, _first_change(boundaries, work, work.search.low_of_nearest, guess, limit))
 
 
 @njit(**ONCE)
 def _sort_out(boundaries, chosen, work):
     """Marks chosen, allowed and open experts; returns how many chosen ones are in kept groups."""
     size = work.each.shape[0] // boundaries.num_groups
-    keep_groups(boundaries, work.each.q, work.is_kept)
+    _keep_groups(boundaries, work.each.q, work.is_kept)
     for expert in range(work.each.shape[0]):
         work.each[expert].allowed = work.is_kept[expert // size]
         work.each[expert].is_open = work.each[expert].allowed and not work.each[expert].inside
@@ -605,10 +605,10 @@ def _sort_out(boundaries, chosen, work):
 def _along(boundaries, work, number, low, length, far):
     """Shortest step down the constraint that changes the set; ``far`` if none does."""
     for of_logits in (False, True):
-        steepest_descent(boundaries, work, number, of_logits)
-        point(boundaries, work, work.search.experts, work.search.coefficients, number)
+        _steepest_descent(boundaries, work, number, of_logits)
+        _point(boundaries, work, work.search.experts, work.search.coefficients, number)
         trial = length if far == math.inf else far * (1.0 - RESOLUTION)
-        far = min(far, shorter_change(boundaries, work, low, trial))
+        far = min(far, _shorter_change(boundaries, work, low, trial))
     return far
 
 
@@ -655,20 +655,20 @@ def _on_rays(boundaries, work, chosen, low, far):
 
 
 @njit(**UNCOUNTED)
-def bracket(boundaries, work, logits, chosen, on_rays):
+def _bracket(boundaries, work, logits, chosen, on_rays):
     """Lower and upper bound of one token; ``work.search.pair`` is the pair if it is known, else -1.
 
     The pair is known where everything else is farther than the upper bound. 0 and 0 where the set
     is not what the rule makes of these logits: a tie up to rounding. Rays
     take nearly half of the time; they bring the upper bound down and leave the lower one.
     """
-    load_scores(boundaries, logits, work)
+    _load_scores(boundaries, logits, work)
     fill(work.each.inside, False)
     fill(work.each.direction, 0.0)
     for rank in range(chosen.shape[0]):
         work.each[chosen[rank]].inside = True
     _clear(work)
-    if is_changed(boundaries, work, 0.0):
+    if _is_changed(boundaries, work, 0.0):
         return 0.0, 0.0
     members = work.members[: _sort_out(boundaries, chosen, work)]
     far = math.inf
@@ -711,7 +711,7 @@ def _separable(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
 @kernel(error_model="numpy")
 def _bounded(boundaries, work, logits, chosen, on_rays, lower, upper, pair):
     for token in range(logits.shape[0]):
-        bounds = bracket(boundaries, work, logits[token], chosen[token], on_rays)
+        bounds = _bracket(boundaries, work, logits[token], chosen[token], on_rays)
         lower[token], upper[token] = bounds
         pair[token, 0], pair[token, 1] = work.search.pair[0], work.search.pair[1]
 

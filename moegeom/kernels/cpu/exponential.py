@@ -22,7 +22,7 @@ _SHIFT, _BIAS = np.int64(52), np.int64(1023)
 
 # Never with "reassoc", which would take the rounding to an integer away.
 @njit(**UNCOUNTED, fastmath={"contract"})
-def power_of_e(z):
+def power_of_e(z: float) -> float:
     r"""Power of e of a number that is held in [-708, 709].
 
     :math:`e^z = 2^k e^r` with :math:`|r| \le \ln 2 / 2` and 13 terms of the series of :math:`e^r`.

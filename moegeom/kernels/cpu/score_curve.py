@@ -75,7 +75,7 @@ def _own_at(code, t):
 
 
 @njit(**UNCOUNTED)
-def curve_at(curve, logit):
+def curve_at(curve: KernelCurve, logit: float) -> tuple[float, float, float]:
     """Score, how far it is below the upper end of the range without a cap, and slope.
 
     The rest keeps its digits where the score saturates; it is inf for an unbounded score.
@@ -88,7 +88,7 @@ def curve_at(curve, logit):
 
 
 @njit(**UNCOUNTED)
-def curve_inverse(curve, score, rest):
+def curve_inverse(curve: KernelCurve, score: float, rest: float) -> tuple[float, float]:
     """Logit with this score, and the slope there; -inf or inf, and 0, outside the range.
 
     ``rest`` is how far it is below the upper end of the range without a cap.
@@ -116,7 +116,7 @@ def curve_inverse(curve, score, rest):
 
 
 @njit(**UNCOUNTED)
-def curve_slopes(curve, low, high):
+def curve_slopes(curve: KernelCurve, low: float, high: float) -> tuple[float, float]:
     """Least and largest slope between two logits, by the shape of s' and of the cap."""
     c = curve.soft_cap
     if math.isinf(c):

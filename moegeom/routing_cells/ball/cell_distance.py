@@ -126,7 +126,7 @@ class BallWork(NamedTuple):
 
 
 @njit(**INNER)
-def work_for(experts, dims):
+def _work_for(experts, dims):
     """Room for one cell after the other."""
     return BallWork(
         np.empty((dims, experts)),
@@ -145,7 +145,7 @@ def work_for(experts, dims):
 
 
 @njit(**UNCOUNTED)
-def ordered(ball, inside, order, columns, shift):
+def _ordered(ball, inside, order, columns, shift):
     """Puts the experts of a cell first; returns their number."""
     n, k = 0, 0
     for side in (True, False):
@@ -161,7 +161,7 @@ def ordered(ball, inside, order, columns, shift):
 
 
 @njit(**UNCOUNTED)
-def evaluate(columns, shift, step, logits):
+def _evaluate(columns, shift, step, logits):
     """The logits after a step."""
     for j in range(len(shift)):
         logits[j] = shift[j]
@@ -171,7 +171,7 @@ def evaluate(columns, shift, step, logits):
 
 
 @njit(**UNCOUNTED)
-def ends(logits, k, out, into):
+def _ends(logits, k, out, into):
     """The least chosen and the greatest other logit, and their experts, without a pair."""
     # values first: a place that is kept along with them costs a wrong guess at each new one
     low, high, i, j = np.inf, -np.inf, -1, -1
@@ -193,7 +193,7 @@ def ends(logits, k, out, into):
 
 
 @njit(**UNCOUNTED)
-def projected(columns, i, j, q, basis, height, away):
+def _projected(columns, i, j, q, basis, height, away):
     """Slope of a pair, its heights on the basis and the rest; both squared lengths."""
     length, gain = 0.0, 0.0
     for c in range(len(away)):
@@ -218,7 +218,7 @@ def projected(columns, i, j, q, basis, height, away):
 
 
 @njit(**UNCOUNTED)
-def appended(q, gain, basis, upper, height, away):
+def _appended(q, gain, basis, upper, height, away):
     """Appends the slope that was projected last to the basis."""
     root = math.sqrt(gain)
     for m in range(q):
@@ -234,13 +234,13 @@ def _dropped(columns, q, leaving, pairs, multipliers, basis, upper, height, away
     for m in range(leaving, q - 1):
         pairs[m, 0], pairs[m, 1] = pairs[m + 1, 0], pairs[m + 1, 1]
         multipliers[m] = multipliers[m + 1]
-        _, gain = projected(columns, pairs[m, 0], pairs[m, 1], m, basis, height, away)
-        appended(m, gain, basis, upper, height, away)
+        _, gain = _projected(columns, pairs[m, 0], pairs[m, 1], m, basis, height, away)
+        _appended(m, gain, basis, upper, height, away)
     return q - 1
 
 
 @njit(**UNCOUNTED)
-def search(work, limits, k, out, into):
+def _search(work, limits, k, out, into):
     """Returns how the search ended, and the number of pairs that hold its step.
 
     With both ``out`` and ``into`` the two tie, on a facet; with one of them the cell is cut to
@@ -261,11 +261,11 @@ def search(work, limits, k, out, into):
     if out >= 0 and into >= 0:
         pairs[0, 0], pairs[0, 1] = out, into
         gap = shift[out] - shift[into]
-        length, _ = projected(columns, out, into, 0, basis, height, away)
+        length, _ = _projected(columns, out, into, 0, basis, height, away)
         if length == 0.0:
             multipliers[0] = -1.0 if gap > 0.0 else 1.0
             return CONTRADICTED, 1
-        appended(0, length, basis, upper, height, away)
+        _appended(0, length, basis, upper, height, away)
         multipliers[0] = -gap / length
         for c in range(dims):
             step[c] = -gap / length * away[c]
@@ -276,8 +276,8 @@ def search(work, limits, k, out, into):
             squared += step[c] * step[c]
         if squared >= reach:
             return PASSED, q
-        evaluate(columns, shift, step, logits)
-        i, j, low, high = ends(logits, k, -1, -1)
+        _evaluate(columns, shift, step, logits)
+        i, j, low, high = _ends(logits, k, -1, -1)
         if out >= 0 and into < 0:
             if low + high < 2.0 * logits[out]:
                 j, high = out, logits[out]
@@ -295,7 +295,7 @@ def search(work, limits, k, out, into):
                 return SOLVED, q
         own = 0.0
         while True:
-            length, gain = projected(columns, i, j, q, basis, height, away)
+            length, gain = _projected(columns, i, j, q, basis, height, away)
             gap = low - high
             for m in range(q - 1, -1, -1):
                 value = height[m]
@@ -324,7 +324,7 @@ def search(work, limits, k, out, into):
                     step[c] += change * away[c]
                 low += change * gain
             if full <= least:
-                appended(q, gain, basis, upper, height, away)
+                _appended(q, gain, basis, upper, height, away)
                 pairs[q, 0], pairs[q, 1] = i, j
                 multipliers[q] = own
                 q += 1
@@ -381,7 +381,7 @@ def _inwards(work, k, out, into, near):
     if out >= 0:
         level, first, base = logits[out], out, 0.0
     else:
-        first, j, low, high = ends(logits, k, -1, -1)
+        first, j, low, high = _ends(logits, k, -1, -1)
         if j < 0 or low > high + near:
             return True
         level, base = 0.5 * (low + high), 1.0
@@ -395,10 +395,10 @@ def _inwards(work, k, out, into, near):
         target = 1.0 if m < k else -1.0
         if m == into:
             target = 0.0
-        length, gain = projected(columns, m, first, q, basis, height, away)
+        length, gain = _projected(columns, m, first, q, basis, height, away)
         if not gain > 1e-20 * length:
             return False
-        appended(q, gain, basis, upper, height, away)
+        _appended(q, gain, basis, upper, height, away)
         value = target - base
         for l in range(q):
             value -= upper[l, q] * share[l]
@@ -421,8 +421,8 @@ def _off(work, k, out, into, rounding, longest):
     """A bound of the distance from ``moved`` to the set; infinite where none is proved."""
     columns, logits, moved = work.columns, work.logits, work.moved
     dims = len(moved)
-    evaluate(columns, work.shift, moved, logits)
-    _, _, low, high = ends(logits, k, out, into)
+    _evaluate(columns, work.shift, moved, logits)
+    _, _, low, high = _ends(logits, k, out, into)
     if out < 0:
         return 0.0 if low - rounding > high + rounding else np.inf
     length = 0.0
@@ -547,9 +547,9 @@ def _is_parallel(columns, shift, pairs, q, error):
 
 
 @njit(**INNER)
-def excluded(work, limits, k, out, into):
+def _excluded(work, limits, k, out, into):
     """BEYOND, EMPTY or OPEN with a lower bound, and whether the search was solved."""
-    ended, q = search(work, limits, k, out, into)
+    ended, q = _search(work, limits, k, out, into)
     fixed = 1 if out >= 0 and into >= 0 else 0
     if ended == STUCK:
         return OPEN, 0.0, False
@@ -564,13 +564,13 @@ def excluded(work, limits, k, out, into):
 
 
 @njit(**INNER)
-def answer(work, limits, k, out, into):
+def _answer(work, limits, k, out, into):
     """The state of a cell, or of a facet where out >= 0, and its bracket.
 
     For MET, ``moved`` is a step into the relative interior, or no farther from it than rounding
     takes.
     """
-    state, lower, is_solved = excluded(work, limits, k, out, into)
+    state, lower, is_solved = _excluded(work, limits, k, out, into)
     bound = np.inf
     if state == OPEN and is_solved:
         bound = _upper_bound(work, limits, k, out, into)
@@ -641,17 +641,17 @@ def cell_distance(
 def _distance_loop(ball, inside, exchanged, distances):
     """Fills in the distances of one cell or facet after the other."""
     experts, dims = ball.weight.shape
-    work = work_for(experts, dims)
+    work = _work_for(experts, dims)
     order, place = np.empty(experts, np.int64), np.empty(experts, np.int64)
     k = 0
     for n in range(len(inside)):
         if n == 0 or not _is_same(inside[n - 1], inside[n]):
-            k = ordered(ball, inside[n], order, work.columns, work.shift)
+            k = _ordered(ball, inside[n], order, work.columns, work.shift)
             for m in range(experts):
                 place[order[m]] = m
         out = place[exchanged[n, 0]] if exchanged[n, 0] >= 0 else -1
         into = place[exchanged[n, 1]] if exchanged[n, 0] >= 0 else -1
-        state, distances.lower[n], distances.upper[n] = answer(work, ball.limits, k, out, into)
+        state, distances.lower[n], distances.upper[n] = _answer(work, ball.limits, k, out, into)
         distances.state[n] = state
         if state == MET:
             for c in range(dims):  # an array at once would bring the text of its errors along
@@ -676,7 +676,7 @@ def facet_distance_loop(ball, sure, foot, inside, first, listed, facets):
     j in the whole ball, ``foot`` bounds the distance of the tie of two.
     """
     experts, dims = ball.weight.shape
-    work, order = work_for(experts, dims), np.empty(experts, np.int64)
+    work, order = _work_for(experts, dims), np.empty(experts, np.int64)
     limits, radius = ball.limits, ball.limits.radius
     facet, count, at = facets.facet, 0, 0
     is_known = np.zeros((experts, experts), np.bool_)
@@ -684,7 +684,7 @@ def facet_distance_loop(ball, sure, foot, inside, first, listed, facets):
     while at < len(listed) and listed[at, 0] < first:
         at += 1
     for n in range(first, len(inside)):
-        k = ordered(ball, inside[n], order, work.columns, work.shift)
+        k = _ordered(ball, inside[n], order, work.columns, work.shift)
         if count + k * (experts - k) > len(facet):
             return n, count
         start = at
@@ -702,7 +702,7 @@ def facet_distance_loop(ball, sure, foot, inside, first, listed, facets):
         for m in range(experts):
             if is_free[m]:
                 out, into = (m, -1) if m < k else (-1, m)
-                state, _, _ = excluded(work, limits, k, out, into)
+                state, _, _ = _excluded(work, limits, k, out, into)
                 is_free[m] = state == OPEN
         for out in range(k):
             if not is_free[out]:
@@ -711,7 +711,7 @@ def facet_distance_loop(ball, sure, foot, inside, first, listed, facets):
                 own, other = order[out], order[into]
                 if not is_free[into] or foot[own, other] >= radius or is_known[own, other]:
                     continue
-                state, lower, upper = answer(work, limits, k, out, into)
+                state, lower, upper = _answer(work, limits, k, out, into)
                 if state in (BEYOND, EMPTY):
                     continue
                 facet[count, 0], facet[count, 1], facet[count, 2] = n, own, other

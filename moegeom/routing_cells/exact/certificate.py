@@ -46,21 +46,21 @@ class ExactProblem:
         upper: np.ndarray | None = None,
     ) -> None:
         experts, dims = weight.shape
-        self.weight = np.ascontiguousarray(weight) + 0.0  # no negative zeros: rows are compared
-        self.bias = np.zeros(experts) if bias is None else bias + 0.0
+        self.weight: np.ndarray = np.ascontiguousarray(weight) + 0.0  # no -0.0: rows are compared
+        self.bias: np.ndarray = np.zeros(experts) if bias is None else bias + 0.0
         if not (np.isfinite(self.weight).all() and np.isfinite(self.bias).all()):
             raise ValueError("weights or biases are not all finite")
         chosen = {int(i) for i in expert_set}
         if not chosen or len(chosen) != len(expert_set) or not chosen <= set(range(experts)):
             raise ValueError(f"the expert set is no set of experts below {experts}")
-        self.mask = np.zeros(experts, bool)
+        self.mask: np.ndarray = np.zeros(experts, bool)
         self.mask[sorted(chosen)] = True
-        self.is_boxed = lower is not None or upper is not None
-        self.lower = np.full(dims, -np.inf) if lower is None else lower
-        self.upper = np.full(dims, np.inf) if upper is None else upper
+        self.is_boxed: bool = lower is not None or upper is not None
+        self.lower: np.ndarray = np.full(dims, -np.inf) if lower is None else lower
+        self.upper: np.ndarray = np.full(dims, np.inf) if upper is None else upper
         if not (self.lower < self.upper).all():
             raise ValueError("the box has a lower end that is not below the upper one")
-        self.sign = np.where(self.mask, 1.0, -1.0)
+        self.sign: np.ndarray = np.where(self.mask, 1.0, -1.0)
 
     def equal_rows(self) -> Multipliers | None:
         """Multipliers of two equal rows that prove that there is no cell."""

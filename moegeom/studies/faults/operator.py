@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -319,7 +320,7 @@ class Operator:
 
 
 #: The decorator that makes an operator of a function, under its name.
-operator = record_of_function(Operator)()
+operator: Final = record_of_function(Operator)()
 
 OPERATORS: Rooms[Operator] = Rooms("operator", "moegeom.studies.faults.operators", Operator)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class Scope:
 
 
 #: The decorator that makes a scope of a function, under its name.
-scope = record_of_function(Scope)()
+scope: Final = record_of_function(Scope)()
 
 SCOPES: Rooms[Scope] = Rooms("scope", "moegeom.studies.faults.scopes", Scope)
 

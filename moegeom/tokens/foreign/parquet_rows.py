@@ -41,10 +41,10 @@ class ParquetTable:
             self._facts = parquet_facts(path)
         except (DocumentError, OSError) as error:
             raise self._unreadable(error) from None
-        self.schema = self._facts.schema
+        self.schema: pa.Schema = self._facts.schema
         self._blocks = _blocks(self._facts.groups)
         sizes = (sum(self._facts.sizes[n] for n in block) for block in self._blocks)
-        self.starts = tuple(accumulate(sizes, initial=0))
+        self.starts: tuple[int, ...] = tuple(accumulate(sizes, initial=0))
         self._cache = Cache[np.ndarray](CACHE_BYTES, lambda block: block.nbytes)
         if not self.starts[-1]:
             raise RecordingError(f"{path.name}: no rows.")

@@ -256,7 +256,10 @@ class CountedSource:
             "Use moegeom scan, which makes load figures of counts.",
         )
 
-    read_values = read_top_logits = read_chosen = read_output = read_columns
+    read_values = read_columns
+    read_top_logits = read_columns
+    read_chosen = read_columns
+    read_output = read_columns
 
 
 def counted_source(

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from moegeom.checks.check import Check, Claim, Inputs
 from moegeom.checks.profile import DEFAULT, FAMILY_WISE_ERROR
@@ -70,7 +71,7 @@ def _series_check(
 
 
 #: Makes a check of a series of the function under it, which judges.
-series_check = record_of_function(_series_check)
+series_check: Final = record_of_function(_series_check)
 
 #: Checks of a series.
 SERIES_CHECKS = Rooms("check of a series", "moegeom.studies.track.findings", Check)
