@@ -85,13 +85,14 @@ def verdict_word(verdict: Verdict) -> str:
 
     FAILED is exit code 1 and INCONCLUSIVE 4. With 0 ERRORS, WARNINGS or NOTES are the worst that
     was found and does not fail the gate; PASSED IN PART: what was judged is fine, and something
-    was not judged.
+    was not judged, routers or checks.
     """
     if verdict.exit_code != EXIT_OK:
         return "FAILED" if verdict.exit_code == EXIT_FAILED else "INCONCLUSIVE"
     if verdict.findings:
         return f"{verdict.findings[0].severity}s".upper()
-    return "PASSED IN PART" if _number(verdict, _UNJUDGED) else "PASSED"
+    is_whole = not (_number(verdict, _UNJUDGED) or verdict.unseen)
+    return "PASSED" if is_whole else "PASSED IN PART"
 
 
 def profile_line(verdict: Verdict) -> str:

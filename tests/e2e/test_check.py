@@ -24,7 +24,7 @@ COLLAPSED = "sample_ckpts/olmoe-collapsed/step_1500"
 def test_a_healthy_checkpoint_passes_and_says_what_was_not_looked_at(moegeom, place):
     ran = moegeom(place, "check", HEALTHY, code=0)
     assert ran.err == ""
-    assert "0 errors, 0 warnings" in ran.out
+    assert " checks fine; 0 not; " in ran.out
     assert "Not checked: load, margins, dead experts (no tokens)" in ran.words
     assert widest(ran.out) <= 100
 
@@ -99,7 +99,7 @@ def test_results_are_judged_without_the_checkpoint(moegeom, place):
     findings = []
     for typed in (("results",), ("model", "--tokens", "rec", "--layers", "1")):
         ran = moegeom(place, "check", *typed, code=1)
-        assert "VERDICT  FAILED: 1 error, 0 warnings; " in ran.out
+        assert " checks fine; 1 not (1 error); " in ran.out
         assert "ERROR MGI104  layer 1: experts 1 and 5 are the same row" in ran.out
         findings.append([line for line in ran.out.splitlines() if "MGI104" in line])
     assert findings[0] == findings[1]
@@ -125,8 +125,8 @@ def test_a_checkpoint_passes_its_own_baseline(moegeom, place):
     ran = moegeom(*measured, "--update-baseline", code=0)
     assert "baseline written: moegeom-baseline.json" in ran.err
     ran = moegeom(*measured, "--baseline", "moegeom-baseline.json", code=0)
-    assert "0 errors, 0 warnings" in ran.out
-    assert "Detectable at 90 % power" in ran.out
+    assert " checks fine; 0 not; " in ran.out
+    assert "Smallest change this run can catch" in ran.out
 
 
 def test_rows_that_change_places_alone_fail_and_with_their_experts_pass(moegeom, place):

@@ -66,7 +66,7 @@ def underused_experts(measured: Measured, limits: Limits) -> Iterator[Tested | U
 
 
 def _with_few(
-    measured: Measured, asked: Check, limits: Limits, most: float | None
+    measured: Measured, of: Check, limits: Limits, most: float | None
 ) -> Iterator[Tested | Unknown]:
     """Of each layer, the worst first, what is claimed of experts with a load of at most ``most``;
     None: with some, and less than the limit.
@@ -95,7 +95,7 @@ def _with_few(
         state, share = (
             ("underused", f"< {100 * limit:g} %") if most is None else ("dead", "nothing")
         )
-        finding = asked.finding(
+        finding = of.finding(
             router,
             f"{len(low)} of {len(rows)} experts {'is' if len(low) == 1 else 'are'} {state} here.",
             f"{names.capitalize()} get{'s' * (len(low) == 1)} {share} of an even share "
