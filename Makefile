@@ -105,8 +105,8 @@ HASHES := $(BIN)/uv pip compile - --no-config --quiet --universal --python-versi
 
 hashes: $(CREATED)
 	$(PIP) install --quiet -c constraints.txt uv
-	echo hatchling | $(HASHES) requirements-check.txt -o hashes-check.txt
-	echo hatchling | $(HASHES) pyproject.toml -o hashes-all.txt
+	printf '%s\n' hatchling hatch-vcs | $(HASHES) requirements-check.txt -o hashes-check.txt
+	printf '%s\n' hatchling hatch-vcs | $(HASHES) pyproject.toml -o hashes-all.txt
 
 $(DOCS): $(CREATED) pyproject.toml constraints.txt
 	$(PIP) install --quiet -c constraints.txt -e '.[docs]'

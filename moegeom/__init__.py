@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
-
 #: Public name -> where it is defined; studies add theirs. A name must not be that of a subpackage.
 _PUBLIC: dict[str, str] = {
     "open": "moegeom.api:open",
@@ -36,6 +34,8 @@ _PUBLIC: dict[str, str] = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _PUBLIC:
         if name not in _studies():
             raise AttributeError(f"module 'moegeom' has no attribute {name!r}")
@@ -46,6 +46,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*_PUBLIC, *_studies(), "__version__"])
+
+
+def _version() -> str:
+    """Of the installed distribution; 0 in a checkout that is not installed."""
+    metadata = importlib.import_module("importlib.metadata")
+    try:
+        return metadata.version("moegeom")
+    except metadata.PackageNotFoundError:
+        return "0"
 
 
 def _studies() -> Any:

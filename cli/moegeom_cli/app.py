@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from moegeom import __version__
 from moegeom.core.errors import MoeGeomError, OutputError, is_full
 from moegeom_cli import EXIT_INTERRUPTED, is_interruption
 from moegeom_cli.command import Commands, Interrupted, command_names
@@ -41,6 +40,8 @@ app = typer.Typer(
 
 def _version(is_asked: bool) -> None:
     if is_asked:
+        from moegeom import __version__
+
         typer.echo(f"moegeom {__version__}")
         raise typer.Exit
 

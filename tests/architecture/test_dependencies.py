@@ -31,12 +31,15 @@ NOT_IMPORTED = {
     "cupy-cuda12x": "cupy for machines with CUDA 12; code imports cupy",
     "basedpyright": "run by `make lint`",
     "build": "run by the release workflow and tests/e2e/test_install.py",
+    "hatch-vcs": "counts the version from the last tag where the package is built",
     "hatchling": "builds the package, without isolation in the tests",
     "import-linter": "run as lint-imports by tests/architecture/test_import_contracts.py",
     "mkdocs": "run by `make docs`",
     "nvidia-cuda-nvrtc": "a shared library that the tests load to compile CUDA sources",
+    "pyroma": "run by tests/e2e/test_install.py",
     "pytest-xdist": "pytest's -n, in `make test`",
     "ruff": "run by `make lint`",
+    "twine": "run by tests/e2e/test_install.py",
 }
 
 OWN = {"moegeom", "moegeom_cli"}
