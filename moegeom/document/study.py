@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SampleCounts
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, skipped
-from moegeom.document.model import Block, Document, Fact, Note, View
+from moegeom.document.model import Block, Document, Fact, Note, Table, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
 
@@ -29,13 +29,16 @@ class _OfRouters(Protocol):
     def left_out(self) -> Sequence[tuple[str, str]]: ...
 
 
-class _OfSample(_OfRouters, Protocol):
+class _OfResults(Protocol):
     @property
-    def sample(self) -> SampleCounts: ...
+    def summary(self) -> Summary: ...
 
 
-def study_summary(study: _OfRouters) -> Summary:
-    """Names of the routers alone, those that were left out among them."""
+def study_summary(study: _OfRouters | _OfResults) -> Summary:
+    """That of its results; else names of the routers alone, those that were left out among them."""
+    if isinstance(summary := getattr(study, "summary", None), Summary):
+        return summary
+    study = cast("_OfRouters", study)
     names = [*(one.router for one in study.routers), *(name for name, _ in study.left_out)]
     return Summary(study.run, [{"router": name} for name in names], [], [], [])
 
@@ -62,12 +65,28 @@ def sample_fact(counts: SampleCounts, more: str = "") -> Fact:
     return Fact("sample", f"{of_all}{left_out}. {more}".rstrip())
 
 
+def page(
+    name: str,
+    about: str,
+    view: View,
+    *sections: Sequence[Block],
+    notes: Iterable[str],
+    record: Callable[[], Mapping[str, Any]],
+    least: int = 0,
+) -> Document:
+    """A page on ``about``: its sections, and its notes last, ``least`` of them on every screen."""
+    ending = [Note(text) for text in notes]
+    aside = in_part(ending, "note", view.detail, least, is_aside=True)
+    return Document(name, about, [*map(list, sections), [aside]], record)
+
+
 def study_page(
-    study: _OfSample,
+    study: _OfRouters | _OfResults,
     name: str,
     view: View,
     *sections: Sequence[Block],
     verdict: Iterable[Block],
+    labels: Sequence[str] = ("routers", "rule", "tokens"),
     facts: Iterable[Block] = (),
     sample: str = "",
     notes: Iterable[str] = (),
@@ -75,19 +94,40 @@ def study_page(
 ) -> Document:
     """The page of a study: what it found, what of, its own sections, and its notes last.
 
-    ``sample`` goes on behind the tokens, ``facts`` stand below them; ``record`` is
-    :func:`study_record` unless it is given.
+    ``labels`` are those of the header. Where the study has a sample, ``sample`` goes on behind the
+    tokens; ``facts`` stand below. ``record`` is :func:`study_record` unless it is given.
     """
-    summary = study_summary(study)
-    top = [*header(summary, "routers", "rule", "tokens"), sample_fact(study.sample, sample), *facts]
-    ending = [Note(text) for text in (*notes, *skipped(summary))]
-    aside = in_part(ending, "note", view.detail, is_aside=True)
-    return Document(
+    summary, counts = study_summary(study), getattr(study, "sample", None)
+    top = [*header(summary, *labels), *([sample_fact(counts, sample)] if counts else []), *facts]
+    return page(
         name,
-        study.run["checkpoint"]["name"],
-        [[*verdict], top, *map(list, sections), [aside]],
-        record or (lambda: study_record(study)),
+        summary.run["checkpoint"]["name"],
+        view,
+        [*verdict],
+        top,
+        *sections,
+        notes=(*notes, *skipped(summary)),
+        record=record or (lambda: study_record(study)),
     )
+
+
+#: Line above, heading, when a narrow screen does without it, and the cell of a row.
+Column = tuple[str, str, int, Callable[[Any], str]]
+
+
+def table_of(columns: Sequence[Column], rows: Iterable[Any], **options: Any) -> Table:
+    """A line for each row, with the other ``options`` of a table; one line of headings where
+    nothing stands above.
+    """
+    above, heads, drops, cells = zip(*columns, strict=True)
+    lines = [[cell(row) for cell in cells] for row in rows]
+    return Table([above, heads] if any(above) else [heads], lines, drops=drops, **options)
+
+
+def mean_of(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
+    """Mean of a column over routers; None where no router has a value."""
+    numbers = [row[column] for row in rows if row.get(column) is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def study_record(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,51 +12,31 @@ import numpy as np
 
 from moegeom.core.router import format_layers
 from moegeom.core.text import number_of, percent
-from moegeom.document.excerpts import in_part, worst_excerpt
+from moegeom.document.excerpts import worst_excerpt
 from moegeom.document.header import size
-from moegeom.document.model import Block, Document, Fact, Look, Note, Table, Title, View
+from moegeom.document.model import Block, Document, Fact, Look, Table, Title, View
 from moegeom.document.place import place
+from moegeom.document.study import Column, page, table_of
+from moegeom.document.summary import Summary
 from moegeom.document.verdict_text import places
 from moegeom.research.attention.record import Attention, AttentionLayer, HeadRange
-
-_HEADS = (
-    (
-        "",
-        "heads",
-        "",
-        "gate",
-        "",
-        "rank of a product",
-        "",
-        "Gram score of gate rows",
-        "",
-        "sinks",
-        "",
-    ),
-    (
-        *("layer", "all", "with values", "at", "one a", "least", "effective", "score", "random"),
-        *("least", "most"),
-    ),
-)
 
 
 def document(report: Attention, view: View) -> Document:
     """What ``moegeom research attention`` says."""
-    notes = [Note(text) for text in _notes(report)]
     tables = [
         worst_excerpt(report.layers, _badness, view, partial(part, report), *also)
         for part, also in ((_on_tokens, []), (_layers, [_heads(report)]))
-        if part is _layers or _recorded(report)
+        if report.layers and (part is _layers or _figures(report))
     ]
-    return Document(
+    return page(
         "attention",
         report.checkpoint,
-        [
-            [Title(report.checkpoint, _title(report)), *_facts(report)],
-            *([[table] for table in tables] if report.layers else [[]]),
-            [in_part(notes, "note", view.detail, is_aside=True)] if notes else [],
-        ],
-        lambda: _record(report),
+        view,
+        [Title(report.checkpoint, _title(report)), *_facts(report)],
+        *([table] for table in tables),
+        notes=_notes(report),
+        record=lambda: _record(report),
     )
 
 
@@ -85,18 +65,12 @@ def _facts(report: Attention) -> Iterator[Block]:
             "warning",
         )
         return
-    for text in dict.fromkeys(map(_said, report.layers)):
-        those = [one for one in report.layers if _said(one) == text]
-        where = _places(report, those)
+    summary = Summary({}, [{"router": one.layer} for one in report.layers], [], [], [])
+    for text in dict.fromkeys(map(_sentence, report.layers)):
+        where = summary.places([one.layer for one in report.layers if _sentence(one) == text])
         yield Fact("RESULT", f"{where[0].upper()}{where[1:]}: {text}")
-    for what, layers in (
-        ("do next to nothing", [(one, one.dead) for one in report.layers]),
-        (
-            "are alike",
-            [(one, sorted({h for a, b, _ in one.alike for h in (a, b)})) for one in report.layers],
-        ),
-    ):
-        several = [(one, heads) for one, heads in layers if heads]
+    for what, heads_of in (("do next to nothing", lambda one: one.dead), ("are alike", _alike)):
+        several = [(one, heads) for one in report.layers if (heads := heads_of(one))]
         if several:
             number = sum(len(heads) for _, heads in several)
             one, heads = several[0]
@@ -116,8 +90,13 @@ def _facts(report: Attention) -> Iterator[Block]:
     yield Fact("read", f"{size(report.bytes_read)} of {size(report.bytes_total)}.", "plain")
 
 
-def _recorded(report: Attention) -> list[AttentionLayer]:
-    return [one for one in report.layers if one.on_tokens is not None]
+def _alike(one: AttentionLayer) -> set[int]:
+    return {head for *pair, _ in one.alike for head in pair}
+
+
+def _figures(report: Attention) -> dict[str, Mapping[str, HeadRange]]:
+    """Figures of each recorded layer."""
+    return {one.layer: one.on_tokens.figures for one in report.layers if one.on_tokens}
 
 
 #: What is said of all layers: the name of a figure, that of its counterpart, and words for both.
@@ -134,8 +113,7 @@ def _tokens_facts(report: Attention) -> Iterator[Fact]:
     """Figures of the recorded layers as ranges, and the layers that were not recorded."""
     if report.tokens is None:
         return
-    recorded = _recorded(report)
-    tokens = report.tokens
+    recorded, tokens = [*_figures(report).values()], report.tokens
     source = (
         f"{number_of(tokens.num_tokens, 'token')} of "
         f"{number_of(tokens.num_documents, 'document')} in {tokens.name}"
@@ -146,34 +124,24 @@ def _tokens_facts(report: Attention) -> Iterator[Fact]:
     parts = [
         text.format(*(_over_layers(recorded, name) for name in (figure, beside) if name))
         for figure, beside, text in _SENTENCES
-        if any(figure in one.on_tokens.figures for one in recorded if one.on_tokens)
+        if any(figure in figures for figures in recorded)
     ]
     yield Fact("tokens", f"{source}; by layer: {'; '.join(parts)}.", "plain")
-    without = [
-        one
-        for one in recorded
-        if one.on_tokens is not None and "first_token_mass" not in one.on_tokens.figures
-    ]
-    if without:
+    if without := sum("first_token_mass" not in figures for figures in recorded):
         yield Fact(
             "",
-            f"{number_of(len(without), 'layer')} without attention weights by token: how much goes "
+            f"{number_of(without, 'layer')} without attention weights by token: how much goes "
             "to first tokens was not looked at.",
             "warning",
         )
-    if len(recorded) < len(report.layers):
-        missing = number_of(len(report.layers) - len(recorded), "layer")
-        yield Fact("", f"{missing} not in the recording, by weights alone.", "warning")
+    if missing := len(report.layers) - len(recorded):
+        text = f"{number_of(missing, 'layer')} not in the recording, by weights alone."
+        yield Fact("", text, "warning")
 
 
-def _over_layers(layers: Sequence[AttentionLayer], name: str) -> str:
-    means = [
-        figure.mean
-        for one in layers
-        if one.on_tokens is not None
-        and (figure := one.on_tokens.figures.get(name)) is not None
-        and figure.mean is not None
-    ]
+def _over_layers(recorded: Sequence[Mapping[str, HeadRange]], name: str) -> str:
+    ranges = [figures[name] for figures in recorded if name in figures]
+    means = [one.mean for one in ranges if one.mean is not None]
     if not means:
         return "not known"
     spell = percent if name.endswith(("share", "mass", "share_random")) else "{:.2f}".format
@@ -181,7 +149,7 @@ def _over_layers(layers: Sequence[AttentionLayer], name: str) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _said(one: AttentionLayer) -> str:
+def _sentence(one: AttentionLayer) -> str:
     if one.gating == "none":
         sinks = "learned sinks and no gate" if one.has_sinks else "no gate found"
         return f"{sinks}; {one.free}."
@@ -190,13 +158,6 @@ def _said(one: AttentionLayer) -> str:
         f"{one.gating.replace('one a', 'a number for each')}, x {one.reads}"
         f"{'; learned sinks' if one.has_sinks else ''}; {one.free}."
     )
-
-
-def _places(report: Attention, layers: Sequence[AttentionLayer]) -> str:
-    if len(layers) == len(report.layers) > 1:
-        return "all layers"
-    run = {"routers": [{"name": one.layer} for one in report.layers]}
-    return places([one.layer for one in layers], run)
 
 
 def _place(report: Attention, one: AttentionLayer) -> str:
@@ -208,30 +169,41 @@ def _badness(one: AttentionLayer) -> float:
 
 
 def _layers(report: Attention, layers: Sequence[AttentionLayer]) -> Table:
-    rows = [(_place(report, one), *_row(one)) for one in layers]
     looks: list[Look] = ["warning" if one.dead or one.alike else "plain" for one in layers]
-    return Table(_HEADS, rows, looks, drops=(0, 0, 1, 0, 0, 0, 2, 0, 0, 3, 3))
+    layer = ("", "layer", 0, partial(_place, report))
+    return table_of([layer, *_LAYER_COLUMNS], layers, looks=looks)
 
 
-def _row(one: AttentionLayer) -> tuple[str, ...]:
-    ranks = [head.rank for head in one.heads if head.rank is not None]
-    effective = [head.effective_rank for head in one.heads if head.effective_rank is not None]
-    sinks = [head.sink for head in one.heads if head.sink is not None]
-    random = "-"
-    if one.gram_random is not None and one.gram_random_sd is not None:
-        random = f"{one.gram_random:.3f} ± {one.gram_random_sd:.3f}"
-    return (
-        f"{one.num_heads}",
-        f"{one.num_value_heads}" if one.num_value_heads else "-",
-        one.position or "-",
-        one.gating.removeprefix("one a ").replace("none", "-"),
-        f"{min(ranks)} of {one.width}" if ranks else "-",
-        f"{np.median(effective):.1f}" if effective else "-",
-        "-" if one.gram is None else f"{one.gram:.3f}",
-        random,
-        f"{min(sinks):.3g}" if sinks else "-",
-        f"{max(sinks):.3g}" if sinks else "-",
-    )
+def _of_heads(one: AttentionLayer, name: str, text: Callable[[list[Any]], str]) -> str:
+    """A figure of the heads that have it."""
+    values = [value for head in one.heads if (value := getattr(head, name)) is not None]
+    return text(values) if values else "-"
+
+
+def _random(one: AttentionLayer) -> str:
+    if one.gram_random is None or one.gram_random_sd is None:
+        return "-"
+    return f"{one.gram_random:.3f} ± {one.gram_random_sd:.3f}"
+
+
+def _text(value: float | None, spec: str = ".3g") -> str:
+    return "-" if value is None else format(value, spec)
+
+
+_LAYER_COLUMNS: tuple[Column, ...] = (
+    ("heads", "all", 0, lambda one: f"{one.num_heads}"),
+    ("", "with values", 1, lambda one: f"{one.num_value_heads or '-'}"),
+    ("gate", "at", 0, lambda one: one.position or "-"),
+    ("", "one a", 0, lambda one: one.gating.removeprefix("one a ").replace("none", "-")),
+    ("rank of a product", "least", 0,
+     lambda one: _of_heads(one, "rank", lambda ranks: f"{min(ranks)} of {one.width}")),
+    ("", "effective", 2,
+     lambda one: _of_heads(one, "effective_rank", lambda ranks: f"{np.median(ranks):.1f}")),
+    ("Gram score of gate rows", "score", 0, lambda one: _text(one.gram, ".3f")),
+    ("", "random", 0, _random),
+    ("sinks", "least", 3, lambda one: _of_heads(one, "sink", lambda sinks: f"{min(sinks):.3g}")),
+    ("", "most", 3, lambda one: _of_heads(one, "sink", lambda sinks: f"{max(sinks):.3g}")),
+)  # fmt: skip
 
 
 #: Columns of the figures on tokens: name, what stands above it and those beside it, heading, and
@@ -257,20 +229,16 @@ _WITH_WIDTH = ("gate_mean", "energy_removed_share", "first_token_mass", "gate_fi
 
 def _on_tokens(report: Attention, layers: Sequence[AttentionLayer]) -> Table:
     """Means over heads with 95 % intervals over documents; without what no layer has."""
-    figures = {one.layer: one.on_tokens.figures for one in _recorded(report) if one.on_tokens}
+    figures = _figures(report)
     columns = [one for one in _TOKEN_COLUMNS if any(one[0] in names for names in figures.values())]
     above = [group for _, group, _, _ in columns]
-    groups = ["" if group in above[:place] else group for place, group in enumerate(above)]
-    rows = [
-        (
-            _place(report, one),
-            *(_spelled(name, figures[one.layer].get(name)) for name, *_ in columns),
+    table: list[Column] = [("", "layer", 0, partial(_place, report))]
+    for number, (name, group, head, drop) in enumerate(columns):
+        label = "" if group in above[:number] else group
+        table.append(
+            (label, head, drop, lambda one, n=name: _spelled(n, figures[one.layer].get(n)))
         )
-        for one in layers
-        if one.layer in figures
-    ]
-    heads = (("", *groups), ("layer", *(head for _, _, head, _ in columns)))
-    return Table(heads, rows, drops=(0, *(drop for *_, drop in columns)))
+    return table_of(table, [one for one in layers if one.layer in figures])
 
 
 def _spelled(name: str, figure: HeadRange | None) -> str:
@@ -280,32 +248,29 @@ def _spelled(name: str, figure: HeadRange | None) -> str:
     return f"{figure.mean:.3f}" + (f" ± {figure.half_width:.3f}" if has_width else "")
 
 
-_HEAD_HEADS = (
-    *("layer", "head", "values", "rank", "effective", "length of product", "gate length"),
-    *("Gram score", "sink"),
+#: Heading, and figure of a head with its format.
+_HEAD_COLUMNS = (
+    ("head", "head", "d"),
+    ("values", "value_head", "d"),
+    ("rank", "rank", "d"),
+    ("effective", "effective_rank", ".1f"),
+    ("length of product", "product_norm", ".3g"),
+    ("gate length", "gate_norm", ".3g"),
+    ("Gram score", "gate_gram", ".3f"),
+    ("sink", "sink", ".3g"),
 )
 
 
 def _heads(report: Attention) -> Table:
-    def said(value: float | None, spec: str = ".3g") -> str:
-        return "-" if value is None else format(value, spec)
-
     rows = [
         (
             _place(report, one),
-            f"{head.head}",
-            said(head.value_head, "d"),
-            said(head.rank, "d"),
-            said(head.effective_rank, ".1f"),
-            said(head.product_norm),
-            said(head.gate_norm),
-            said(head.gate_gram, ".3f"),
-            said(head.sink),
+            *(_text(getattr(head, name), spec) for _, name, spec in _HEAD_COLUMNS),
         )
         for one in report.layers
         for head in one.heads
     ]
-    return Table([_HEAD_HEADS], rows)
+    return Table([("layer", *(heading for heading, *_ in _HEAD_COLUMNS))], rows)
 
 
 def _notes(report: Attention) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from moegeom.research.attention.record import (
     Attention,
     AttentionLayer,
     AttentionRequest,
-    Gating,
     Head,
     HeadRange,
     LayerOnTokens,
@@ -44,6 +43,7 @@ from moegeom.router.attention.tensors import (
     recognise_attention,
 )
 from moegeom.studies.announced import announce_bytes
+from moegeom.studies.study import each
 from moegeom.studies.written import refuse_out, write_rows
 from moegeom.tokens.attention_record import (
     BINS_PER_UNIT,
@@ -76,14 +76,10 @@ def layer_on_tokens(tensors: AttentionTensors, record: AttentionRecord) -> Layer
             f"those of {tensors.store.label}.",
             f"It was recorded from {record.checkpoint}." if record.checkpoint else "",
         )
-    names = _known(tensors, sums)
-    figures = {
-        name: figure
-        for name, figure in gating_figures(sums.by_name, sums.tokens, sums.queries).items()
-        if name in names
-    }
-    gate = tensors.family.gate
-    if tensors.gate is not None and gate is not None:
+    measured = gating_figures(sums.by_name, sums.tokens, sums.queries)
+    names, gate = _recorded(tensors, sums), tensors.gate and tensors.family.gate
+    figures = {name: figure for name, figure in measured.items() if name in names}
+    if gate is not None:
         for suffix, (total, squares) in zip(("", "_random"), sums.rows, strict=True):
             pull = gate_pull(total, squares, int(sums.tokens.sum()))
             figures[f"gate_pull{suffix}"] = _exact(pull)
@@ -100,11 +96,11 @@ def layer_on_tokens(tensors: AttentionTensors, record: AttentionRecord) -> Layer
     )
 
 
-def _known(tensors: AttentionTensors, sums: LayerSums) -> set[str]:
+def _recorded(tensors: AttentionTensors, sums: LayerSums) -> set[str]:
     """Names of the figures that were recorded; sums of the others are 0."""
-    gate = tensors.family.gate
+    gate = tensors.gate and tensors.family.gate
     names: set[str] = set()
-    if tensors.gate is not None and gate is not None:
+    if gate is not None:
         names |= {"gate_mean", "gate_closed_share", "gate_mean_random", "gate_closed_share_random"}
         if gate.function == "sigmoid":
             names.add("gate_entropy_nats")
@@ -156,22 +152,27 @@ def attention_layer(tensors: AttentionTensors) -> AttentionLayer:
     RouterError
         When shapes contradict each other, or values are not finite.
     """
-    family, number = tensors.family, tensors.num_heads
-    shared = tensors.num_value_heads
-    heads = [Head(h, h * shared // number if shared else None) for h in range(number)]
+    gate, sink = tensors.gate and tensors.family.gate, tensors.sinks and tensors.family.sink
+    number, shared, gating = tensors.num_heads, tensors.num_value_heads, "none"
+    values = [head * shared // number if shared else None for head in range(number)]
+    #: Fields of heads, with the value of each head.
+    fields: dict[str, Sequence[Any]] = {"head": range(number), "value_head": values}
     alike: list[tuple[int, int, float]] = []
+    grams: dict[str, Any] = dict.fromkeys(("gram", "gram_random", "gram_random_sd"))
     if tensors.value is not None:
-        heads, alike = _of_products(tensors, heads)
-    gating: Gating = "none"
-    grams: dict[str, float | None] = dict.fromkeys(("gram", "gram_random", "gram_random_sd"))
-    if tensors.gate is not None:
-        gate = tensors.read_gate()
-        _refuse_not_finite(tensors, "gates", gate.rows, gate.bias)
-        gating = "one a head" if gate.rows.shape[1] == 1 and tensors.width > 1 else "one a channel"
-        heads, grams = _of_gate(gate, heads)
-    if tensors.sinks is not None:
-        heads = _of_sinks(tensors, heads)
-    has_gate = tensors.gate is not None and family.gate is not None
+        matrices = tensors.read_heads()
+        fields |= _of_products(product_spectra(matrices.values, matrices.outputs))
+        alike = alike_heads(matrices.values, matrices.outputs)
+    if gate is not None:
+        rows = tensors.read_gate()
+        _refuse_not_finite(tensors, "gates", rows.rows, rows.bias)
+        gating = "one a head" if rows.rows.shape[1] == 1 and tensors.width > 1 else "one a channel"
+        of_heads, grams = _of_gate(rows)
+        fields |= of_heads
+    is_projection = bool(sink and sink.is_projection)
+    if sink:
+        fields["sink"] = _sinks(tensors, is_projection)
+    columns = zip(*fields.values(), strict=True)
     return AttentionLayer(
         layer=tensors.name,
         num_heads=number,
@@ -179,23 +180,18 @@ def attention_layer(tensors: AttentionTensors) -> AttentionLayer:
         width=tensors.width if tensors.output is not None else 0,
         hidden=tensors.hidden,
         gating=gating,
-        position=family.gate.position if has_gate and family.gate else "",
-        function=family.gate.function if has_gate and family.gate else "",
-        reads=family.gate.reads if has_gate and family.gate else "",
-        gram=grams["gram"],
-        gram_random=grams["gram_random"],
-        gram_random_sd=grams["gram_random_sd"],
+        **{name: getattr(gate, name) if gate else "" for name in _OF_GATE},
+        **grams,
         alike=tuple(alike),
-        has_sinks=tensors.sinks is not None,
-        sink_is_projection=_is_projection(tensors),
+        has_sinks=bool(sink),
+        sink_is_projection=is_projection,
         num_bytes=tensors.num_bytes,
-        heads=tuple(heads),
+        heads=tuple(Head(**dict(zip(fields, each, strict=True))) for each in columns),
     )
 
 
-def _is_projection(tensors: AttentionTensors) -> bool:
-    sink = tensors.family.sink
-    return tensors.sinks is not None and sink is not None and sink.is_projection
+#: What a family says of its gates.
+_OF_GATE = ("position", "function", "reads")
 
 
 def _refuse_not_finite(tensors: AttentionTensors, what: str, *arrays: np.ndarray) -> None:
@@ -206,58 +202,42 @@ def _refuse_not_finite(tensors: AttentionTensors, what: str, *arrays: np.ndarray
         )
 
 
-def _of_sinks(tensors: AttentionTensors, heads: list[Head]) -> list[Head]:
-    """Heads with their sinks; None for a logit of minus infinity, which is no sink."""
+def _sinks(tensors: AttentionTensors, is_projection: bool) -> list[float | None]:
+    """Of each head; None for a logit of minus infinity, which is no sink."""
     sinks = tensors.read_sinks()
-    is_none = np.isneginf(sinks[:, 0]) & (not _is_projection(tensors))
+    is_none = np.isneginf(sinks[:, 0]) & (not is_projection)
     _refuse_not_finite(tensors, "sinks", sinks[~is_none])
-    sizes = np.linalg.norm(sinks, axis=1) if _is_projection(tensors) else sinks[:, 0]
-    return [
-        dataclasses.replace(head, sink=None if none else float(sink))
-        for head, none, sink in zip(heads, is_none, sizes, strict=True)
-    ]
+    sizes = np.linalg.norm(sinks, axis=1) if is_projection else sinks[:, 0]
+    return [None if none else float(s) for none, s in zip(is_none, sizes, strict=True)]
 
 
-def _of_products(
-    tensors: AttentionTensors, heads: list[Head]
-) -> tuple[list[Head], list[tuple[int, int, float]]]:
-    matrices = tensors.read_heads()
-    spectra = product_spectra(matrices.values, matrices.outputs)
+def _of_products(spectra: Float64[np.ndarray, "heads channels"]) -> dict[str, Sequence[Any]]:
     norms = np.linalg.norm(spectra, axis=1)
-    measured = []
-    for head, spectrum, norm, dead in zip(heads, spectra, norms, dead_heads(norms), strict=True):
-        rank, effective = spectrum_rank(spectrum)
-        fields: dict[str, Any] = {
-            "rank": rank,
-            "effective_rank": effective,
-            "product_norm": float(norm),
-            "is_dead": bool(dead),
-        }
-        measured.append(dataclasses.replace(head, **fields))
-    return measured, alike_heads(matrices.values, matrices.outputs)
+    ranks, effective = zip(*map(spectrum_rank, spectra), strict=True)
+    return {
+        "rank": ranks,
+        "effective_rank": effective,
+        "product_norm": norms.tolist(),
+        "is_dead": dead_heads(norms).tolist(),
+    }
 
 
-def _of_gate(gate: GateRows, heads: list[Head]) -> tuple[list[Head], dict[str, float | None]]:
-    _, channels, width = gate.rows.shape
+def _of_gate(gate: GateRows) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """Fields of its heads, and what is expected of random rows beside the score of the layer."""
+    heads, channels, width = gate.rows.shape
     own = [_score(rows) if channels > 1 else None for rows in gate.rows]
-    measured = [
-        dataclasses.replace(
-            head,
-            gate_norm=float(np.sqrt((rows**2).sum(axis=1).mean())),
-            gate_bias=float(bias.mean()),
-            gate_gram=score,
-        )
-        for head, rows, bias, score in zip(heads, gate.rows, gate.bias, own, strict=True)
-    ]
+    fields = {
+        "gate_norm": [float(np.sqrt((rows**2).sum(axis=1).mean())) for rows in gate.rows],
+        "gate_bias": [float(bias.mean()) for bias in gate.bias],
+        "gate_gram": own,
+    }
+    number, scores = channels, [one for one in own if one is not None]
+    score = float(np.mean(scores)) if scores else None
     if channels == 1:
-        score = _score(gate.rows[:, 0])
-    else:
-        scores = [one for one in own if one is not None]
-        score = float(np.mean(scores)) if scores else None
-    number = channels if channels > 1 else len(heads)
+        number, score = heads, _score(gate.rows[:, 0])
     if number < 2:
-        return measured, {"gram": None, "gram_random": None, "gram_random_sd": None}
-    return measured, {
+        return fields, dict.fromkeys(("gram", "gram_random", "gram_random_sd"))
+    return fields, {
         "gram": score,
         "gram_random": random_gram_score(number, width, False),
         "gram_random_sd": random_gram_score_sd(number, width, False),
@@ -308,11 +288,7 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
             watch,
             noun="attention",
         )
-        if watch:
-            watch.start(len(chosen))
-        for tensors in chosen:
-            if watch:
-                watch.begin(tensors.name)
+        for tensors in each(chosen, watch):
             try:
                 layer = attention_layer(tensors)
             except (CheckpointError, RouterError) as error:
@@ -320,8 +296,6 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
             else:
                 on_tokens = None if record is None else layer_on_tokens(tensors, record)
                 layers.append(dataclasses.replace(layer, on_tokens=on_tokens))
-            if watch:
-                watch.advance(1)
     if request.out is not None:
         write_rows(request.out, [row for one in layers for row in rows_of(one)])
     both = [] if family is None else [family.no_products, family.value.note if family.value else ""]

@@ -9,19 +9,13 @@ from typing import Any
 
 from moegeom.core.text import number_of, percent
 from moegeom.document.chart import Axis, Chart, Guide, Panel, Polyline
-from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, Title, View
 from moegeom.document.rule_trust import rule_facts
+from moegeom.document.study import Column, page, table_of
 from moegeom.document.summary import Summary
 from moegeom.geometry.capacity import log10_count
-from moegeom.research.capacity.record import (
-    AtDimension,
-    Capacity,
-    LayerCapacity,
-    SplitExperts,
-    SplitGain,
-)
+from moegeom.research.capacity.record import AtDimension, Capacity, LayerCapacity
 from moegeom.research.capacity.study import rows_of
 
 #: Whole numbers up to here are printed in full; 10^x above.
@@ -29,16 +23,6 @@ _IN_FULL = 10**7
 
 #: Kinds of layers that a screen shows before the rest is counted.
 _MOST_LAYERS = 2
-
-_ON_DATA = (
-    ("", "cells of a router", "", "", "regions with neurons", "", ""),
-    ("dims", "at most", "of all", "random", "at most", "published", "too many by"),
-)
-
-_SPLIT = (
-    ("each expert in", "", "", "", "", "log10 of the gain in", "", "", ""),
-    ("parts", "experts", "top-k", "width", "dims", "sets", "published", "cells", "regions"),
-)
 
 _NOT_SHOWN = "Not shown: splits on other dimensions, costs of routers, counts of weights: --detail"
 
@@ -50,17 +34,16 @@ def document(report: Capacity, view: View) -> Document:
     layers = [_layer(layer, report, view) for layer in report.layers]
     most = len(layers) if view.detail else _MOST_LAYERS
     rest = layers[most:]
-    return Document(
+    return page(
         "capacity",
         report.name,
-        [
-            [*_header(report)],
-            *(section for layer in layers[:most] for section in layer),
-            *([Excerpt([], section)] for layer in rest for section in layer),
-            [Gallery(lambda: [*capacity_figures(report)])],
-            [in_part([*_ending(report, len(rest))], "note", view.detail, is_aside=True)],
-        ],
-        lambda: _record(report),
+        view,
+        [*_header(report)],
+        *(section for layer in layers[:most] for section in layer),
+        *([Excerpt([], section)] for layer in rest for section in layer),
+        [Gallery(lambda: [*capacity_figures(report)])],
+        notes=_ending(report, len(rest)),
+        record=lambda: _record(report),
     )
 
 
@@ -78,20 +61,16 @@ def _header(report: Capacity) -> Iterator[Block]:
 def _layer(layer: LayerCapacity, report: Capacity, view: View) -> Sequence[Sequence[Block]]:
     """Sections on one kind of layer."""
     middle = layer.at[len(layer.at) // 2].dims
-    splits = [[_split_cells(s, g) for g in s.gains] for s in layer.splits if s.split > 1]
-    whole = [row for rows in splits for row in rows]
-    brief = [row for row in whole if view.detail or row[4] == f"{middle:,}"]
-    rest = [] if view.detail else [Note(_NOT_SHOWN)]
-    costs = [*_cost_blocks(layer, report)]
-    splits_shown = Excerpt([_split_table(brief)], [_split_table(whole)])
-    at = [_dims_cells(layer, at) for at in layer.at]
-    data = Table(_ON_DATA, at, left=(), drops=(0, 0, 0, 2, 0, 0, 1))
+    whole = [(s, g) for s in layer.splits if s.split > 1 for g in s.gains]
+    brief = [(s, g) for s, g in whole if view.detail or g.dims == middle]
+    splits = Excerpt([table_of(_SPLIT, brief, left=())], [table_of(_SPLIT, whole, left=())])
+    costs = _cost_blocks(layer, report)
     return [
         [*_results(layer), *_facts(layer)],
-        [data],
-        [splits_shown] if whole else [],
+        [table_of(_data_columns(layer), layer.at, left=())],
+        [splits] if whole else [],
         *([Excerpt([one] if view.detail else [], [one])] for one in costs),
-        [Excerpt(rest, [])],
+        [Excerpt([] if view.detail else [Note(_NOT_SHOWN)], [])],
     ]
 
 
@@ -141,24 +120,24 @@ def _facts(layer: LayerCapacity) -> Iterator[Block]:
         yield Fact("layers", layer.routers)
     kind = "gated (3 matrices each)" if sizes.is_gated else "two matrices each"
     shared = f", {sizes.shared_width:,} shared neurons" if sizes.shared_width else ""
-    text = (
+    width = f"; width by {layer.width_origin}" if layer.width_origin else ""
+    yield Fact(
+        "sizes",
         f"{number_of(sizes.num_experts, 'expert')} of width {sizes.width:,}, {kind}, top-"
-        f"{sizes.top_k:,}{shared}; inputs of {sizes.hidden:,}"
+        f"{sizes.top_k:,}{shared}; inputs of {sizes.hidden:,}{width}",
     )
-    yield Fact("sizes", f"{text}; width by {layer.width_origin}" if layer.width_origin else text)
     if layer.dims_origin:
         yield Fact("data", f"{layer.dims_origin}, rounded up below")
     several = "vertex (set)" if layer.num_sets == 1 else "vertices (sets)"
-    vertices = f"{_count(layer.num_sets)} {several}"
     yield Fact(
         "polytope",
-        f"{vertices}, {_count(layer.num_edges)} edges (pairs of cells with a facet in common, at "
-        f"most), {number_of(layer.num_facets, 'facet')}",
+        f"{_count(layer.num_sets)} {several}, {_count(layer.num_edges)} edges (pairs of cells with "
+        f"a facet in common, at most), {number_of(layer.num_facets, 'facet')}",
     )
     yield Fact(
         "weights",
         f"{parameters.active:,} a token of {parameters.total:,} in a layer; "
-        f"{_flop(layer.expert_macs)} in experts",
+        f"{2 * layer.expert_macs:,} FLOP a token in experts",
     )
     if not layer.is_linear:
         yield Fact(
@@ -169,39 +148,35 @@ def _facts(layer: LayerCapacity) -> Iterator[Block]:
         )
 
 
-def _flop(macs: int) -> str:
-    return f"{2 * macs:,} FLOP a token"
+def _data_columns(layer: LayerCapacity) -> tuple[Column, ...]:
+    """Of what data of some dimensions can meet."""
 
+    def share(at: AtDimension) -> str:
+        return percent(_share(at.most_cells, layer.num_sets))
 
-def _dims_cells(layer: LayerCapacity, at: AtDimension) -> tuple[str, ...]:
-    regions = "not computed" if at.regions is None else _count(at.regions)
     return (
-        f"{at.dims:,}",
-        _count(at.most_cells),
-        percent(_share(at.most_cells, layer.num_sets)),
-        "" if at.expected_cells is None else _power(at.expected_cells),
-        regions,
-        _count(at.published.top_k),
-        _power(10.0 ** _excess(at)) if at.exceeds else "",
+        ("", "dims", 0, lambda at: f"{at.dims:,}"),
+        ("cells of a router", "at most", 0, lambda at: _count(at.most_cells)),
+        ("", "of all", 0, share),
+        ("", "random", 2, lambda at: _power(at.expected_cells)),
+        ("regions with neurons", "at most", 0, lambda at: _count(at.regions, "not computed")),
+        ("", "published", 0, lambda at: _count(at.published.top_k)),
+        ("", "too many by", 1, lambda at: _power(10.0 ** _excess(at)) if at.exceeds else ""),
     )
 
 
-def _split_table(rows: Sequence[Sequence[str]]) -> Table:
-    return Table(_SPLIT, rows, left=(), drops=(0, 0, 0, 0, 0, 0, 0, 0, 0))
-
-
-def _split_cells(split: SplitExperts, gain: SplitGain) -> tuple[str, ...]:
-    return (
-        f"{split.split}",
-        f"{split.num_experts:,}",
-        f"{split.top_k:,}",
-        f"{split.width:,}",
-        f"{gain.dims:,}",
-        f"{split.sets:+.2f}",
-        f"{gain.published:+.2f}",
-        f"{gain.cells:+.2f}",
-        "" if gain.regions is None else f"{gain.regions:+.2f}",
-    )
+#: Of experts that are cut, and of what that gains on some dimensions.
+_SPLIT: tuple[Column, ...] = (
+    ("each expert in", "parts", 0, lambda of: f"{of[0].split}"),
+    ("", "experts", 0, lambda of: f"{of[0].num_experts:,}"),
+    ("", "top-k", 0, lambda of: f"{of[0].top_k:,}"),
+    ("", "width", 0, lambda of: f"{of[0].width:,}"),
+    ("", "dims", 0, lambda of: f"{of[1].dims:,}"),
+    ("log10 of the gain in", "sets", 0, lambda of: f"{of[0].sets:+.2f}"),
+    ("", "published", 0, lambda of: f"{of[1].published:+.2f}"),
+    ("", "cells", 0, lambda of: f"{of[1].cells:+.2f}"),
+    ("", "regions", 0, lambda of: "" if of[1].regions is None else f"{of[1].regions:+.2f}"),
+)
 
 
 def _cost_blocks(layer: LayerCapacity, report: Capacity) -> Iterator[Block]:
@@ -216,52 +191,53 @@ def _cost_blocks(layer: LayerCapacity, report: Capacity) -> Iterator[Block]:
         )
         for name, macs in vars(layer.macs).items()
     ]
-    yield Table([_ROUTERS], rows)
+    yield Table([("router", "MACs a token", "FLOP", "times experts'", "published")], rows)
     yield Note(f"Routers with a projection compare vectors of {report.router_dim:,}.")
-    yield _parameter_table(layer)
-
-
-def _parameter_table(layer: LayerCapacity) -> Table:
-    counts = {"this layer": layer.parameters}
-    counts |= {
-        f"published, {name.replace('_', '-')}": value
-        for name, value in vars(layer.published_parameters).items()
-    }
-    rows = [(name, f"{one.active:,}", f"{one.total:,}") for name, one in counts.items()]
-    return Table([("parameters", "a token", "in all")], rows)
+    published = vars(layer.published_parameters).items()
+    counts = {f"published, {name.replace('_', '-')}": value for name, value in published}
+    yield Table(
+        [("parameters", "a token", "in all")],
+        [
+            (name, f"{one.active:,}", f"{one.total:,}")
+            for name, one in {"this layer": layer.parameters, **counts}.items()
+        ],
+    )
 
 
 # -------------------------------------------------------------------------------------------- notes
 
 
-def _ending(report: Capacity, rest: int) -> Iterator[Block]:
+def _ending(report: Capacity, rest: int) -> Iterator[str]:
     if rest:
-        yield Note(f"and {number_of(rest, 'more kind')} of layers: --detail")
+        yield f"and {number_of(rest, 'more kind')} of layers: --detail"
     gated = any(layer.sizes.is_gated for layer in report.layers)
     pattern = "signs of the gate pre-activations" if gated else "neurons that are on"
-    yield Note(
+    yield (
         "Cells: expert sets that inputs of an affine set of so many dimensions reach; regions: "
         f"with the {pattern}. 'At most' is proved; curved data may meet more. 'random': the mean "
         "of Gaussian rows and biases."
     )
-    yield Note(
+    yield (
         "Sets, cells and regions count what is possible, not what training uses, and a gain in "
         "them is no gain in quality."
     )
-    for router, why in report.left_out:
-        yield Note(f"left out {router}: {why}.")
+    yield from (f"left out {router}: {why}." for router, why in report.left_out)
     if report.run is not None:
-        yield from map(Note, skipped(Summary(report.run, [], [], [], [])))
+        yield from skipped(Summary(report.run, [], [], [], []))
     if report.written:
-        yield Note(f"Table written to {report.written}.")
+        yield f"Table written to {report.written}."
 
 
-def _count(count: int) -> str:
+def _count(count: int | None, unknown: str = "") -> str:
     """``4,426,165``, or ``10^9.65`` from 10 million on."""
+    if count is None:
+        return unknown
     return f"{count:,}" if count < _IN_FULL else f"10^{log10_count(count):.2f}"
 
 
-def _power(value: float) -> str:
+def _power(value: float | None) -> str:
+    if value is None:
+        return ""
     if value >= _IN_FULL:
         return f"10^{math.log10(value):.2f}" if math.isfinite(value) else "over 10^308"
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
@@ -292,25 +268,20 @@ def _record(report: Capacity) -> Mapping[str, Any]:
 # ------------------------------------------------------------------------------------------ figures
 def capacity_figures(report: Capacity) -> Iterator[Chart]:
     """Of the first kind of layer, where more than one dimension was asked for."""
-    if report.layers and len(report.layers[0].at) > 1:
-        yield _cells(report.layers[0])
-
-
-def _cells(layer: LayerCapacity) -> Chart:
+    layer = next(iter(report.layers), None)
+    if layer is None or len(layer.at) < 2:
+        return
     dims = [at.dims for at in layer.at]
     sets = log10_count(layer.num_sets)
     most = [log10_count(at.most_cells) for at in layer.at]
     random = [math.log10(at.expected_cells) if at.expected_cells else None for at in layer.at]
     regions = [None if at.regions is None else log10_count(at.regions) for at in layer.at]
     published = [log10_count(at.published.top_k) for at in layer.at]
+    excess = [None if r is None else p - r for p, r in zip(published, regions, strict=True)]
     cells = [
         Polyline("at most, any router", "tokens", dims, most),
         Polyline("Gaussian rows, on average", "random", dims, random),
         Guide("expert sets there are", "limit", sets),
-    ]
-    excess = [
-        None if most_of is None else p - most_of
-        for p, most_of in zip(published, regions, strict=True)
     ]
     patterns = [
         Polyline("published over what can be", "other", dims, excess),
@@ -319,7 +290,7 @@ def _cells(layer: LayerCapacity) -> Chart:
     least = layer.at[0]
     kind = "sign patterns of gates" if layer.sizes.is_gated else "regions"
     x = Axis("dimensions of the data", "log2")
-    return Chart(
+    yield Chart(
         "cells",
         "What data of few dimensions can meet",
         "Expert sets that an affine set of so many dimensions meets; and by what factor the "

@@ -61,24 +61,17 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class AtDimension:
-    """Counts and bounds of cells on an affine set of ``dims`` dimensions.
+    """Counts and bounds on an affine set of ``dims`` dimensions; None where that takes too long.
 
-    ``most_cells`` of top-k, ``all_orders`` together for every k from 0 to E, ``expected_cells`` of
-    a Gaussian router. ``dense_leading`` is log10 of the leading term m^d / d! for the m active
-    neurons, ``regions`` the bound on expert sets with neuron patterns, ``regions_leading`` log10 of
-    its asymptotic growth. None where it takes too long, or does not apply.
+    ``most_cells`` of top-k, ``expected_cells`` of a Gaussian router, ``regions`` the bound on
+    expert sets with neuron patterns.
     """
 
     dims: int
     most_cells: int
-    all_orders: int
     expected_cells: float | None
-    is_every_set_possible: bool
     published: PublishedRegions
-    dense_leading: float
     regions: int | None
-    regions_leading: float | None
-    zonotope_vertices: int
 
     @property
     def exceeds(self) -> bool:
@@ -88,16 +81,12 @@ class AtDimension:
 
 @dataclass(frozen=True)
 class SplitGain:
-    """log10 of what a split gains on ``dims`` dimensions: as printed, of cells, of regions.
-
-    ``largest_split`` is the rule of thumb N / d.
-    """
+    """log10 of what a split gains on ``dims`` dimensions: as printed, of cells, of regions."""
 
     dims: int
     published: float
     cells: float
     regions: float | None
-    largest_split: int
 
 
 @dataclass(frozen=True)
@@ -117,16 +106,15 @@ class LayerCapacity:
     """Counts, bounds and costs for layers of the same sizes.
 
     ``routers`` names them, "" for sizes that were typed. ``width_origin`` and ``dims_origin`` say
-    where the width of experts and the dimensions of the data come from. ``faces`` of the
-    hypersimplex by dimension, the first 65; ``free_from`` is the dimension from which on the bound
-    allows every set. ``expert_macs`` of the chosen and shared experts per token.
+    where the width of experts and the dimensions of the data come from. ``free_from`` is the
+    dimension from which on the bound allows every set. ``expert_macs`` of the chosen and
+    shared experts per token.
     """
 
     sizes: LayerSizes
     num_sets: int
     num_edges: int
     num_facets: int
-    faces: tuple[int, ...]
     free_from: int
     at: tuple[AtDimension, ...]
     splits: tuple[SplitExperts, ...]

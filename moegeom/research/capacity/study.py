@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -113,39 +112,35 @@ def _of_sizes(request: CapacityRequest) -> Capacity:
 
 def _check(request: CapacityRequest) -> None:
     """Raises UsageError for what cannot be meant, before anything is read."""
-    needed = ("experts", "width", "hidden")
-    sizes = [name for name in ("experts", "hidden") if getattr(request, name) is not None]
-    if request.checkpoint and (sizes or request.shared):
-        name = option_of(sizes[0] if sizes else "shared")
-        raise UsageError(f"{name} goes without --from: the checkpoint says it.")
-    if not request.checkpoint:
-        missing = [option_of(name) for name in needed if getattr(request, name) is None]
-        missing += [] if request.asked.top_k is not None else [option_of("top_k")]
+    if request.checkpoint:
+        typed = [name for name in ("experts", "hidden", "shared") if getattr(request, name)]
+        if typed:
+            raise UsageError(f"{option_of(typed[0])} goes without --from: the checkpoint says it.")
+    else:
+        sizes = {name: getattr(request, name) for name in ("experts", "width", "hidden")}
+        missing = [
+            name for name, size in {**sizes, "top_k": request.asked.top_k}.items() if size is None
+        ]
         if missing:
             raise UsageError(
-                f"{', '.join(missing)}: not given; expected every size, or a checkpoint.",
+                f"{', '.join(map(option_of, missing))}: not given; expected every size, or a "
+                "checkpoint.",
                 "For example --experts 64 --top-k 8 --width 1024 --hidden 2048, or --from CKPT.",
             )
-        if request.tokens is not None or request.layers is not None:
-            name = option_of("tokens" if request.tokens is not None else "layers")
-            raise UsageError(f"{name} goes with --from CKPT.")
+        late = [name for name in ("tokens", "layers") if getattr(request, name) is not None]
+        if late:
+            raise UsageError(f"{option_of(late[0])} goes with --from CKPT.")
     for name, most in MOST.items():
         value = getattr(request, name)
-        least = 0 if name == "shared" else 1
-        if value is not None and not least <= value <= most:
+        if value is not None and value > most:
+            least = int(name != "shared")
             raise UsageError(f"{option_of(name)} {value}: expected {least} to {most:,}.")
-    for name in ("data_dims", "splits"):
+    for name, most in (("data_dims", 2**15), ("splits", 64)):
         values = getattr(request, name)
-        is_known = all(isinstance(v, Integral) and 1 <= int(v) <= 2**15 for v in values)
-        if len(values) > _MOST_ENTRIES or not is_known:
+        if len(values) > _MOST_ENTRIES or not all(1 <= value <= most for value in values):
             raise UsageError(
-                f"{option_of(name)}: expected at most {_MOST_ENTRIES} numbers from 1 to {2**15:,}."
+                f"{option_of(name)}: expected numbers from 1 to {most:,}, at most {_MOST_ENTRIES}."
             )
-    if any(split > 64 for split in request.splits):
-        raise UsageError("--split: expected numbers from 1 to 64.")
-    top_k, experts = request.asked.top_k, request.experts
-    if top_k is not None and experts is not None and not 1 <= top_k <= experts:
-        raise UsageError(f"--top-k {top_k}: expected 1 to {experts}, the number of experts.")
     if request.out is not None:
         refuse_out(request.out, request.overwrite, (".parquet",))
 
@@ -193,17 +188,16 @@ def requested_layer(
     refuse_unfit(sizes, request.data_dims, splits)
     whole = [] if request.data_dims else [sizes.hidden]
     num_experts, k, hidden = sizes.num_experts, sizes.top_k, sizes.hidden
-    at = tuple(_at(sizes, d) for d in sorted({int(d) for d in (*dims, *whole)}))
+    at = tuple(_at(sizes, d) for d in sorted({*dims, *whole}))
     neurons = k * sizes.width + sizes.shared_width
     return LayerCapacity(
         sizes=sizes,
         num_sets=math.comb(num_experts, k),
         num_edges=num_edges(k, num_experts),
         num_facets=num_facets(k, num_experts),
-        faces=tuple(face_count(k, num_experts, n) for n in range(min(num_experts, _MOST_FACES))),
         free_from=first_free_dimension(num_experts, k),
         at=at,
-        splits=tuple(_split(sizes, split, at) for split in sorted(set(map(int, splits)))),
+        splits=tuple(_split(sizes, split, at) for split in sorted(set(splits))),
         parameters=layer_parameters(
             num_experts, k, hidden, sizes.width, sizes.shared_width, sizes.is_gated
         ),
@@ -216,16 +210,13 @@ def requested_layer(
 
 def refuse_unfit(sizes: LayerSizes, dims: Sequence[int], splits: Sequence[int]) -> None:
     """Raises UsageError for sizes that are too large, and for what does not go with them."""
-    for name, value in (
-        ("experts", sizes.num_experts),
-        ("width", sizes.width),
-        ("hidden", sizes.hidden),
-    ):
+    ends = {"experts": sizes.num_experts, "width": sizes.width, "hidden": sizes.hidden}
+    for name, value in ends.items():
         if value > MOST[name]:
             raise UsageError(f"{value:,} ({name}): counts are for at most {MOST[name]:,}.")
     if sizes.top_k > sizes.num_experts:
         raise UsageError(
-            f"--top-k {sizes.top_k}: more than the {sizes.num_experts} experts that there are."
+            f"--top-k {sizes.top_k}: expected 1 to {sizes.num_experts}, the number of experts."
         )
     for split in splits:
         if sizes.width % split:
@@ -242,22 +233,12 @@ def refuse_unfit(sizes: LayerSizes, dims: Sequence[int], splits: Sequence[int]) 
 
 def _at(sizes: LayerSizes, dims: int) -> AtDimension:
     num_experts, k, width = sizes.num_experts, sizes.top_k, sizes.width
-    active, regions = k * width, _regions(num_experts, k, width, dims)
-    leading = None
-    if dims <= _MOST_EXPECTED_DIMS:
-        ratio = leading_regions(num_experts, k, width, dims)
-        leading = log10_count(ratio.numerator) - log10_count(ratio.denominator)
     return AtDimension(
         dims=dims,
         most_cells=most_cells(num_experts, k, dims, is_central=False),
-        all_orders=total_cells(num_experts, dims, is_central=False),
         expected_cells=_expected(num_experts, k, dims),
-        is_every_set_possible=is_every_set_possible(num_experts, k, dims),
         published=published_regions(num_experts, k, width, dims),
-        dense_leading=log_leading_zaslavsky(active, dims) / math.log(10.0),
-        regions=regions,
-        regions_leading=leading,
-        zonotope_vertices=zonotope_vertices(active, dims),
+        regions=_regions(num_experts, k, width, dims),
     )
 
 
@@ -280,36 +261,20 @@ def _regions(num_experts: int, k: int, width: int, dims: int) -> int | None:
 
 
 def _split(sizes: LayerSizes, split: int, at: Sequence[AtDimension]) -> SplitExperts:
-    num_experts, k = split * sizes.num_experts, split * sizes.top_k
-    width = sizes.width // split
-    return SplitExperts(
-        split=split,
-        num_experts=num_experts,
-        top_k=k,
-        width=width,
-        sets=split_sets_log10(sizes.num_experts, sizes.top_k, split),
-        gains=tuple(_gains(sizes, split, at)),
-    )
-
-
-def _gains(sizes: LayerSizes, split: int, at: Sequence[AtDimension]) -> Iterator[SplitGain]:
-    num_experts, k = split * sizes.num_experts, split * sizes.top_k
+    num_experts, k, width = split * sizes.num_experts, split * sizes.top_k, sizes.width // split
+    gains = []
     for there in at:
-        if split == 1:
-            cells, regions = there.most_cells, there.regions
-        else:
+        cells, regions, more = there.most_cells, there.regions, None
+        if split > 1:
             cells = most_cells(num_experts, k, there.dims, is_central=False)
-            regions = _regions(num_experts, k, sizes.width // split, there.dims)
-        more = None
+            regions = _regions(num_experts, k, width, there.dims)
         if regions is not None and there.regions is not None:
             more = log10_count(regions) - log10_count(there.regions)
-        yield SplitGain(
-            dims=there.dims,
-            published=published_split_log10(sizes.num_experts, sizes.top_k, split, there.dims),
-            cells=log10_count(cells) - log10_count(there.most_cells),
-            regions=more,
-            largest_split=largest_split(sizes.width, there.dims),
-        )
+        published = published_split_log10(sizes.num_experts, sizes.top_k, split, there.dims)
+        gain = log10_count(cells) - log10_count(there.most_cells)
+        gains.append(SplitGain(there.dims, published, cells=gain, regions=more))
+    sets = split_sets_log10(sizes.num_experts, sizes.top_k, split)
+    return SplitExperts(split, num_experts, k, width, sets, tuple(gains))
 
 
 # -------------------------------------------------------------------------------------------- table
@@ -333,16 +298,13 @@ _GATED = "sign patterns of the gate pre-activations, because gated experts are n
 
 def rows_of(layer: LayerCapacity) -> list[dict[str, Any]]:
     """Rows by the names of :data:`COLUMNS`."""
-    return [
-        {"router": layer.routers or None, **row}
-        for part in (
-            _set_rows(layer),
-            _rows_on_data(layer),
-            _rows_of_splits(layer),
-            _cost_rows(layer),
-        )
-        for row in part
-    ]
+    on_data = (
+        row | {"data_dim": at.dims}
+        for at in layer.at
+        for row in (*_cell_rows(layer, at), *_region_rows(layer, at))
+    )
+    rows = (*_set_rows(layer), *on_data, *_rows_of_splits(layer), *_cost_rows(layer))
+    return [{"router": layer.routers or None, **row} for row in rows]
 
 
 def write_table(out: Path, layers: Sequence[LayerCapacity]) -> None:
@@ -405,78 +367,76 @@ def _set_rows(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
     yield _row("expert_sets", "exact", layer.num_sets)
     yield _row("hypersimplex_edges", "exact", layer.num_edges)
     yield _row("hypersimplex_facets", "exact", layer.num_facets)
-    for n, count in enumerate(layer.faces):
+    num_experts, k = layer.sizes.num_experts, layer.sizes.top_k
+    for n in range(min(num_experts, _MOST_FACES)):
         note = f"strata of order {n}: ties of {n + 1} experts" if n else "expert sets"
-        yield _row(f"hypersimplex_faces_{n}", "exact", count, note)
+        yield _row(f"hypersimplex_faces_{n}", "exact", face_count(k, num_experts, n), note)
     free = "dimension from which on the bound of cells allows every set"
     yield _row("free_from_dimension", "exact", layer.free_from, free)
 
 
-def _rows_on_data(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
-    for at in layer.at:
-        for row in (*_cell_rows(layer, at), *_region_rows(layer, at)):
-            yield row | {"data_dim": at.dims}
-
-
 def _cell_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]]:
-    curved = "" if layer.is_linear else "of a linear router of these sizes; this one is not linear"
-    reached = "attained by some rows and biases" if at.is_every_set_possible else ""
-    yield _row("cells", "upper_bound", at.most_cells, "; ".join(filter(None, (reached, curved))))
-    yield _row("cells_of_all_k", "exact", at.all_orders, "k = 0 to E, general position")
+    num_experts, k = layer.sizes.num_experts, layer.sizes.top_k
+    notes = []
+    if is_every_set_possible(num_experts, k, at.dims):
+        notes.append("attained by some rows and biases")
+    if not layer.is_linear:
+        notes.append("of a linear router of these sizes; this one is not linear")
+    yield _row("cells", "upper_bound", at.most_cells, "; ".join(notes))
+    orders = total_cells(num_experts, at.dims, is_central=False)
+    yield _row("cells_of_all_k", "exact", orders, "k = 0 to E, general position")
     slow = "not computed: too many dimensions for the integral" if at.expected_cells is None else ""
     yield _row("cells_of_a_gaussian_router", "expected", at.expected_cells, slow)
 
 
 def _region_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]]:
-    gated, printed = _GATED if layer.sizes.is_gated else "", at.published
-    ratio = log10_count(printed.dense) - at.dense_leading
+    sizes, printed = layer.sizes, at.published
+    active = sizes.top_k * sizes.width
+    leading = log_leading_zaslavsky(active, at.dims) / math.log(10.0)
+    dense = log10_count(printed.dense)
     yield _row("regions_dense", "document", printed.dense, "Phi(k N, d): exact, general position")
-    far = f"m^d / d! of m = k N neurons; Phi(m, d) is 10^{ratio:+.4f} times as many"
-    yield _row("regions_dense_leading", "document", None, far, log10=at.dense_leading)
-    yield _row("regions_top_1", "document", printed.top_1, _claim(at, printed.top_1, is_of_k=False))
-    yield _row("regions_top_k", "document", printed.top_k, _claim(at, printed.top_k))
-    normalised = "experts of width N / k"
-    yield _row("regions_normalised", "document", printed.normalised, normalised)
-    notes = [gated]
+    far = f"m^d / d! of m = k N neurons; Phi(m, d) is 10^{dense - leading:+.4f} times as many"
+    yield _row("regions_dense_leading", "document", None, far, log10=leading)
+    yield _row("regions_top_1", "document", printed.top_1)
+    yield _row("regions_top_k", "document", printed.top_k, _claim(at))
+    yield _row("regions_normalised", "document", printed.normalised, "experts of width N / k")
+    notes = [_GATED] if sizes.is_gated else []
     if at.regions is None:
         notes.append("not computed: too many chosen experts for the sum")
-    elif at.regions_leading is not None:
-        apart = log10_count(at.regions) - at.regions_leading
+    elif at.dims <= _MOST_EXPECTED_DIMS:
+        growth = leading_regions(sizes.num_experts, sizes.top_k, sizes.width, at.dims)
+        apart = log10_count(at.regions) - (
+            log10_count(growth.numerator) - log10_count(growth.denominator)
+        )
         notes.append(f"10^{apart:+.4f} times its leading term in N")
-    yield _row("regions", "upper_bound", at.regions, "; ".join(filter(None, notes)))
-    most = log10_count(at.zonotope_vertices) - log10_count(printed.dense)
-    beside = f"2 Phi(k N - 1, d); 10^{most:+.4f} times Phi(k N, d)"
-    yield _row("zonotope_vertices", "exact", at.zonotope_vertices, beside)
+    yield _row("regions", "upper_bound", at.regions, "; ".join(notes))
+    vertices = zonotope_vertices(active, at.dims)
+    beside = f"2 Phi(k N - 1, d); 10^{log10_count(vertices) - dense:+.4f} times Phi(k N, d)"
+    yield _row("zonotope_vertices", "exact", vertices, beside)
 
 
-def _claim(at: AtDimension, count: int, is_of_k: bool = True) -> str:
-    """Whether a published count of k experts can be attained."""
-    if not is_of_k or at.regions is None or count <= at.regions:
+def _claim(at: AtDimension) -> str:
+    """Whether the published count of k experts can be attained."""
+    if at.regions is None or not at.exceeds:
         return ""
-    more = log10_count(count) - log10_count(at.regions)
+    more = log10_count(at.published.top_k) - log10_count(at.regions)
     return f"published as attained up to a constant; at least 10^{more:.4f} times what is possible"
 
 
 def _rows_of_splits(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
     thumb = "per-expert rule of thumb; the bound itself needs k N >= d"
-    for gain in layer.splits[0].gains if layer.splits else ():
-        yield _row("largest_split", "document", gain.largest_split, thumb, data_dim=gain.dims)
+    for at in layer.at if layer.splits else ():
+        split = largest_split(layer.sizes.width, at.dims)
+        yield _row("largest_split", "document", split, thumb, data_dim=at.dims)
+    spurious, bounds = "its factor g^-d is spurious: k N does not change", "ratio of two bounds"
     for split in layer.splits:
-        yield from _split_rows(split)
-
-
-def _split_rows(split: SplitExperts) -> Iterator[dict[str, Any]]:
-    sizes = f"{split.num_experts} experts of {split.width}, top-{split.top_k}"
-    yield _gain_row("gain_of_sets", "exact", split.sets, sizes, split=split.split)
-    spurious = "its factor g^-d is spurious: k N does not change"
-    bounds = "ratio of two bounds"
-    for gain in split.gains:
-        where = {"split": split.split, "data_dim": gain.dims}
-        yield _gain_row("gain_as_published", "document", gain.published, spurious, **where)
-        yield _gain_row("gain_of_cells", "upper_bound", gain.cells, bounds, **where)
-        yield _gain_row(
-            "gain_of_regions", "upper_bound", gain.regions, "ratio of two bounds", **where
-        )
+        sizes = f"{split.num_experts} experts of {split.width}, top-{split.top_k}"
+        yield _gain_row("gain_of_sets", "exact", split.sets, sizes, split=split.split)
+        for gain in split.gains:
+            where = {"split": split.split, "data_dim": gain.dims}
+            yield _gain_row("gain_as_published", "document", gain.published, spurious, **where)
+            yield _gain_row("gain_of_cells", "upper_bound", gain.cells, bounds, **where)
+            yield _gain_row("gain_of_regions", "upper_bound", gain.regions, bounds, **where)
 
 
 def _cost_rows(layer: LayerCapacity) -> Iterator[dict[str, Any]]:

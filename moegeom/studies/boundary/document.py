@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from moegeom.core.row_keys import RUN_B, SIDES
 from moegeom.core.text import number_of, percent, percent_of_all, small_percent
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import header, size, skipped
-from moegeom.document.model import (
-    Block,
-    Command,
-    Document,
-    Excerpt,
-    Fact,
-    Gallery,
-    Note,
-    Table,
-    View,
-)
+from moegeom.document.header import size
+from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Gallery, View
 from moegeom.document.rule_trust import rule_facts
+from moegeom.document.study import Column, study_page, table_of
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 
 #: Pairs of experts that are named, and layers.
@@ -33,12 +26,6 @@ _NAMED = 3
 _FIGURES = ("flips", "near_boundary")
 #: Variants that a screen shows where it has no room for more.
 _LEAST_ROWS = 4
-
-#: The last column is for pages alone.
-_HEADS = (
-    ("arithmetic", "choices flipped", "", "", "tokens with", "weight", "provably", "predicted"),
-    ("", "mean", "random", "worst layer", "any flip", "moved", "unchanged", ""),
-)
 
 #: What a comparison on the same inputs leaves out.
 _OWN_INPUTS = "Its own hidden states would differ, behind the first MoE layer at the latest."
@@ -59,30 +46,29 @@ def document(report: BoundaryReport, view: View) -> Document:
     flipped = [variant for variant in report.variants if variant.mean("flipped_share")]
     details = [line for variant in _shown(flipped, view) for line in _details(report, variant)]
     whole = [line for variant in flipped for line in _details(report, variant)]
-    near = [Fact("near" * (not n), text, "plain") for n, text in enumerate(_distances(report))]
-    notes = [*map(Note, (*_remarks(report), *_limits(report), *skipped(report.summary)))]
-    return Document(
+    return study_page(
+        report,
         "boundary-report",
-        report.summary.run["checkpoint"]["name"],
+        view,
+        [_table(report, view)],
+        [Gallery(lambda: figures_of(report.results, _FIGURES))],
+        _lines("jump", _jumps(report)),
         [
-            _verdict(report),
-            [
-                *header(report.summary, "routers", "tokens", "trust"),
-                *_other(report),
-                *_against(report),
-            ],
-            [_table(report, view)],
-            [Gallery(lambda: figures_of(report.results, _FIGURES))],
-            [*(Fact("jump" * (not n), text, "plain") for n, text in enumerate(_jumps(report)))],
-            [
-                *(Fact("noise", text, "dim") for text in _noise(report)),
-                in_part(details, "line", view.detail, page=whole),
-            ],
-            [in_part(near, "line", view.detail, least=1)],
-            [in_part(notes, "note", view.detail, is_aside=True)],
+            *(Fact("noise", text, "dim") for text in _noise(report)),
+            in_part(details, "line", view.detail, page=whole),
         ],
-        lambda: _record(report),
+        [in_part(_lines("near", _distances(report)), "line", view.detail, least=1)],
+        labels=("routers", "tokens", "trust"),
+        verdict=_verdict(report),
+        facts=(*_other(report), *_against(report)),
+        notes=(*_remarks(report), *_limits(report)),
+        record=lambda: _record(report),
     )
+
+
+def _lines(label: str, texts: Sequence[str]) -> list[Block]:
+    """Sentences, with the label before the first."""
+    return [Fact(label * (not number), text, "plain") for number, text in enumerate(texts)]
 
 
 def _shown(flipped: Sequence[VariantFlips], view: View) -> Sequence[VariantFlips]:
@@ -132,31 +118,29 @@ def _against(report: BoundaryReport) -> Iterator[Fact]:
     yield Fact("C", " ".join(texts))
 
 
-def _verdict(report: BoundaryReport) -> list[Block]:
-    blocks: list[Block] = [Fact("VERDICT", _verdict_sentence(report))]
+def _verdict(report: BoundaryReport) -> Iterator[Block]:
+    yield Fact("VERDICT", _verdict_sentence(report))
     if typed := report.summary.run.get("next_command"):
-        blocks.append(Command("next: ", str(typed)))
-    return blocks
+        yield Command("next: ", str(typed))
 
 
 def _distances(report: BoundaryReport) -> list[str]:
     """How near the tokens are to another choice."""
     texts = []
-    rms = report.share_column("boundary_distance_rms_p50")
-    if rms:
-        router, least = min(rms, key=lambda pair: pair[1])
+    if rms := report.column("boundary_distance_rms_p50"):
+        nearest = min(rms, key=rms.__getitem__)
+        exact = report.column("distance_exact_share").values()
+        bound = " at least" if any(share < 1.0 for share in exact) else ""
         texts.append(
-            f"Half of the tokens are within{_bound(report)} {_median(rms):.3g} of another "
-            f"choice, in units of the input's rms (nearest {report.place(router)}: "
-            f"{least:.3g})."
+            f"Half of the tokens are within{bound} {_median(rms):.3g} of another choice, in units "
+            f"of the input's rms (nearest {report.place(nearest)}: {rms[nearest]:.3g})."
         )
         texts += _ties(report)
-    likely = report.share_column("stable_share_input_rounding_1e6")
-    worst = report.share_column("stable_share_input_rounding_worst")
+    likely = report.column("stable_share_input_rounding_1e6")
+    worst = report.column("stable_share_input_rounding_worst")
     if likely and worst:
         # what the worst rounding keeps is kept with any probability, whichever bound says so
-        surely = dict(worst)
-        most = [(name, max(share, surely.get(name, 0.0))) for name, share in likely]
+        most = {name: max(share, worst.get(name, 0.0)) for name, share in likely.items()}
         texts.append(
             f"Rounding the input to bfloat16 keeps the choice of {_certain(_median(most))} of the "
             f"tokens with probability 1 - 1e-6, of {_certain(_median(worst))} in the worst case."
@@ -166,11 +150,11 @@ def _distances(report: BoundaryReport) -> list[str]:
 
 def _ties(report: BoundaryReport) -> list[str]:
     """Distances to where several boundaries meet; empty where unknown or where none meet."""
-    ends = [report.share_column(f"order_{order}_distance_rms_p50_upper") for order in (2, 3)]
+    ends = [report.column(f"order_{order}_distance_rms_p50_upper") for order in (2, 3)]
     if not all(ends) or any(math.isinf(_median(end)) for end in ends):
         return []
     three, four = map(_median, ends)
-    sample = round(_median(report.share_column("num_order_distance_tokens")))
+    sample = round(_median(report.column("num_order_distance_tokens")))
     text = (
         f"Half of a sample ({number_of(sample, 'token')} of a router) are within {three:.3g} of "
         f"a tie of three experts at the border, and within {four:.3g} of a tie of four."
@@ -178,56 +162,50 @@ def _ties(report: BoundaryReport) -> list[str]:
     return [text]
 
 
-def _bound(report: BoundaryReport) -> str:
-    """The qualifier to print where some distances are lower bounds."""
-    exact = report.share_column("distance_exact_share")
-    return " at least" if any(share < 1.0 for _, share in exact) else ""
-
-
 def _table(report: BoundaryReport, view: View) -> Excerpt:
     """A row for each variant, or for those that flip most; a sentence where that is too wide."""
     ranked = sorted(report.variants, key=lambda v: (v.name not in SIDES, -v.flipped))
     least = len(ranked) if view.detail else min(len(ranked), _LEAST_ROWS)
-    screen, *shorter = (
-        [_rows(report, ranked[:number])] for number in range(len(ranked), least - 1, -1)
-    )
-    page = Table(_HEADS, [_cells(report, variant) for variant in report.variants])
-    return Excerpt(screen, page=[page], shorter=shorter)
+    columns = _columns(report)
+
+    def rows(most: int) -> list[Block]:
+        """In the order in which they were requested."""
+        names, rest = {variant.name for variant in ranked[:most]}, len(ranked) - most
+        table = table_of(columns[:-1], [v for v in report.variants if v.name in names])
+        paragraphs = [(f"  {row[0]:<12}  ", _paragraph(row)) for row in table.rows]
+        more = f"and {rest} more that flip less: --detail" if rest else ""
+        return [dataclasses.replace(table, paragraphs=paragraphs, rest=more)]
+
+    screen, *shorter = map(rows, range(len(ranked), least - 1, -1))
+    return Excerpt(screen, [table_of(columns, report.variants)], shorter=shorter)
 
 
-def _rows(report: BoundaryReport, variants: Sequence[VariantFlips]) -> Table:
-    """Rows of these variants, in the order in which they were requested."""
-    names = {variant.name for variant in variants}
-    rows = [_cells(report, variant) for variant in report.variants if variant.name in names]
-    rest = len(report.variants) - len(rows)
-    return Table(
-        heads=[heads[:-1] for heads in _HEADS],
-        rows=[row[:-1] for row in rows],
-        paragraphs=[(f"  {row[0]:<12}  ", _paragraph(row)) for row in rows],
-        rest=f"and {rest} more that flip less: --detail" if rest else "",
-    )
+def _columns(report: BoundaryReport) -> Sequence[Column]:
+    """Figures of a variant; the last column is for pages alone."""
 
+    def worst(one: VariantFlips) -> str:
+        router, share = (one.worst[name] for name in ("router", "flipped_share"))
+        place = report.summary.place(router)
+        return f"{_share(share)}  {'L' if place.isdigit() else ''}{place}" if share else "-"
 
-def _cells(report: BoundaryReport, variant: VariantFlips) -> Sequence[str]:
-    worst, is_side, random = variant.worst, variant.name in SIDES, variant.random
-    place = report.summary.place(worst["router"])
+    def of_arithmetic(column: str, text: Callable[[float | None], str], one: VariantFlips) -> str:
+        return "-" if one.name in SIDES else text(one.mean(column))
+
     return (
-        f"  {variant.name}",
-        _share(variant.mean("flipped_share")),
-        _share(random and random.mean("flipped_share")),
-        f"{_share(worst['flipped_share'])}  {'L' if place.isdigit() else ''}{place}"
-        if worst["flipped_share"]
-        else "-",
-        _share(variant.any_share),
-        _share(variant.mean("weight_moved_mean")),
-        "-" if is_side else _certain(variant.mean("proved_share")),
-        "-" if is_side else _share(variant.mean("predicted_flipped_share")),
+        ("arithmetic", "", 0, lambda one: f"  {one.name}"),
+        ("choices flipped", "mean", 0, lambda one: _share(one.mean("flipped_share"))),
+        ("", "random", 0, lambda one: _share(one.random and one.random.mean("flipped_share"))),
+        ("", "worst layer", 0, worst),
+        ("tokens with", "any flip", 0, lambda one: _share(one.any_share)),
+        ("weight", "moved", 0, lambda one: _share(one.mean("weight_moved_mean"))),
+        ("provably", "unchanged", 0, partial(of_arithmetic, "proved_share", _certain)),
+        ("predicted", "", 0, partial(of_arithmetic, "predicted_flipped_share", _share)),
     )
 
 
 def _paragraph(cells: Sequence[str]) -> str:
     """The figures of a row in a sentence."""
-    _, mean, random, worst, some, moved, stable, _ = cells
+    _, mean, random, worst, some, moved, stable = cells
     return (
         f"{mean} of the choices flip (random router {random}, worst {worst}), {some} of the "
         f"tokens somewhere; {moved} of the weight moves; {stable} are provably unchanged."
@@ -236,25 +214,24 @@ def _paragraph(cells: Sequence[str]) -> str:
 
 def _noise(report: BoundaryReport) -> list[str]:
     """What noise on the inputs does; nothing where none was asked for."""
-    simulated = report.share_column("noise_simulated_share")
+    simulated = report.column("noise_simulated_share")
     if not simulated:
         return []
-    worst = max(simulated, key=lambda pair: pair[1])
+    worst = max(simulated, key=simulated.__getitem__)
     text = (
-        f"{_noise_size(report)} flips {_share(_mean(simulated))} of the choices in a "
-        f"simulation ({report.place(worst[0])}: {_share(worst[1])})"
+        f"{_noise_size(report)} flips {_share(report.mean('noise_simulated_share'))} of the "
+        f"choices in a simulation ({report.place(worst)}: {_share(simulated[worst])})"
     )
-    means = [
-        _mean(report.share_column(f"noise_flipped_share{end}")) for end in ("", "_lower", "_upper")
-    ]
-    if means[0] is not None:
-        expected, least, most = means
+    expected, least, most = (
+        report.mean(f"noise_flipped_share{end}") for end in ("", "_lower", "_upper")
+    )
+    if expected is not None:
         text += (
             f"; {_share(expected)} by the noise model, {_share(least)} to "
             f"{_share(most)} by its bounds"
         )
     lines = [f"{text}."]
-    early, late = (report.share_column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
+    early, late = (report.column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
     if early and late:
         lines.append(
             f"An input that drifts with this noise per unit of time leaves its cell within "
@@ -266,23 +243,23 @@ def _noise(report: BoundaryReport) -> list[str]:
 
 def _jumps(report: BoundaryReport) -> list[str]:
     """What crossing a boundary does to the output; nothing where no experts were read."""
-    over = report.share_column("jump_over_output_p50")
+    over = report.column("jump_over_output_p50")
     if not over:
         return []
-    most = max(over, key=lambda pair: pair[1])
+    most = max(over, key=over.__getitem__)
     text = (
         f"Where the nearest boundary of a token is crossed, the output of the experts jumps by "
         f"{_share(_median(over))} of its length for half of the tokens"
     )
     if len(over) > 1:
-        text += f" (most in {report.place(most[0])}: {_share(most[1])})"
-    expected = report.share_column("expected_jump_over_output")
-    if expected:
+        text += f" (most in {report.place(most)}: {_share(over[most])})"
+    expected = report.mean("expected_jump_over_output")
+    if expected is not None:
         text += (
             f"; times the probability that rounding the input to bfloat16 crosses it, "
-            f"{small_percent(_mean(expected))} of the output a token"
+            f"{small_percent(expected)} of the output a token"
         )
-    return [f"{text}.", *filter(None, map(_cost, report.variants)), _looked_at(report)]
+    return [f"{text}.", *filter(None, map(_cost, report.variants)), _jumps_of(report)]
 
 
 def _cost(variant: VariantFlips) -> str:
@@ -302,23 +279,20 @@ def _cost(variant: VariantFlips) -> str:
     )
 
 
-def _looked_at(report: BoundaryReport) -> str:
+def _jumps_of(report: BoundaryReport) -> str:
     """How many tokens and experts jumps are of, and what is left out."""
-    tokens = sum(number for _, number in report.share_column("num_jump_tokens"))
-    points = sum(
-        row["num_jump_tokens"] * row["jump_known_share"]
-        for row in report.summary.layers
-        if row.get("jump_known_share") is not None
-    )
+    tokens = report.column("num_jump_tokens")
+    points = sum(tokens[name] * share for name, share in report.column("jump_known_share").items())
+    total = sum(tokens.values())
     parts = report.summary.run.get("parts", {}).values()
     read, size_read = (
         sum(part.get(name, 0) for part in parts) for name in ("experts_read", "expert_bytes")
     )
     experts = f"{number_of(read, 'expert')} read ({size(size_read)})" if read else "experts read"
-    text = f"Of a sample of {number_of(int(tokens), 'token')} of all routers; {experts}."
-    if points < tokens:
+    text = f"Of a sample of {number_of(int(total), 'token')} of all routers; {experts}."
+    if points < total:
         text += (
-            f" {_share(1.0 - points / tokens)} of them are left out: their nearest boundary "
+            f" {_share(1.0 - points / total)} of them are left out: their nearest boundary "
             "point is not known."
         )
     return text
@@ -346,25 +320,25 @@ def _noise_size(report: BoundaryReport) -> str:
 
 def _details(report: BoundaryReport, variant: VariantFlips) -> Iterator[Fact]:
     """Where a variant flips, whether near-ties explain it, and what it does to experts."""
+    ranked = sorted(variant.rows, key=lambda row: -row["flipped_share"])[:_NAMED]
+    worst = [
+        f"{report.place(row['router'])} {_share(row['flipped_share'])}"
+        for row in ranked
+        if row["flipped_share"] or row is ranked[0]
+    ]
+    pairs = [
+        f"{report.place(pair['router'])} {pair['first']}<->{pair['second']} {_share(pair['share'])}"
+        for pair in variant.swaps[:_NAMED]
+    ]
     details = {
-        "worst": _worst_layers(report, variant),
+        "worst": ", ".join(worst),
         "margins": near_ties(variant) if variant.name in SIDES else "",
         "load": _load_shift(report, variant),
-        "swaps": _traders(report, variant),
+        "swaps": ", ".join(pairs),
     }
     for label, text in details.items():
         if text:
             yield Fact(label, f"{variant.name}: {text}", "dim")
-
-
-def _worst_layers(report: BoundaryReport, variant: VariantFlips) -> str:
-    """The layers that a variant flips most, beside a random router's."""
-    ranked = sorted(variant.rows, key=lambda row: -row["flipped_share"])[:_NAMED]
-    return ", ".join(
-        f"{report.place(row['router'])} {_share(row['flipped_share'])}"
-        for row in ranked
-        if row["flipped_share"] or row is ranked[0]
-    )
 
 
 def near_ties(variant: VariantFlips) -> str:
@@ -372,11 +346,11 @@ def near_ties(variant: VariantFlips) -> str:
 
     A tenth of the tokens holds all of the flips only where no more than a tenth flips.
     """
-    share, most = variant.near_share, variant.largest_near_share
-    if share is None or most is None:
+    if variant.near is None:
         return ""
-    if variant.num_flips < _FEWEST_FLIPS:
-        few = number_of(variant.num_flips, "flip is", "flips are")
+    flips, share, most = variant.near
+    if flips < _FEWEST_FLIPS:
+        few = number_of(flips, "flip is", "flips are")
         return f"{few} too few to tell whether near-ties explain them"
     word = next(word for least, word in _NEARNESS if share >= least)
     only = "only " if share < _NEARNESS[1][0] else ""
@@ -399,17 +373,8 @@ def _load_shift(report: BoundaryReport, variant: VariantFlips) -> str:
     )
 
 
-def _traders(report: BoundaryReport, variant: VariantFlips) -> str:
-    """The pairs of experts that trade most of the flipped tokens of their layer."""
-    return ", ".join(
-        f"{report.place(pair['router'])} {pair['first']}<->{pair['second']} {_share(pair['share'])}"
-        for pair in variant.swaps[:_NAMED]
-    )
-
-
-def _remarks(report: BoundaryReport) -> list[str]:
+def _remarks(report: BoundaryReport) -> Iterator[str]:
     """Caveats on single figures, such as exact ties."""
-    remarks = []
     for variant in filter(lambda one: one.is_tied, report.variants):
         least, most = (variant.mean(f"flipped_share_{end}") for end in ("least", "most"))
         anyhow = (
@@ -417,42 +382,39 @@ def _remarks(report: BoundaryReport) -> list[str]:
             if variant.facts.get("ties") == "undetermined"
             else "counted as the lowest expert wins"
         )
-        remarks.append(
+        yield (
             f"{variant.name}: as exact ties break, {_share(least)} to {_share(most)} of "
             f"the choices flip; {anyhow}."
         )
-    remarks += [
-        f"{variant.name}: "
-        f"{number_of(wrong, 'token flipped that was', 'tokens flipped that were')} "
-        "proved to stay: a mistake of moegeom, please report it."
-        for variant in report.variants
-        if (wrong := variant.num_disproved)
-    ]
-    remarks += [
-        f"{variant.name}: emulated after {variant.facts['engine']} ({variant.facts['version']}); a "
-        "recording of that engine would decide."
-        for variant in report.variants
-        if variant.name not in SIDES and not str(variant.facts.get("engine")).startswith("none")
-    ]
-    return remarks
+    for variant in filter(lambda one: one.num_disproved, report.variants):
+        flipped = number_of(
+            variant.num_disproved, "token flipped that was", "tokens flipped that were"
+        )
+        yield (f"{variant.name}: {flipped} proved to stay: a mistake of moegeom, please report it.")
+    for variant in report.variants:
+        engine, version = (variant.facts.get(name) for name in ("engine", "version"))
+        if variant.name not in SIDES and not str(engine).startswith("none"):
+            yield (
+                f"{variant.name}: emulated after {engine} ({version}); a recording of that engine "
+                "would decide."
+            )
 
 
-def _limits(report: BoundaryReport) -> Sequence[str]:
+def _limits(report: BoundaryReport) -> Iterator[str]:
     """What these figures do not say."""
-    jumps = (
-        "Jumps are those of one block's routed experts; what later layers make of them is not "
-        "looked at."
-    )
-    exposed = (
+    yield (
         "A flipped expert is not a wrong answer: this is exposure, for these tokens and inputs. "
         "An arithmetic changes the routers only; inputs that come out otherwise are not checked."
     )
-    stability = (
+    yield (
         "Provably unchanged: for these inputs, in any order of summation that the arithmetic "
         "allows. Random: a router of the same shape and row norms, on a sample of these tokens."
     )
-    has_jumps = bool(report.share_column("jump_over_output_p50"))
-    return exposed, stability, *([jumps] if has_jumps else [])
+    if report.column("jump_over_output_p50"):
+        yield (
+            "Jumps are those of one block's routed experts; what later layers make of them is not "
+            "looked at."
+        )
 
 
 def _certain(share: float | None) -> str:
@@ -460,26 +422,21 @@ def _certain(share: float | None) -> str:
     return "-" if share is None else percent_of_all(share)
 
 
-def _mean(pairs: Sequence[tuple[str, float]]) -> float | None:
-    return statistics.fmean(value for _, value in pairs) if pairs else None
-
-
-def _median(pairs: Sequence[tuple[str, float]]) -> float:
-    return statistics.median(value for _, value in pairs)
+def _median(column: Mapping[str, float]) -> float:
+    return statistics.median(column.values())
 
 
 def _record(report: BoundaryReport) -> Mapping[str, Any]:
-    run = report.summary.run
     return {
         "verdict": _verdict_sentence(report),
         "distances": _distances(report),
         "noise": _noise(report),
         "jumps": _jumps(report),
-        "remarks": _remarks(report),
-        "routers": [dict(row) for row in report.summary.layers],
+        "remarks": [*_remarks(report)],
+        "routers": report.summary.layers,
         "variants": [_variant_record(variant) for variant in report.variants],
-        **rule_facts(run),
-        "run": dict(run),
+        **rule_facts(report.summary.run),
+        "run": report.summary.run,
     }
 
 
@@ -491,18 +448,18 @@ def _variant_record(variant: VariantFlips) -> dict[str, Any]:
     )
     return {
         "variant": variant.name,
-        "facts": dict(variant.facts),
+        "facts": variant.facts,
         "flipped_share": variant.mean("flipped_share"),
         "random_flipped_share": random.mean("flipped_share"),
         "worst_router": variant.worst["router"],
         "any_layer_share": variant.any_share,
         "random_any_layer_share": random.any_share,
         "weight_moved_mean": variant.mean("weight_moved_mean"),
-        "flipped_near_share": variant.near_share,
+        "flipped_near_share": variant.near and variant.near[1],
         "proved_share": variant.mean("proved_share"),
         "layers": layers,
         "random": of_random,
-        "swaps": list(variant.swaps),
+        "swaps": variant.swaps,
     }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from moegeom.core.errors import ResultsError
 from moegeom.core.option import argument, option
 from moegeom.core.row_keys import is_random, is_whole, under_random
 from moegeom.core.tokens import InputNoise
+from moegeom.document.study import mean_of
 from moegeom.document.summary import Summary, summarise
 from moegeom.engine.request import MeasureOptions, ScanRequest
 from moegeom.results.reader import Results
@@ -65,8 +67,7 @@ class VariantFlips:
 
     def mean(self, column: str) -> float | None:
         """Mean over routers; None where no router has a value."""
-        numbers = [row[column] for row in self.rows if row.get(column) is not None]
-        return sum(numbers) / len(numbers) if numbers else None
+        return mean_of(self.rows, column)
 
     @property
     def flipped(self) -> float:
@@ -85,31 +86,23 @@ class VariantFlips:
         return self.facts["num_flipped_any_layer"] / tokens if tokens else None
 
     @property
-    def near_share(self) -> float | None:
-        """Share of the flips, at all routers, among the tokens with the least margin."""
-        return self._per_flip(lambda row: row["flipped_near_share"])
-
-    @property
-    def largest_near_share(self) -> float | None:
-        """The largest possible ``near_share``: below 1 where more tokens flip than are near."""
-        return self._per_flip(lambda row: min(1.0, NEAR / row["flipped_share"]))
-
-    @property
-    def num_flips(self) -> int:
-        """Flips, at all routers, that ``near_share`` is a share of."""
-        return round(sum(count for _, count in self._flips()))
-
-    def _per_flip(self, value: Callable[[Row], float]) -> float | None:
-        """Mean of a router's value, weighted by its flips; None where no router has one."""
-        flips = self._flips()
-        if not flips:
-            return None
-        return sum(value(row) * count for row, count in flips) / sum(count for _, count in flips)
-
-    def _flips(self) -> list[tuple[Row, float]]:
-        """Rows with a share of near flips, each with its number of flips."""
+    def near(self) -> tuple[int, float, float] | None:
+        """Number of flips at all routers where margins are known, the share of them among the
+        tokens with the least margin, and the largest possible: below 1 where more tokens flip than
+        are near. None without margins.
+        """
         rows = [row for row in self.rows if row.get("flipped_near_share") is not None]
-        return [(row, row["flipped_share"] * row["num_tokens"]) for row in rows]
+        if not rows:
+            return None
+        flips = [row["flipped_share"] * row["num_tokens"] for row in rows]
+        near, most = (
+            sum(map(operator.mul, flips, shares)) / sum(flips)
+            for shares in (
+                [row["flipped_near_share"] for row in rows],
+                [min(1.0, NEAR / row["flipped_share"]) for row in rows],
+            )
+        )
+        return round(sum(flips)), near, most
 
     @property
     def num_disproved(self) -> int:
@@ -134,13 +127,14 @@ class BoundaryReport:
         """The name of a router in words."""
         return self.summary.places([router])
 
-    def share_column(self, column: str) -> list[tuple[str, float]]:
-        """(router, value) of a column of the routers as stored, where it is known."""
-        return [
-            (row["router"], row[column])
-            for row in self.summary.layers
-            if row.get(column) is not None
-        ]
+    def column(self, name: str) -> dict[str, float]:
+        """A column of the routers as stored, by router, where it has a value."""
+        rows = self.summary.layers
+        return {row["router"]: row[name] for row in rows if row.get(name) is not None}
+
+    def mean(self, name: str) -> float | None:
+        """Its mean over routers; None where no router has a value."""
+        return mean_of(self.summary.layers, name)
 
 
 def boundary_report_of(results: Results) -> BoundaryReport:

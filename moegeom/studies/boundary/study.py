@@ -154,24 +154,21 @@ def recorded_noise(
 
 def _same_tokens(first: TokenSource, second: TokenSource) -> int:
     """How many tokens are compared; they are the same ones in the same order."""
-    numbers = (first.facts.num_tokens, second.facts.num_tokens)
-    if numbers[0] != numbers[1]:
+    (name, number), (other, others) = ((s.facts.name, s.facts.num_tokens) for s in (first, second))
+    differs, compared = "", min(number, others, _MOST)
+    if number != others:
+        differs = f"{name} holds {number_of(number, 'token')}, {other} {others:,}"
+    mine, theirs = (source.read_columns(0, compared) for source in (first, second))
+    for field in ("document", "position", "token_id"):
+        at = np.flatnonzero(getattr(mine, field) != getattr(theirs, field))
+        if len(at) and not differs:
+            of = field.replace("_", " ")
+            differs = f"{other}: token {at[0]} has another {of} than in {name}"
+    if differs:
         raise RecordingError(
-            f"{first.facts.name} holds {number_of(numbers[0], 'token')}, {second.facts.name} "
-            f"{numbers[1]:,}; "
-            "expected the same tokens in the same order.",
+            f"{differs}; expected the same tokens in the same order.",
             "Record both runs on the same text.",
         )
-    compared = min(numbers[0], _MOST)
-    mine, other = (source.read_columns(0, compared) for source in (first, second))
-    for field in ("document", "position", "token_id"):
-        differs = np.flatnonzero(getattr(mine, field) != getattr(other, field))
-        if len(differs):
-            raise RecordingError(
-                f"{second.facts.name}: token {differs[0]} has another {field.replace('_', ' ')} "
-                f"than in {first.facts.name}; expected the same tokens in the same order.",
-                "Record both runs on the same text.",
-            )
     return compared
 
 
@@ -200,10 +197,9 @@ def _noise(
     values = [read[is_left] for read in values]
     noise = noise_between(*values)
     size = float(np.sqrt((values[0].astype(np.float64) ** 2).mean()))
-    return dataclasses.replace(
-        InputNoise(noise.scale, False),
-        kappa=noise.kappa,
-        systematic_share=noise.systematic_share,
+    return InputNoise(
+        **vars(noise),
+        is_relative=False,
         relative=noise.scale / size if size else 0.0,
         num_non_finite=int((~is_left).sum()),
     )

@@ -65,7 +65,12 @@ def document(gate: Gate, view: View) -> Document:
             **verdict_record(verdict),
             **rule_facts(run),
             "run": run,
-            "release": gate.release and _release_record(gate.release),
+            "release": gate.release
+            and {
+                "verdict": verdict_word(gate.release),
+                "exit_code": gate.release.exit_code,
+                "codes": [outcome.code for outcome in _stopping(gate.release)],
+            },
         },
         Judged(verdict, run),
     )
@@ -120,9 +125,9 @@ def _would(release: Verdict) -> str:
     stopping = _stopping(release)
     if not stopping:
         return "would pass on what was checked"
-    examples = ", ".join(outcome.code for outcome in stopping[:_MOST_CODES])
-    rest = len(stopping) - _MOST_CODES
-    codes = examples + (f" and {rest} more" if rest > 0 else "")
+    codes = ", ".join(outcome.code for outcome in stopping[:_MOST_CODES])
+    if (rest := len(stopping) - _MOST_CODES) > 0:
+        codes += f" and {rest} more"
     if release.exit_code == EXIT_FAILED:
         count = sum(len(outcome.findings) for outcome in stopping)
         return f"would fail on {codes} ({number_of(count, 'finding')})"
@@ -133,11 +138,6 @@ def _stopping(release: Verdict) -> tuple[Outcome, ...]:
     """The outcomes for which it would not pass: those that fail, else those that are open."""
     failing = tuple(outcome for outcome in release.outcomes if release.fails(outcome))
     return failing or release.open
-
-
-def _release_record(release: Verdict) -> Mapping[str, Any]:
-    codes = [outcome.code for outcome in _stopping(release)]
-    return {"verdict": verdict_word(release), "exit_code": release.exit_code, "codes": codes}
 
 
 #: What a check looks at, in words.
@@ -158,11 +158,10 @@ _NEEDS = {
 def page_document(page: Page, view: View) -> Document:
     """What ``check --explain CODE`` says: what holds when it passes, what it needs, its limits."""
     check = page.check
+    texts = {"Holds": page.statement, **page.sections, "Needs": f"{_NEEDS[check.inputs]}."}
     sections: list[list[Block]] = [
         [Title(check.code, f"{check.severity}: {check.title}")],
-        [Note(f"Holds: {page.statement}", "plain")],
-        *([Note(f"{name}: {text}", "plain")] for name, text in page.sections.items()),
-        [Note(f"Needs: {_NEEDS[check.inputs]}.", "plain")],
+        *([Note(f"{name}: {text}", "plain")] for name, text in texts.items()),
         [*_limits(check)],
     ]
     record = {
@@ -211,14 +210,12 @@ def gate_figures(gate: Gate) -> Iterator[Chart]:
         return
     ends = [[_end(outcome, router) for router in routers] for outcome in outcomes]
     names = [place(router, routers) for router in routers]
-    by_outcome = [
-        f"{outcome.code} ({outcome.title}): "
-        + ", ".join(name for name, end in zip(names, row, strict=True) if _SHADES[end] > 0.2)
+    findings = [
+        f"{outcome.code} ({outcome.title}): {', '.join(where)}"
         for outcome, row in zip(outcomes, ends, strict=True)
+        if (where := [name for name, end in zip(names, row, strict=True) if _SHADES[end] > 0.2])
     ]
-    findings = [text for text in by_outcome if not text.endswith(": ")]
     places = [(outcome, router) for outcome in outcomes for router in routers]
-    judged = number_of(len(outcomes), "check") + " judged"
     yield Chart(
         "checks",
         "What was found in which layer",
@@ -227,7 +224,7 @@ def gate_figures(gate: Gate) -> Iterator[Chart]:
         "code of a check leads to what holds when it passes.",
         "Checks that need tokens or a baseline, or do not apply: they are in the list of all "
         "checks. How far a layer is from a limit.",
-        f"{judged}, in {number_of(len(routers), 'layer')}; "
+        f"{number_of(len(outcomes), 'check')} judged, in {number_of(len(routers), 'layer')}; "
         + (f"found by layer: {'; '.join(findings)}." if findings else "nothing was found."),
         [
             Panel(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,18 +41,6 @@ _NAME = 200
 _ADAPTER = "adapter_config.json"
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
-#: Arrays of a router: equal bit for bit in two answers, or the router is another one.
-_ARRAYS = (
-    "weight",
-    "logit_bias",
-    "selection_bias",
-    "gain",
-    "norm_bias",
-    "shared_rows",
-    "expert_scale",
-)
-
-
 #: An answer that is the judged one.
 _NONE: dict[str, Any] = {"routers": [], "not_finite": [], "files": [], "reason": ""}
 
@@ -80,10 +69,8 @@ def loader_facts(opened: Session) -> dict[str, Any]:
     for answer in answers:
         by_files.setdefault((answer.config, answer.inner, *answer.files), []).append(answer)
     for same in by_files.values():
-        loaders, difference = (
-            [answer.loader for answer in same],
-            _compared(opened, same[0], facts["entry"]),
-        )
+        loaders = [answer.loader for answer in same]
+        difference = _compared(opened, same[0], facts["entry"])
         if any(difference.values()):
             is_default = any(answer.is_default for answer in same)
             facts["others"].append(
@@ -103,21 +90,22 @@ def _compared(opened: Session, answer: LoadedFiles, judged: str) -> dict[str, An
         return {**_NONE, "reason": f"{share}, {missing[0]} first", "is_missing": True}
     if answer.files == (judged,) and answer.config == "config.json" and not answer.inner:
         return _NONE
+    return _difference_from(opened, partial(open_answer, folder, answer))
+
+
+def _difference_from(opened: Session, opening: Callable[[], TensorStore]) -> dict[str, Any]:
+    judged = opened.store
     try:
-        return _difference_from(opened, open_answer(folder, answer))
+        store = opening()
+        if (
+            isinstance(store, ShardedStore)
+            and isinstance(judged, ShardedStore)
+            and (store.shard_of, store.config) == (judged.shard_of, judged.config)
+        ):
+            return _NONE
+        routers = {r.name: r for r in load_routers(store, asked=opened.terms.asked).routers}
     except MoeGeomError as error:
         return {**_NONE, "reason": error.message.rstrip(".")}
-
-
-def _difference_from(opened: Session, store: TensorStore) -> dict[str, Any]:
-    judged = opened.store
-    if (
-        isinstance(store, ShardedStore)
-        and isinstance(judged, ShardedStore)
-        and (store.shard_of, store.config) == (judged.shard_of, judged.config)
-    ):
-        return _NONE
-    routers = {r.name: r for r in load_routers(store, asked=opened.terms.asked).routers}
     ours = {r.name: r for r in opened.routers.routers if not r.listed}
     names = [n for n in {**ours, **routers} if not _are_equal(ours.get(n), routers.get(n))]
     there = [routers[name] for name in names if name in routers]
@@ -135,13 +123,13 @@ def _are_equal(one: Router | None, other: Router | None) -> bool:
         return False
     if one.rule != replace(other.rule, weights=one.rule.weights):
         return False
-    for name in _ARRAYS:
-        ours, theirs = getattr(one, name), getattr(other, name)
-        if (ours is None) != (theirs is None):
-            return False
-        if ours is not None and difference_of(ours, theirs):
-            return False
-    return True
+    ours, theirs = (
+        {name: value for name, value in vars(router).items() if isinstance(value, np.ndarray)}
+        for router in (one, other)
+    )
+    return ours.keys() == theirs.keys() and not any(
+        difference_of(values, theirs[name]) for name, values in ours.items()
+    )
 
 
 def _of_other_formats(opened: Session, judged: str) -> Iterator[dict[str, Any]]:
@@ -156,10 +144,7 @@ def _of_other_formats(opened: Session, judged: str) -> Iterator[dict[str, Any]]:
     if not GGUF.recognises(location):  # beside safetensors
         others += [(Location(location.folder, n), GGUF) for n in model_files(location.files)]
     for place, kind in others:
-        try:
-            difference = _difference_from(opened, kind.open(place))
-        except MoeGeomError as error:
-            difference = {**_NONE, "reason": error.message.rstrip(".")}
+        difference = _difference_from(opened, partial(kind.open, place))
         if any(difference.values()):
             loaders = [f"llama.cpp (-m {place.file})" if place.file else f"readers of {kind.name}"]
             yield {"loaders": loaders, "is_default": False, **difference}

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from moegeom.core.text import figure_text, number_of, percent
 from moegeom.document.chart import Axis, Bars, Chart, Guide, Panel, Points, Polyline
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, View
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Table, View
 from moegeom.document.rule_trust import rule_facts
+from moegeom.document.study import Column, page, table_of
 from moegeom.studies.whatif.record import Tried, WhatIfReport
-
-_HEADS = (
-    ("", "experts", "FLOPs of", "load", "", "", "another", "weight", "knows only"),
-    ("what-if", "a token", "experts", "MaxVio", "CV", "entropy", "set", "moved", "the past"),
-)
-
-#: Columns that a narrow screen does without, the highest first.
-_DROPS = (0, 0, 3, 0, 2, 1, 0, 0, 0)
 
 #: Figures of a fit that the table has of all tokens.
 _IN_TABLE = ("experts_mean", "flop_factor", "no_expert_share")
@@ -32,22 +26,20 @@ _LABEL = 12
 def document(report: WhatIfReport, view: View) -> Document:
     """What ``moegeom whatif`` says; a page has a line for each router too."""
     summary = report.summary
-    notes = [*_limits(report), *skipped(summary)]
-    reached = [*_reached(report)]
-    return Document(
+    return page(
         "whatif",
         summary.run["checkpoint"]["name"],
-        [
-            [Fact("RESULT", _result(report))],
-            [*_refused(report)],
-            [*header(summary, "routers", "tokens", "trust")],
-            [Excerpt([table], [table]) for table in _table(report)],
-            [Gallery(lambda: [*what_if_figures(report)])],
-            [in_part(reached, "what-if", view.detail, least=1)],
-            [_by_layer(report, view)],
-            [in_part([*map(Note, notes)], "note", view.detail, least=1, is_aside=True)],
-        ],
-        lambda: _record(report),
+        view,
+        [Fact("RESULT", _result(report))],
+        [*_refused(report)],
+        [*header(summary, "routers", "tokens", "trust")],
+        [_table(report)] if report.stored.rows else [],  # some layer has a token
+        [Gallery(lambda: [*what_if_figures(report)])],
+        [in_part([*_reached(report)], "what-if", view.detail, least=1)],
+        [_by_layer(report, view)],
+        notes=(*_limits(report), *skipped(summary)),
+        least=1,
+        record=lambda: _record(report),
     )
 
 
@@ -55,18 +47,15 @@ def document(report: WhatIfReport, view: View) -> Document:
 def _result(report: WhatIfReport) -> str:
     """What is least uneven, what moves least, and how much of what was asked was tried."""
     tried, total = report.tried, len(report.what_ifs)
-    routers = len(report.stored.rows)
     counted = f"{len(tried)} of {number_of(total, 'what-if')} tried"
-    partly = len(tried) - len(report.whole)
-    if partly:
-        counted += f" ({partly} of them not on all of {number_of(routers, 'layer')})"
+    if partly := len(tried) - len(report.whole):
+        layers = number_of(len(report.stored.rows), "layer")
+        counted += f" ({partly} of them not on all of {layers})"
     now = report.stored.mean("max_vio_global")
-    whole = [one for one in report.whole if one.mean("max_vio_global") is not None]
-    if not whole or now is None:
+    vio = [(one, v) for one in report.whole if (v := one.mean("max_vio_global")) is not None]
+    if not vio or now is None:
         return f"{counted}."
-    best = min(whole, key=lambda one: one.mean("max_vio_global") or 0.0)
-    least = best.mean("max_vio_global")
-    assert least is not None
+    best, least = min(vio, key=lambda pair: pair[1])
     if least >= now:
         return f"{counted}. None has a lower MaxVio than now ({figure_text(now)})."
     moved = best.mean("weight_moved_mean")
@@ -95,18 +84,12 @@ def _refused(report: WhatIfReport) -> Iterator[Block]:
 
 
 # ------------------------------------------------------------------------------------------- tables
-def _table(report: WhatIfReport) -> Iterator[Table]:
-    """Means over layers; the front of MaxVio against weight moved is marked.
-
-    Nothing where no layer has a token.
-    """
-    if not report.stored.rows:
-        return
-    rows = [report.stored, *report.tried]
-    cells = [(_name(report, one), *_cells(report, one)) for one in rows]
+def _table(report: WhatIfReport) -> Table:
+    """Means over layers; the front of MaxVio against weight moved is marked."""
     layers = number_of(len(report.stored.rows), "layer")
     rest = f"Mean of {layers}. * no other is better in both MaxVio and weight moved."
-    yield Table(_HEADS, cells, drops=_DROPS, rest=rest)
+    columns = [("", "what-if", 0, partial(_name, report)), *_columns(report)]
+    return table_of(columns, [report.stored, *report.tried], rest=rest)
 
 
 def _name(report: WhatIfReport, one: Tried) -> str:
@@ -117,37 +100,42 @@ def _name(report: WhatIfReport, one: Tried) -> str:
     return one.name if len(one.rows) == layers else f"{one.name} ({len(one.rows)} of {layers})"
 
 
-def _cells(report: WhatIfReport, one: Tried, router: str = "") -> tuple[str, ...]:
-    """The cells of a choice, over all its routers or at one of them."""
-    if router:
-        one = replace(one, rows={router: one.rows[router]})
-    experts = one.experts_mean
-    now = sum(map(report.stored.experts, one.rows)) / len(one.rows)
-    stored = one.name == report.stored.name
+def _columns(report: WhatIfReport) -> Sequence[Column]:
+    """Figures of a choice, over all routers that it has rows of."""
+    stored = report.stored
+
+    def factor(one: Tried) -> str:
+        now = sum(map(stored.experts, one.rows)) / len(one.rows)
+        return f"{one.experts_mean / now:.3g}x" if now else "-"
+
+    def moved(column: str, one: Tried) -> str:
+        return "-" if one.name == stored.name else _share(one.mean(column))
+
     return (
-        f"{experts:.3g}",
-        f"{experts / now:.3g}x" if now else "-",
-        _figure(one.mean("max_vio_global")),
-        _figure(one.mean("load_cv_ddof0")),
-        _figure(one.mean("load_entropy_normalised")),
-        "-" if stored else _share(one.mean("flipped_share")),
-        "-" if stored else _share(one.mean("weight_moved_mean")),
-        "yes" if one.is_causal else "no",
+        ("experts", "a token", 0, lambda one: f"{one.experts_mean:.3g}"),
+        ("FLOPs of", "experts", 3, factor),
+        ("load", "MaxVio", 0, lambda one: _figure(one.mean("max_vio_global"))),
+        ("", "CV", 2, lambda one: _figure(one.mean("load_cv_ddof0"))),
+        ("", "entropy", 1, lambda one: _figure(one.mean("load_entropy_normalised"))),
+        ("another", "set", 0, partial(moved, "flipped_share")),
+        ("weight", "moved", 0, partial(moved, "weight_moved_mean")),
+        ("knows only", "the past", 0, lambda one: "yes" if one.is_causal else "no"),
     )
 
 
 def _by_layer(report: WhatIfReport, view: View) -> Block:
     """A line for each layer and what-if: on pages, and with ``--detail``."""
+    layers = [*report.stored.rows]
     rows = [
-        (report.summary.place(router), one.name, *_cells(report, one, router))
-        for router in report.stored.rows
+        replace(one, rows={router: one.rows[router]})
+        for router in layers
         for one in (report.stored, *report.tried)
         if router in one.rows
     ]
-    heads = (("", *_HEADS[0]), ("layer", *_HEADS[1]))
-    table = Table(heads, rows, left=(0, 1), drops=(0, *_DROPS))
-    many = len(report.stored.rows) > 1
-    return Excerpt([table] if view.detail and many else [], [table])
+    layer: Column = ("", "layer", 0, lambda one: report.summary.place(*one.rows))
+    name: Column = ("", "what-if", 0, lambda one: one.name)
+    table = table_of([layer, name, *_columns(report)], rows, left=(0, 1))
+    return Excerpt([table] if view.detail and len(layers) > 1 else [], [table])
 
 
 # ------------------------------------------------------------------------------------------ reached
@@ -162,9 +150,7 @@ def _reached(report: WhatIfReport) -> Iterator[Block]:
 
 def _spans(one: Tried) -> Iterator[str]:
     names = dict.fromkeys(name for figures in one.figures.values() for name in figures)
-    for name in names:
-        if name in _IN_TABLE:
-            continue
+    for name in filter(lambda name: name not in _IN_TABLE, names):
         numbers = [figures[name] for figures in one.figures.values() if name in figures]
         low, high = min(numbers), max(numbers)
         text_of = percent if name.endswith("_share") or name.startswith("weight_") else figure_text
@@ -206,25 +192,24 @@ def _share(value: float | None) -> str:
 
 
 def _record(report: WhatIfReport) -> Mapping[str, Any]:
-    run = report.summary.run
     return {
-        "stored": dict(report.stored.rows),
+        "stored": report.stored.rows,
         "what_ifs": [
             {
                 "name": one.name,
                 "experts_mean": one.experts_mean if one.rows else None,
                 "is_causal": one.is_causal,
                 "is_on_front": one in report.front,
-                "layers": dict(one.rows),
-                "figures": dict(one.figures),
-                "refused": dict(one.refused),
-                "missing": dict(one.reasons),
-                "notes": list(one.notes),
+                "layers": one.rows,
+                "figures": one.figures,
+                "refused": one.refused,
+                "missing": one.reasons,
+                "notes": one.notes,
             }
             for one in report.what_ifs
         ],
-        **rule_facts(run),
-        "run": run,
+        **rule_facts(report.summary.run),
+        "run": report.summary.run,
     }
 
 
@@ -235,83 +220,59 @@ _MOST_BARS = 48
 
 def what_if_figures(report: WhatIfReport) -> Iterator[Chart]:
     """Nothing where no what-if has both figures."""
-    pairs = [
-        (one, moved, vio)
-        for one in report.whole
-        if (moved := one.mean("weight_moved_mean")) is not None
-        and (vio := one.mean("max_vio_global")) is not None
-    ]
-    before = report.stored.mean("max_vio_global")
-    if not pairs or before is None:
+    points, now = report.points, report.stored.mean("max_vio_global")
+    if not points or now is None:
         return
-    front = [one for one in report.front if one is not report.stored]
-    ends = [(0.0, before)] if report.stored in report.front else []
-    ends += [(m, v) for one, m, v in pairs if one in front]
-    ends.sort()
-    if len(pairs) <= _MOST_BARS:
-        yield _bars(pairs, before)
-    local = [int(not one.is_causal) for one, *_ in pairs]
+    choices, moved, vio = map(list, zip(*points, strict=True))
+    names, is_causal = [one.name for one in choices], [one.is_causal for one in choices]
+    best, of_best, least = min(points, key=lambda point: point[2])
+    numbers = [
+        ("what_if", names),
+        ("experts_mean", [one.experts_mean for one in choices]),
+        ("weight_moved_mean", moved),
+        ("max_vio_global", vio),
+        ("is_causal", is_causal),
+    ]
+    unknown = "What a model would say that was trained with another router, or what it loses."
+    if len(points) <= _MOST_BARS:
+        most, share, _ = max(points, key=lambda point: point[1])
+        y = Axis("", names=names)
+        bars = [Bars("MaxVio", "tokens", vio), Guide("now", "limit", now)]
+        weights = [Bars("weight moved", "other", moved)]
+        yield Chart(
+            "choices",
+            "How uneven, and how much weight moves",
+            "For each what-if MaxVio, the largest load over the mean less 1 (the line: now), and "
+            "the share of routing weight that lies on other experts than now; both mean over "
+            "layers.",
+            unknown,
+            f"MaxVio is {figure_text(now)} now, least with {best.name}: {figure_text(least)}. "
+            f"Most weight moves with {most.name}: {percent(share)}.",
+            [
+                Panel("MaxVio", Axis("MaxVio"), y, bars),
+                Panel("weight moved", Axis("share of the routing weight"), y, weights),
+            ],
+            numbers,
+        )
+    front = report.front
+    ends = sorted((m, v) for one, m, v in [(report.stored, 0.0, now), *points] if one in front)
     marks = [
         Points(
-            [0.0, *(m for _, m, _ in pairs)],
-            [before, *(v for *_, v in pairs)],
-            [2, *local],
+            [0.0, *moved],
+            [now, *vio],
+            [2, *(int(not causal) for causal in is_causal)],
             ["follows from the text so far", "later tokens matter", "as stored"],
         ),
         Polyline("no other is better in both", "limit", [m for m, _ in ends], [v for _, v in ends]),
     ]
-    best = min(pairs, key=lambda point: point[2])
     yield Chart(
         "front",
         "How even, and at what price",
         "MaxVio, the largest load over the mean less 1, against the share of routing weight that "
         "lies on other experts than now, both mean over layers; one point for each what-if.",
-        "What a model would say that was trained with another router, or what it loses.",
-        f"Least MaxVio: {best[0].name}, {figure_text(best[2])} (now {figure_text(before)}), with "
-        f"{figure_text(100.0 * best[1])} % of the weight moved.",
+        unknown,
+        f"Least MaxVio: {best.name}, {figure_text(least)} (now {figure_text(now)}), with "
+        f"{figure_text(100.0 * of_best)} % of the weight moved.",
         [Panel("", Axis("share of the routing weight moved"), Axis("MaxVio"), marks)],
-        _columns(pairs),
+        numbers,
     )
-
-
-def _bars(points: Sequence[tuple[Tried, float, float]], before: float) -> Chart:
-    names = [one.name for one, *_ in points]
-    most = max(points, key=lambda point: point[1])
-    best = min(points, key=lambda point: point[2])
-    y = Axis("", names=names)
-    return Chart(
-        "choices",
-        "How uneven, and how much weight moves",
-        "For each what-if MaxVio, the largest load over the mean less 1 (the line: now), and the "
-        "share of routing weight that lies on other experts than now; both mean over layers.",
-        "What a model would say that was trained with another router, or what it loses.",
-        f"MaxVio is {figure_text(before)} now, least with {best[0].name}: {figure_text(best[2])}. "
-        f"Most weight moves with {most[0].name}: {percent(most[1])}.",
-        [
-            Panel(
-                "MaxVio",
-                Axis("MaxVio"),
-                y,
-                [Bars("MaxVio", "tokens", [v for *_, v in points]), Guide("now", "limit", before)],
-            ),
-            Panel(
-                "weight moved",
-                Axis("share of the routing weight"),
-                y,
-                [Bars("weight moved", "other", [m for _, m, _ in points])],
-            ),
-        ],
-        _columns(points),
-    )
-
-
-def _columns(
-    points: Sequence[tuple[Tried, float, float]],
-) -> list[tuple[str, Sequence[str | float | bool]]]:
-    return [
-        ("what_if", [one.name for one, *_ in points]),
-        ("experts_mean", [one.experts_mean for one, *_ in points]),
-        ("weight_moved_mean", [m for _, m, _ in points]),
-        ("max_vio_global", [v for *_, v in points]),
-        ("is_causal", [one.is_causal for one, *_ in points]),
-    ]

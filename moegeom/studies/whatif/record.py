@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 from moegeom.core.errors import ResultsError
 from moegeom.core.option import argument, option
 from moegeom.core.row_keys import ALL, AS_STORED
+from moegeom.document.study import mean_of
 from moegeom.document.summary import Summary, summarise
 from moegeom.engine.request import OF_RUN_B, MeasureOptions, ScanRequest
 from moegeom.results.reader import Results
@@ -60,8 +62,7 @@ class Tried:
 
     def mean(self, column: str) -> float | None:
         """Mean over routers; None where no router has a value."""
-        numbers = [row[column] for row in self.rows.values() if row.get(column) is not None]
-        return sum(numbers) / len(numbers) if numbers else None
+        return mean_of(self.rows.values(), column)
 
     def experts(self, router: str) -> float:
         """Mean number of experts of a token."""
@@ -93,20 +94,23 @@ class WhatIfReport:
         return [one for one in self.tried if one.rows.keys() >= self.stored.rows.keys()]
 
     @property
+    def points(self) -> list[tuple[Tried, float, float]]:
+        """Those that have both means, with them: routing weight moved, and MaxVio."""
+        return [
+            (one, moved, vio)
+            for one in self.whole
+            if (moved := one.mean("weight_moved_mean")) is not None
+            and (vio := one.mean("max_vio_global")) is not None
+        ]
+
+    @property
     def front(self) -> list[Tried]:
         """Of those tried at every router the ones that no other one beats in both MaxVio and weight
         moved: the router as stored first, then by weight moved.
         """
-        points = [(self.stored, 0.0, self.stored.mean("max_vio_global"))]
-        points += [(o, o.mean("weight_moved_mean"), o.mean("max_vio_global")) for o in self.whole]
-        candidates = sorted(
-            ((moved, vio, n, one) for n, (one, moved, vio) in enumerate(points)
-             if moved is not None and vio is not None),
-            key=lambda point: point[:3],
-        )  # fmt: skip
-        front: list[Tried] = []
-        least = float("inf")
-        for _, vio, _, one in candidates:
+        now, front, least = self.stored.mean("max_vio_global"), [], math.inf
+        points = [(self.stored, 0.0, now), *self.points] if now is not None else self.points
+        for one, _, vio in sorted(points, key=lambda point: point[1:]):
             if vio < least:
                 front.append(one)
                 least = vio

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from moegeom.core.documents import DocumentError, parse_toml
-from moegeom.core.errors import RecordingError, UsageError, first_line
+from moegeom.core.documents import DocumentError, parse_toml, refused_as
+from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import read_regular
 from moegeom.core.limits import MOST_TOML
 from moegeom.core.tokens import TILE
@@ -21,11 +21,9 @@ from moegeom.tokens.stages import INPUT_STAGES
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.what_if import parse_what_ifs
 
-#: What-ifs of a grid at most: each is a pass over all tokens.
+#: What-ifs at most.
 MOST = 512
-
-#: Stages of recordings that hold the scores of all experts.
-_WITH_SCORES = (*INPUT_STAGES, "logits")
+_FEWER = "Each is a pass over all tokens: ask for fewer."
 
 
 def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path:
@@ -57,7 +55,8 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
             "whatif needs a what-if.",
             "Add --router smooth:extra=0.5, or another; `moegeom whatif --list` shows all.",
         )
-    _refuse_many("whatif", len(parse_what_ifs(what_ifs)))
+    if len(parse_what_ifs(what_ifs)) > MOST:
+        raise UsageError(f"whatif: more than {MOST} what-ifs.", _FEWER)
     for name in request.arithmetics:
         arithmetic(name)
     batch = request.what_if_batch
@@ -75,26 +74,18 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
     opened = Session.open(request, with_varying=True)
     assert opened.source is not None, "there are tokens"
     facts = opened.source.facts
-    if facts.stage not in _WITH_SCORES:
+    holds = f"{facts.name}: holds {facts.stage.replace('_', ' ')}"
+    if facts.stage not in (*INPUT_STAGES, "logits"):
         raise RecordingError(
-            f"{facts.name}: holds {facts.stage.replace('_', ' ')}; another router needs the scores "
-            "of all experts, or router inputs.",
+            f"{holds}; another router needs the scores of all experts, or router inputs.",
             "moegeom capture CKPT --text FILE --keep hidden (or logits) --out REC records them.",
         )
     if request.arithmetics and facts.stage not in INPUT_STAGES:
         raise RecordingError(
-            f"{facts.name}: holds {facts.stage.replace('_', ' ')}; what rounding moves follows "
-            "from router inputs.",
+            f"{holds}; what rounding moves follows from router inputs.",
             "Leave --arith out, or record inputs: moegeom capture CKPT --text FILE --out REC.",
         )
     return scan(dataclasses.replace(request, what_ifs=what_ifs, grid=None), watch, opened)
-
-
-def _refuse_many(where: str, count: int) -> None:
-    if count > MOST:
-        raise UsageError(
-            f"{where}: more than {MOST} what-ifs.", "Each is a pass over all tokens: ask for fewer."
-        )
 
 
 def read_grid(path: Path) -> tuple[str, ...]:
@@ -108,45 +99,39 @@ def read_grid(path: Path) -> tuple[str, ...]:
     UsageError
         When the file cannot be read, is no such table, or asks for too many.
     """
-    try:
-        text = read_regular(path, 4 * MOST_TOML, follows=True).decode("utf-8")
-        tables = parse_toml(text)
-    except OSError as error:
-        raise _not_a_grid(path, f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise _not_a_grid(path, f"is not UTF-8 at byte {error.start}") from None
-    except DocumentError as error:
-        raise _not_a_grid(path, first_line(error)) from None
-    specs: list[str] = []
-    for kind, entry in tables.items():
-        for table in entry if isinstance(entry, list) else [entry]:
-            if not isinstance(table, dict):
-                raise _not_a_grid(path, f"'{kind[:40]}' is no table")
-            for spec in _specs(path, kind, table):
-                specs.append(spec)
-                _refuse_many(f"--grid {path}", len(specs))
-    if not specs:
-        raise _not_a_grid(path, "names no what-if")
+    with refused_as(UsageError, f"--grid {path}", _GRID):
+        try:
+            text = read_regular(path, 4 * MOST_TOML, follows=True).decode("utf-8")
+        except OSError as error:
+            raise DocumentError(f"cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError as error:
+            raise DocumentError(f"is not UTF-8 at byte {error.start}") from None
+        specs = tuple(itertools.islice(_specs(parse_toml(text)), MOST + 1))
+        if not specs:
+            raise DocumentError("names no what-if")
+        if len(specs) > MOST:
+            raise DocumentError(f"more than {MOST} what-ifs", _FEWER)
     parse_what_ifs(specs)
-    return tuple(specs)
+    return specs
 
 
-def _not_a_grid(path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"--grid {path}: {why}.",
-        "A grid has a table for each what-if, with a value or a list of values for each parameter: "
-        "sinkhorn = { eps = [0.02, 0.05] }.",
-    )
+_GRID = (
+    "A grid has a table for each what-if, with a value or a list of values for each parameter: "
+    "sinkhorn = { eps = [0.02, 0.05] }."
+)
 
 
-def _specs(path: Path, kind: str, table: dict[str, Any]) -> Iterator[str]:
-    listed = {name: v if isinstance(v, list) else [v] for name, v in table.items()}
-    for name, values in listed.items():
-        if not values or any(not isinstance(v, int | float | str) for v in values):
-            raise _not_a_grid(
-                path, f"{kind[:40]}.{name[:40]} is neither a value nor a list of values"
-            )
-    for values in itertools.product(*listed.values()):
-        pairs = zip(listed, values, strict=True)
-        words = [name if v is True else f"{name}={v}" for name, v in pairs if v is not False]
-        yield f"{kind}:{','.join(words)}" if words else kind
+def _specs(tables: Mapping[str, Any]) -> Iterator[str]:
+    entries = ((kind, e if isinstance(e, list) else [e]) for kind, e in tables.items())
+    for kind, table in ((kind, table) for kind, several in entries for table in several):
+        if not isinstance(table, dict):
+            raise DocumentError(f"'{kind[:40]}' is no table")
+        listed = {name: v if isinstance(v, list) else [v] for name, v in table.items()}
+        for name, values in listed.items():
+            if not values or any(not isinstance(v, int | float | str) for v in values):
+                place = f"{kind[:40]}.{name[:40]}"
+                raise DocumentError(f"{place} is neither a value nor a list of values")
+        for values in itertools.product(*listed.values()):
+            pairs = zip(listed, values, strict=True)
+            words = [name if v is True else f"{name}={v}" for name, v in pairs if v is not False]
+            yield f"{kind}:{','.join(words)}" if words else kind
