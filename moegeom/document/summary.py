@@ -49,7 +49,9 @@ class Summary:
         flagged = sum(row["router"] in self.worst for row in self.layers)
         if not with_tokens:
             layers = number_of(total, "layer")
-            return f"findings in {flagged} of {layers}; weights alone: how they choose is not judged."
+            return (
+                f"findings in {flagged} of {layers}; weights alone: how they choose is not judged."
+            )
         unjudged = self.run.get("checks_inconclusive") or ()
         sentence = f"findings in {flagged} of {number_of(total, 'layer')}"
         if with_tokens < total:

@@ -323,7 +323,10 @@ def _arithmetic_passes(
 ) -> Iterator[Pass]:
     """The router under each arithmetic on all tokens, its random router on a sample of them."""
     reference = run.options.reference and arithmetic(run.options.reference)
+    held = held_effects(run)
     for how in map(arithmetic, run.options.arithmetics):
+        if how.name in held:
+            continue
         for name, prepared, reductions, chosen in (
             (how.name, own, reductions_for(lambda use: use.of_flip), tiles),
             (under_random(how.name), random, reductions_for(lambda use: use.of_random_flip), some),
@@ -334,6 +337,24 @@ def _arithmetic_passes(
                 reference=emulate(prepared.router, reference) if reference else None,
             )
             yield Pass(name, task, chosen)
+
+
+def held_effects(run: RouterRun) -> dict[str, str]:
+    """Arithmetics of which nothing is left to see: all that they round is rounded as recorded.
+
+    So bf16 on inputs that are bfloat16 numbers, by whatever dtype they are stored, and on rows that
+    are: no choice can flip, whatever it did to the model that was recorded. Judged by the first
+    tokens of router inputs.
+    """
+    source, router = run.source, run.router
+    if source.facts.stage != "router_input" or run.options.reference:
+        return {}
+    values = source.read_values(router.name, 0, min(TILE, source.facts.num_tokens))
+    return {
+        how.name: "the inputs and rows have no more digits than it keeps"
+        for how in map(arithmetic, run.options.arithmetics)
+        if emulate(router, how).changes_nothing_of(values)
+    }
 
 
 def finish_passes(
@@ -356,6 +377,7 @@ def finish_passes(
         "reasons": reasons,
         "seconds": seconds,
         "disagreements": _disagreements(main),
+        "held": held_effects(run) if run.compares else {},
     }
     return MeasuredRouter(rows, facts)
 

@@ -72,6 +72,16 @@ class Emulated:
         rounded = rounded_to(rounded_to(values, how.input), how.operands)
         return rounded.astype(np.float32, copy=False)
 
+    def changes_nothing_of(self, values: Float[np.ndarray, "tokens hidden"]) -> bool:
+        """Whether it rounds inputs and rows that are as it would make them, and nothing else."""
+        how, rounds_inputs = self.arithmetic, bool(self.lost)
+        rest = (how.output, how.score, how.selection)
+        is_exact = all(NUMBER_FORMATS[name].unit <= UNIT_FLOAT32 for name in rest)
+        if not (rounds_inputs and is_exact) or self.shift.any():
+            return False
+        finite = values[np.isfinite(values).all(axis=1)]
+        return bool(len(finite)) and np.array_equal(self.inputs(finite), finite)
+
     @property
     def lost(self) -> int:
         """Last bits of float32 inputs that are all that the product rounds off; 0 for others."""

@@ -25,7 +25,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from safetensors.numpy import load_file, save_file
 
-import moegeom
 from moegeom.checks.profile import BUILT_IN
 from moegeom.document.render import RENDERERS
 from tests.by_day import by_day

@@ -142,8 +142,9 @@ def _distances(report: BoundaryReport) -> list[str]:
         # what the worst rounding keeps is kept with any probability, whichever bound says so
         most = {name: max(share, worst.get(name, 0.0)) for name, share in likely.items()}
         texts.append(
-            f"Rounding the input to bfloat16 keeps the choice of {_certain(_median(most))} of the "
-            f"tokens with probability 1 - 1e-6, of {_certain(_median(worst))} in the worst case."
+            f"An error as large as rounding to bfloat16 keeps the choice of "
+            f"{_certain(_median(most))} of the tokens with probability 1 - 1e-6, of "
+            f"{_certain(_median(worst))} in the worst case."
         )
     return texts
 
@@ -155,35 +156,37 @@ def _ties(report: BoundaryReport) -> list[str]:
         return []
     three, four = map(_median, ends)
     sample = round(_median(report.column("num_order_distance_tokens")))
-    text = (
-        f"Half of a sample ({number_of(sample, 'token')} of a router) are within {three:.3g} of "
-        f"a tie of three experts at the border, and within {four:.3g} of a tie of four."
-    )
-    return [text]
+    tokens = number_of(sample, "token")
+    ties = f"of three experts {three:.3g}, of four {four:.3g}"
+    return [f"Median distance to a tie {ties} (x rms; {tokens} of a router)."]
 
 
 def _table(report: BoundaryReport, view: View) -> Excerpt:
     """A row for each variant, or for those that flip most; a sentence where that is too wide."""
     ranked = sorted(report.variants, key=lambda v: (v.name not in SIDES, -v.flipped))
     least = len(ranked) if view.detail else min(len(ranked), _LEAST_ROWS)
-    columns = _columns(report)
+    columns, held = _columns(report), [VariantFlips(name, {}, ()) for name in report.held]
 
     def rows(most: int) -> list[Block]:
         """In the order in which they were requested."""
         names, rest = {variant.name for variant in ranked[:most]}, len(ranked) - most
-        table = table_of(columns[:-1], [v for v in report.variants if v.name in names])
+        shown = [v for v in report.variants if v.name in names]
+        table = table_of(columns[:-1], [*shown, *held])
         paragraphs = [(f"  {row[0]:<12}  ", _paragraph(row)) for row in table.rows]
         more = f"and {rest} more that flip less: --detail" if rest else ""
         return [dataclasses.replace(table, paragraphs=paragraphs, rest=more)]
 
     screen, *shorter = map(rows, range(len(ranked), least - 1, -1))
-    return Excerpt(screen, [table_of(columns, report.variants)], shorter=shorter)
+    whole = table_of(columns, [*report.variants, *held])
+    return Excerpt(screen, [whole], shorter=shorter)
 
 
 def _columns(report: BoundaryReport) -> Sequence[Column]:
     """Figures of a variant; the last column is for pages alone."""
 
     def worst(one: VariantFlips) -> str:
+        if not one.rows:
+            return "-"
         router, share = (one.worst[name] for name in ("router", "flipped_share"))
         place = report.summary.place(router)
         return f"{_share(share)}  {'L' if place.isdigit() else ''}{place}" if share else "-"
@@ -375,17 +378,16 @@ def _load_shift(report: BoundaryReport, variant: VariantFlips) -> str:
 
 def _remarks(report: BoundaryReport) -> Iterator[str]:
     """Caveats on single figures, such as exact ties."""
+    for why in dict.fromkeys(report.held.values()):
+        names = ", ".join(name for name in report.held if report.held[name] == why)
+        yield f"{names}: not judged, {why}; what it flips is in A already. {_RECORD}"
     for variant in filter(lambda one: one.is_tied, report.variants):
         least, most = (variant.mean(f"flipped_share_{end}") for end in ("least", "most"))
-        anyhow = (
-            "the engine breaks them anyhow"
-            if variant.facts.get("ties") == "undetermined"
-            else "counted as the lowest expert wins"
-        )
-        yield (
-            f"{variant.name}: as exact ties break, {_share(least)} to {_share(most)} of "
-            f"the choices flip; {anyhow}."
-        )
+        counted = f"{_share(variant.mean('flipped_share'))} if ties go to the lower index"
+        if variant.facts.get("ties") == "undetermined":
+            counted = "the engine breaks ties anyhow"
+        rule = f"{_share(least)} to {_share(most)} depending on the tie rule"
+        yield f"{variant.name}: {counted}; {rule}."
     for variant in filter(lambda one: one.num_disproved, report.variants):
         flipped = number_of(
             variant.num_disproved, "token flipped that was", "tokens flipped that were"
@@ -435,6 +437,7 @@ def _record(report: BoundaryReport) -> Mapping[str, Any]:
         "remarks": [*_remarks(report)],
         "routers": report.summary.layers,
         "variants": [_variant_record(variant) for variant in report.variants],
+        "held": report.held,
         **rule_facts(report.summary.run),
         "run": report.summary.run,
     }
@@ -464,11 +467,18 @@ def _variant_record(variant: VariantFlips) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------ verdict
+#: What shows the effect that a recording holds.
+_RECORD = "To see it, record in float32: moegeom capture --keep hidden --dtype float32."
+
+
 def _verdict_sentence(report: BoundaryReport) -> str:
     """The verdict as one sentence."""
     sides = [variant for variant in report.variants if variant.name in SIDES]
     if sides:
         return " ".join(_difference(report, variant) for variant in sides)
+    if not report.variants:
+        names = " or ".join(report.held)
+        return f"NOT JUDGED under {names}: A was recorded with that rounding. {_RECORD}"
     most = max(report.variants, key=lambda variant: variant.flipped)
     share = most.mean("flipped_share")
     if not share:

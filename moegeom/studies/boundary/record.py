@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from moegeom.core.errors import ResultsError
@@ -117,11 +117,15 @@ class VariantFlips:
 
 @dataclass(frozen=True)
 class BoundaryReport:
-    """All variants of ``results``, in the order in which they were measured."""
+    """All variants of ``results``, in the order in which they were measured.
+
+    ``held`` are arithmetics whose effect the recording holds already, each with that reason.
+    """
 
     summary: Summary
     variants: tuple[VariantFlips, ...]
     results: Results
+    held: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, router: str) -> str:
         """The name of a router in words."""
@@ -150,8 +154,10 @@ def boundary_report_of(results: Results) -> BoundaryReport:
     facts = {row["variant"]: row for row in results.rows("variants")}
     names = [name for name in facts if not is_random(name)]
     present = [name for name in names if any(row["variant"] == name for row in measured)]
-    if not present:
-        parts = results.run.get("parts", {}).values()
+    parts = results.run.get("parts", {}).values()
+    held = {name: why for part in parts for name, why in part.get("held", {}).items()}
+    held = {name: why for name, why in held.items() if name not in present}
+    if not present and not held:
         reasons = [why for part in parts if (why := part.get("reasons", {}).get("flips"))]
         raise ResultsError(
             f"{results.name}: holds no variants"
@@ -168,7 +174,7 @@ def boundary_report_of(results: Results) -> BoundaryReport:
         other = under_random(name)
         random = VariantFlips(other, facts.get(other, {}), rows(other))
         variants.append(VariantFlips(name, facts[name], rows(name), _most(swaps, name), random))
-    return BoundaryReport(summarise(results), tuple(variants), results)
+    return BoundaryReport(summarise(results), tuple(variants), results, held)
 
 
 def _most(swaps: Sequence[Row], variant: str) -> list[Row]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
+import moegeom as mg
 from moegeom.core.errors import InternalError, NonFiniteError, RecordingError
 from moegeom.core.router import Norm
 from moegeom.core.tokens import TokenColumns
@@ -18,9 +20,12 @@ from moegeom.studies.boundary.document import document, near_ties
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 from moegeom.studies.boundary.study import recorded_noise
 from moegeom.testing.array_source import ArraySource
+from moegeom.tokens.open import open_tokens
 from tests.unit.document.records import sample_run
 from tests.unit.studies.orthonormal import HIDDEN, router_of
-from tests.unit.studies.samples import widest, worded
+from tests.unit.studies.samples import BALANCED, sides, widest, worded
+
+CKPT, REC = sides(BALANCED)
 
 shown = functools.partial(worded, document)
 
@@ -170,3 +175,22 @@ def ones(tokens: int = 100, width: int = 8, router: str = "text/0", **changes) -
 def test_other_tokens_stages_and_widths_are_refused(other, message):
     with pytest.raises(RecordingError, match=message):
         recorded_noise(ones(), ones(**other))
+
+
+def test_an_arithmetic_whose_rounding_the_recording_holds_is_not_judged(tmp_path):
+    """By the numbers and not by their dtype; one that also rounds logits is."""
+    source = open_tokens(REC)
+    rounded = {
+        name: source.read_values(name, 0, 512).astype(bfloat16).astype(np.float32)
+        for name in source.facts.routers
+    }
+    held = mg.boundary_report(CKPT, mg.recording(rounded, stage="router_input"), arithmetics="bf16")
+    assert held.text().startswith("VERDICT  NOT JUDGED under bf16: ")
+    assert held.json()["held"].keys() == {"bf16"}
+    both = mg.boundary_report(
+        CKPT, mg.recording(rounded, stage="router_input"), arithmetics=("bf16", "bf16-logits")
+    )
+    assert [one["variant"] for one in both.json()["variants"]] == ["bf16-logits"]
+    assert re.search(r"^  bf16 +- +- +- +- +- +-$", both.text(), re.MULTILINE)
+    whole = mg.boundary_report(CKPT, REC, arithmetics="bf16", layers=0)
+    assert (whole.json()["held"], whole.json()["variants"][0]["flipped_share"] > 0.0) == ({}, True)
