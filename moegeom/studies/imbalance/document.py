@@ -313,6 +313,12 @@ _MEASURED = ("tokens", "gaussian", "ball")
 def _measure(imbalance: Imbalance) -> Iterator[Block]:
     """Shares near ties of two and of three experts, of the least even layer that has them."""
     measured = [router for router in imbalance.routers if router.measured]
+    bare = [router.router for router in imbalance.routers if not router.measured]
+    if imbalance.measure and bare:
+        yield Note(
+            f"{study_summary(imbalance).places(bare)}: no shares near ties: boundaries are not "
+            "linear, or a tenth of the tokens lies on one, as where rows are equal."
+        )
     if not measured:
         return
     router = max(measured, key=lambda one: one.tokens.max_vio)

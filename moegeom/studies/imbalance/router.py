@@ -106,7 +106,9 @@ def router_imbalance(
     laws = [figures_of_law(name, with_ball[name], rule.figures, tokens, seed) for name in with_ball]
     laws.append(figures_of_tokens(sample.chosen, experts, sample.distance, near, sample.block))
     parts, shares = parted(laws), ()
-    if request.measure is not None and near is not None and rule.prepared.coordinates is not None:
+    is_linear = rule.prepared.coordinates is not None
+    # with equal rows no input is nearer to a tie than another, and a search for one has no end
+    if request.measure is not None and is_linear and near and near < math.inf:
         boundaries = LinearBoundaries(rows, rule.prepared.coordinates, k, rule.distances)
         shares = measured_shares(boundaries, near, draws, around, logits, sample.block, seed)
     routed, unit = _routed(router, sample, kernels)

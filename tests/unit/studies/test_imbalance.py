@@ -73,7 +73,7 @@ def of_source(router: Router, source, directions: int = FEW, **options) -> Route
     read = draw_sample(router, source, ComputeOptions(), sampled(router))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DIRECTIONS, directions)
-        return router_imbalance(router, read, KERNELS, 0.002, REQUEST, **options)
+        return router_imbalance(router, read, KERNELS, 0.002, **({"request": REQUEST} | options))
 
 
 def sample(model: Path, **options) -> Imbalance:
@@ -268,6 +268,15 @@ def test_shares_near_ties_are_measured_at_every_width(measured):
     assert abs(ball["share_upper"] - sphere["share_upper"]) < 0.03
     # the mean input makes fewer tokens near: a ball around it has as many as the gaussian law
     assert share["ball", "origin", 1, near]["share_upper"] > 1.4 * router.tokens.near_share
+
+
+def test_a_router_of_equal_rows_has_no_shares_near_ties_and_the_screen_says_so():
+    equal = router_of(weight=np.repeat(ROWS[:1], EXPERTS, axis=0))
+    request = dataclasses.replace(REQUEST, measure=Path("measure.parquet"))
+    one = looked_at(equal, inputs_of(4), request=request)
+    assert one.measured == ()
+    record = dataclasses.replace(whole(OF_BALANCED), routers=(one,), measure="measure.parquet")
+    assert "layer 0: no shares near ties: boundaries are not linear, or a tenth" in shown(record)
 
 
 def test_cells_of_visited_sets_are_shares_of_directions_and_of_sizes_without_any():
