@@ -13,10 +13,10 @@ import numpy as np
 from moegeom.checks import measured_results, run_checks
 from moegeom.checks.profile import DEFAULT
 from moegeom.core.finding import Finding
-from moegeom.core.row_keys import ALL, AS_STORED, is_domain
+from moegeom.core.row_keys import ALL, is_domain
 from moegeom.core.shapes import Float, Float64
 from moegeom.geometry.series import changes
-from moegeom.studies.track.measure import MeasuredStep
+from moegeom.studies.track.measure import ByPopulation, MeasuredStep
 from moegeom.studies.track.paths import LeftStep
 
 #: Numbers by step and expert.
@@ -128,8 +128,7 @@ def history(
     measured: Sequence[MeasuredStep], other_text: str, skipped: Sequence[LeftStep] = ()
 ) -> History:
     """The routers that are at every step, in the order of the last."""
-    layers = [_by_router(step, "layers") for step in measured]
-    experts = [_by_router(step, "experts") for step in measured]
+    layers, experts = [step.layers for step in measured], [step.experts for step in measured]
     weights = [{router.name: router.weight for router in step.routers or ()} for step in measured]
     routers, left_out = [], []
     for name in layers[-1]:
@@ -157,30 +156,13 @@ def _broken(measured: Sequence[MeasuredStep]) -> Iterator[tuple[str, str, tuple[
             yield step.facts.name, judged.checkpoint, failed
 
 
-#: Rows of a table of results, by population.
-_Rows = Mapping[str, list[dict[str, Any]]]
-
-
-def _by_router(step: MeasuredStep, table: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Rows of the routers as stored, by router and population; experts in their order."""
-    by_router: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in step.results.rows(table):
-        population = row["population"]
-        if row["variant"] == AS_STORED and (population == ALL or is_domain(population)):
-            by_router.setdefault(row["router"], {}).setdefault(population, []).append(row)
-    for populations in by_router.values():
-        for rows in populations.values():
-            rows.sort(key=lambda row: row.get("expert") or 0)
-    return by_router
-
-
 def _router(
     name: str,
-    layers: Sequence[_Rows],
-    experts: Sequence[_Rows],
+    layers: Sequence[ByPopulation],
+    experts: Sequence[ByPopulation],
     weights: Sequence[np.ndarray | None],
 ) -> RouterHistory:
-    rows = _alike(weights) or _alike([_figures(at, "row_projections") for at in experts])
+    rows = _alike(weights) or _alike([of_experts(at, "row_projections") for at in experts])
     digests = [
         tuple(at[ALL][0].get(f"{part}_digest") or "" for at in layers)
         for part in ("weight", "selection_bias")
@@ -198,7 +180,7 @@ def _router(
     )
 
 
-def _figures(at: _Rows, column: str) -> np.ndarray | None:
+def of_experts(at: ByPopulation, column: str) -> np.ndarray | None:
     """A figure of all experts; None where one is missing or not finite."""
     values = [row.get(column) for row in at[ALL]]
     if any(value is None for value in values):
@@ -214,8 +196,8 @@ def _alike(states: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
     return tuple(arrays) if alike else ()
 
 
-def _stacked(experts: Sequence[_Rows], column: str) -> ByExpert | None:
-    states = _alike([_figures(at, column) for at in experts])
+def _stacked(experts: Sequence[ByPopulation], column: str) -> ByExpert | None:
+    states = _alike([of_experts(at, column) for at in experts])
     return np.stack(states) if states else None
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from moegeom.core.errors import (
 )
 from moegeom.core.limits import CHOICES_BYTES
 from moegeom.core.router import Router
+from moegeom.core.row_keys import ALL, AS_STORED, is_domain
 from moegeom.core.series import SeriesStep
 from moegeom.core.shapes import Float64, Int16
 from moegeom.core.tokens import TokenSource
@@ -43,6 +45,9 @@ from moegeom.tokens.memory import NAME as HELD_NAME
 from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.traces.source import CountedSource
 
+#: Rows of a table of results, by population.
+ByPopulation = dict[str, list[dict[str, Any]]]
+
 
 @dataclass(frozen=True, eq=False)
 class MeasuredStep:
@@ -57,6 +62,27 @@ class MeasuredStep:
     routers: tuple[Router, ...] | None
     chosen: Choices | None
     lacks_recording: bool = False
+
+    @cached_property
+    def layers(self) -> dict[str, ByPopulation]:
+        """Rows of the routers as stored, by router and population."""
+        return self._by_router("layers")
+
+    @cached_property
+    def experts(self) -> dict[str, ByPopulation]:
+        """Rows of their experts, in the order of these."""
+        return self._by_router("experts")
+
+    def _by_router(self, table: str) -> dict[str, ByPopulation]:
+        by_router: dict[str, ByPopulation] = {}
+        for row in self.results.rows(table):
+            population = row["population"]
+            if row["variant"] == AS_STORED and (population == ALL or is_domain(population)):
+                by_router.setdefault(row["router"], {}).setdefault(population, []).append(row)
+        for populations in by_router.values():
+            for rows in populations.values():
+                rows.sort(key=lambda row: row.get("expert") or 0)
+        return by_router
 
 
 def measure_step(
@@ -93,7 +119,9 @@ def _measured(
     watch: Watch | None,
 ) -> MeasuredStep:
     out, chosen_file = (folder / f"{candidate.name}.{end}" for end in ("moegeom", "choices.npz"))
-    scanned = _scan_request(request, candidate, tokens, out)
+    scanned = ScanRequest(
+        str(candidate.path), out=out, tokens=tokens, engine=request.engine, **request.shared_terms()
+    )
     is_gone = _is_gone(tokens)
     old = _kept_results(out)
     is_same = believes_results(scanned, folder) and _is_same(out, old, opened, scanned)
@@ -162,18 +190,6 @@ def _is_gone(tokens: Tokens | None) -> bool:
     return isinstance(tokens, str | TokenFiles) and not are_there(tokens)
 
 
-def _scan_request(
-    request: TrackRequest, candidate: Candidate, tokens: Tokens | None, out: Path
-) -> ScanRequest:
-    return ScanRequest(
-        checkpoint=str(candidate.path),
-        out=out,
-        tokens=tokens,
-        engine=request.engine,
-        **request.shared_terms(),
-    )
-
-
 def _measure_again(request: ScanRequest, opened: Session, out: Path, watch: Watch | None) -> None:
     """Results at ``out``; earlier ones stay until the new ones are whole."""
     if not out.exists():
@@ -204,19 +220,16 @@ def _is_same(out: Path, results: Results | None, opened: Session, request: ScanR
     before = None if results is None else results.run.get("plan")
     if results is None or not isinstance(before, Mapping):
         return False
-    routers = replace(opened.routers, routers=_heard(opened.routers.routers, before))
+    # listed routers of which those tokens held no choices are none of that plan
+    rules, every = before.get("rules") or (), opened.routers.routers
+    heard = tuple(router for router in every if not router.listed or router.name in rules)
+    routers = replace(opened.routers, routers=heard)
     taken = ("tokens", "device", *("token_files",) * _is_gone(request.tokens))
     return (
         _is_allowed(results.run.get("trust") or {}, request)
         and (results.run.get("tokens") or {}).get("name") == _name(request.tokens)
         and is_answered_unread(out, request, routers, column_versions(METRICS.all()), taken)
     )
-
-
-def _heard(routers: Sequence[Router], plan: Mapping[str, Any]) -> tuple[Router, ...]:
-    """Without listed routers of which the tokens of that plan held no choices."""
-    rules = plan.get("rules") or ()
-    return tuple(router for router in routers if not router.listed or router.name in rules)
 
 
 def _is_allowed(trust: Mapping[str, Any], request: ScanRequest) -> bool:
@@ -319,11 +332,13 @@ def _plan(results: Results) -> str:
     return digest_of(json.dumps(results.run["plan"], sort_keys=True))
 
 
-def agreement(one: Choices, other: Choices, router: str) -> Agreement | None:
+def agreement(one: Choices | None, other: Choices | None, router: str) -> Agreement | None:
     """How far two steps choose alike; None where they cannot be compared token by token.
 
     Standard errors by leaving out one of the 16 blocks of documents.
     """
+    if one is None or other is None:
+        return None
     first, second = one.chosen.get(router), other.chosen.get(router)
     if not one.tokens or one.tokens != other.tokens or first is None or second is None:
         return None

@@ -20,6 +20,7 @@ from scipy import stats
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
+from moegeom.core.finding import Verdict
 from moegeom.core.series import Curve, Series, SeriesStep
 from moegeom.document.render import RENDERERS
 from moegeom.document.sparkline import sparkline
@@ -328,7 +329,7 @@ def long_series(number: int, routers: int) -> Series:
         for r in range(routers)
         for figure in ("max_vio_global", "overlap_with_previous", "overlap_by_chance")
     ]
-    return Series("plain", steps, tuple(every))
+    return Series("plain", steps, tuple(every), verdict=Verdict(()))
 
 
 def test_no_line_is_wider_than_the_screen_and_no_format_needs_blocks():

@@ -68,13 +68,12 @@ def requested_exports(request: TrackRequest) -> Iterator[tuple[SeriesExport, Pat
         if not sign or not target:
             raise UsageError(f"--export {entry}: expected {name}:{export.target}.")
         export.refuse_absent()
-        is_path = export.target == _PATH
-        yield export, _writable(Path(target), f"--export {entry}") if is_path else target
-
-
-def _writable(path: Path, option: str) -> Path:
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"{option}: the folder {path.parent} does not exist.")
-    if not path.is_dir():  # a folder of TensorBoard
-        refuse_unwritable(path)
-    return path
+        if export.target != _PATH:
+            yield export, target
+            continue
+        path = Path(target)
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"--export {entry}: the folder {path.parent} does not exist.")
+        if not path.is_dir():  # a folder of TensorBoard
+            refuse_unwritable(path)
+        yield export, path

@@ -163,8 +163,7 @@ def _summary(series: Series) -> dict[str, Any]:
         for column in SERIES_COLUMNS
         if (ranked := _worst_first(series.of_column(column.name), column))
     }
-    verdict = {} if series.verdict is None else {"exit_code": series.exit_code}
-    return {"num_steps": len(series.steps), **worst, **verdict}
+    return {"num_steps": len(series.steps), **worst, "exit_code": series.exit_code}
 
 
 WANDB = SeriesExport(
