@@ -63,9 +63,7 @@ def _header(enumerations: Enumerations) -> Iterator[Block]:
     if run is None:
         yield Title(enumerations.name, "a bare matrix: logits W x + b, the k largest are chosen.")
         return
-    summary = Summary(
-        run, [{"router": router.router} for router in enumerations.routers], [], [], []
-    )
+    summary = Summary(run, [], [], [], [])
     yield from header(summary, "routers", "rule", "tokens", name=enumerations.name)
 
 

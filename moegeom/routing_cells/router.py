@@ -209,7 +209,9 @@ class _Slicing(RouterOnSlice):
         for name in bounds_of(self.request):
             raise UsageError(f"{name} is for routers whose facets are straight.")
         points = None if sample is None else part.coordinates(sample.inputs)
-        frame = frame_of(points, self.requested, sample, self.request, _reach(router))
+        # the length of a router input behind its norm
+        reach = 1.0 if router.gain is None else math.sqrt(router.hidden_size)
+        frame = frame_of(points, self.requested, sample, self.request, reach)
         plane = plane_router(router, part)
         with stopwatch() as took:
             pixels = plane_raster(plane, Frame(*frame, self.request.pixels, self.request.pixels))
@@ -360,11 +362,6 @@ def _is_central(weight: np.ndarray, bias: np.ndarray) -> bool:
     if not bias.any() or dims >= experts - 1:
         return not bias.any()
     return common_tie(weight, bias) is not None
-
-
-def _reach(router: Router) -> float:
-    """Length of a router input behind its norm; 1 without."""
-    return float(np.sqrt(router.hidden_size)) if router.gain is not None else 1.0
 
 
 #: Ways between two tokens on which facets are counted.

@@ -192,10 +192,6 @@ def requested_slice(
     raise UsageError(f"--subspace {text}: expected {KINDS}.")
 
 
-def _full(query: _SliceQuery) -> RequestedSlice:
-    return RequestedSlice("the whole input space", None)
-
-
 def _principal(query: _SliceQuery) -> RequestedSlice:
     sample, dims = query.tokens("pca"), query.dims("pca")
     try:
@@ -286,7 +282,7 @@ def _of_file(path: Path, router: Router) -> RequestedSlice:
 
 
 _KINDS: dict[str, Callable[[_SliceQuery], RequestedSlice]] = {
-    "full": _full,
+    "full": lambda query: RequestedSlice("the whole input space", None),
     "pca": _principal,
     "random": _random,
     "plane": _plane,

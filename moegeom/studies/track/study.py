@@ -37,15 +37,17 @@ from moegeom.pipeline import Watch
 from moegeom.studies.track.document import document
 from moegeom.studies.track.exports import requested_exports, series_rows
 from moegeom.studies.track.findings import judge_series
-from moegeom.studies.track.history import history, of_experts
-from moegeom.studies.track.measure import (
+from moegeom.studies.track.steps import (
+    LeftStep,
     MeasuredStep,
     TrackRequest,
     agreement,
+    find_checkpoints,
+    history,
     measure_step,
+    of_experts,
     refuse_missing_recordings,
 )
-from moegeom.studies.track.paths import LeftStep, find_checkpoints
 
 __all__ = ["TrackRequest", "track"]
 

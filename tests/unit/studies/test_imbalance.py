@@ -30,8 +30,14 @@ from moegeom.studies.imbalance.record import (
     ImbalanceRequest,
     RouterImbalance,
 )
-from moegeom.studies.imbalance.router import cause_of, meaning_of, router_imbalance, sampled
-from moegeom.studies.imbalance.study import imbalance, write_biases
+from moegeom.studies.imbalance.study import (
+    cause_of,
+    imbalance,
+    meaning_of,
+    router_imbalance,
+    sampled,
+    write_biases,
+)
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day

@@ -28,8 +28,14 @@ from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from moegeom.studies.track.document import document
 from moegeom.studies.track.exports import SERIES_EXPORTS
-from moegeom.studies.track.measure import Choices, agreement
-from moegeom.studies.track.paths import being_written, find_checkpoints, recording_path, unreadable
+from moegeom.studies.track.steps import (
+    Choices,
+    agreement,
+    being_written,
+    find_checkpoints,
+    recording_path,
+    unreadable,
+)
 from moegeom.studies.track.study import TrackRequest, track, with_trends
 from tests.by_day import by_day
 from tests.unit.studies.samples import BALANCED, COLLAPSED, few_tokens, widest, worded

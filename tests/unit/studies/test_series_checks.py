@@ -8,7 +8,7 @@ import pytest
 from moegeom.checks.check import SECTIONS, page_of
 from moegeom.core.finding import Verdict
 from moegeom.studies.track.findings import SERIES_CHECKS, judge_series
-from moegeom.studies.track.history import Concentration, History, RouterHistory
+from moegeom.studies.track.steps import Concentration, History, RouterHistory
 from tests.by_day import by_day
 
 EXPERTS, WIDTH = 16, 24

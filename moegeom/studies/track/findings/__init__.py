@@ -13,7 +13,7 @@ from moegeom.checks.run import JudgedCheck, verdict_of
 from moegeom.core.finding import Finding, Severity, Verdict
 from moegeom.core.registry import Rooms, record_of_function
 from moegeom.core.text import number_of
-from moegeom.studies.track.history import History
+from moegeom.studies.track.steps import History
 
 
 def _series_check(

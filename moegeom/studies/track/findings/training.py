@@ -24,7 +24,7 @@ from moegeom.geometry.series import (
 )
 from moegeom.geometry.statistics import LEAST_STEPS, departures
 from moegeom.studies.track.findings import least_steps_for, series_check, share
-from moegeom.studies.track.history import Concentration, History, RouterHistory
+from moegeom.studies.track.steps import Concentration, History, RouterHistory
 
 
 @series_check("MGT106", "a step cannot be read", "error", of_each_step=True)
