@@ -284,7 +284,7 @@ class CellFiles:
                 self._tables["facets"].append(_facet_rows(sliced, cells))
                 num_checked += len(cells.expert_set)
         part = sliced.requested.part
-        if part is not None and sliced.weight is not None:
+        if part is not None and sliced.instance is not None:
             path = self._partial / "slices" / f"{slug(sliced.router.name)}.npz"
             weight, bias = sliced.instance
             with writing(self._out):
@@ -326,6 +326,7 @@ def _cell_rows(sliced: SlicedRouter, cells: Enumeration) -> Any:
         columns["num_tokens"] = np.bincount(inside[inside >= 0], minlength=count)
         own = inside[sliced.tokens.is_own & (inside >= 0)]
         columns["num_own_tokens"] = np.bincount(own, minlength=count)
+    assert sliced.instance is not None
     weight, bias = sliced.instance
     if request.inradius:
         columns["inradius"] = _inradii(sliced, cells)
@@ -352,6 +353,7 @@ def _facet_rows(sliced: SlicedRouter, cells: Enumeration) -> Any:
 
 def _inradii(sliced: SlicedRouter, cells: Enumeration) -> list[float | None]:
     """None where no radius could be proved."""
+    assert sliced.instance is not None
     scaled = Scaled.of(*sliced.instance, sliced.request, is_metric=True)
     equal = equal_experts(scaled.weight, scaled.bias, sliced.request)
     radii = np.ldexp(inradii(cell_sides(scaled.weight, scaled.bias, cells, equal)), scaled.longer)
@@ -368,6 +370,7 @@ def _distances(sliced: SlicedRouter, cells: Enumeration, swapped: Swaps) -> np.n
     if sliced.sample is not None and sliced.requested.part is not None:
         mean = sliced.sample.inputs.astype(np.float64).mean(axis=0)
         centre = sliced.requested.part.coordinates(mean[None, :])[0]
+    assert sliced.instance is not None
     scaled = Scaled.of(*sliced.instance, sliced.request, is_metric=True)
     brackets = facet_distances(
         scaled.weight,
@@ -550,6 +553,7 @@ def _caption(sliced: SlicedRouter, model: str) -> SliceCaption:
 
 
 def _plane(sliced: SlicedRouter, cells: Enumeration, caption: SliceCaption) -> PlaneCells:
+    assert sliced.instance is not None
     weight, bias = sliced.instance
     points = None if sliced.tokens is None else sliced.tokens.place
     # without tokens a frame that holds most of the bounded cells

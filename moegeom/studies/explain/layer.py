@@ -57,12 +57,11 @@ _AT_ONCE = 2 * TILE
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some matched tokens: ``row`` counts them; inputs and their lengths where A recorded them."""
+    """Some matched tokens: ``row`` counts them; inputs where A recorded them."""
 
     row: Int64[np.ndarray, "tokens"]
     logits: Float[np.ndarray, "tokens experts"]
     values: Float[np.ndarray, "tokens hidden"] | None
-    norm: Float64[np.ndarray, "tokens"] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +123,7 @@ class Sides:
             if len(at) < len(logits):  # else every token, in order
                 values = None if values is None else values[at]
                 logits = logits[at]
-            norm = None if values is None else self.kernels["input_norm"](values)
-            yield Batch(rows[those], logits, values, norm)
+            yield Batch(rows[those], logits, values)
 
     def other_values(
         self, router: Router, row: Int64[np.ndarray, "rows"]
@@ -242,15 +240,17 @@ def look(
     if as_stored is not None:
         lengths, own_logits, stop = np.full(len(rows), np.nan), [], 0
         if sides.has_other_inputs and stage in INPUT_STAGES:
-            apart = InputsApart(np.zeros(len(rows)), np.zeros(len(rows)), {*_FORMATS}, {_FORMATS[-1]})
+            apart = InputsApart(
+                np.zeros(len(rows)), np.zeros(len(rows)), {*_FORMATS}, {_FORMATS[-1]}
+            )
         if has_inputs and len(rows) * len(choices) * router.hidden_size * 4 <= _MOST_INPUTS:
             inputs = np.empty((len(rows), router.hidden_size), np.float32)
         for batch in sides.batches(prepared, rows):
             there = slice(stop, stop := stop + len(batch.row))
             own_logits.append(batch.logits)
-            if batch.norm is not None:
-                lengths[there] = batch.norm
             values = batch.values
+            if values is not None:
+                lengths[there] = sides.kernels["input_norm"](values)
             if apart is not None and batch.values is not None:
                 values = sides.other_values(prepared.router, batch.row)
                 apart.note(there, sides, batch.values, values)

@@ -340,12 +340,8 @@ class _Rule:
 
 def _bias(router: Router) -> Float64[np.ndarray, "experts"]:
     """What the rule adds to logits whatever is read: of an affine rule both biases."""
-    bias = np.zeros(router.num_experts)
-    if router.logit_bias is not None:
-        bias = bias + router.logit_bias
-    if router.rule.is_affine and router.selection_bias is not None:
-        bias = bias + router.selection_bias
-    return bias.astype(np.float64)
+    bias = router.affine_bias if router.rule.is_affine else router.logit_bias
+    return np.zeros(router.num_experts) if bias is None else bias.astype(np.float64)
 
 
 def _some_inputs(sample: Sample, seed: int) -> Float64[np.ndarray, "some hidden"] | None:

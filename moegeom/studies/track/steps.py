@@ -92,6 +92,10 @@ class Candidate:
         """True for a results directory, which was measured before."""
         return is_results(self.path)
 
+    def recording(self, template: str) -> str:
+        """The template with {step} and {name} filled in."""
+        return template.replace("{step}", self.step_text).replace("{name}", self.name)
+
 
 class LeftStep(NamedTuple):
     """A step that is not in the series, and why: somebody writes it, or it cannot be read."""
@@ -128,8 +132,8 @@ def find_checkpoints(patterns: Sequence[str]) -> tuple[list[Candidate], list[Lef
         raise UsageError(f"{' '.join(patterns)}: no checkpoint matches.", _beside(patterns[0]))
     candidates, skipped = [], []
     for path, text in matches.items():
-        half = being_written(path)
-        if reason := half or unreadable(path):
+        half = _being_written(path)
+        if reason := half or _unreadable(path):
             skipped.append(LeftStep(path.name, reason, bool(half)))
             continue
         candidate = Candidate(path, text)
@@ -163,12 +167,7 @@ def _beside(pattern: str) -> str:
     )
 
 
-def recording_path(template: str, candidate: Candidate) -> str:
-    """The template with {step} and {name} filled in."""
-    return template.replace("{step}", candidate.step_text).replace("{name}", candidate.name)
-
-
-def being_written(path: Path) -> str:
+def _being_written(path: Path) -> str:
     """The sign that the directory is being written; empty where there is none."""
     if path.name.endswith(_UNFINISHED):
         return "its name says that it is being written"
@@ -177,7 +176,7 @@ def being_written(path: Path) -> str:
     return f"{half} is being written" if half and not is_results(path) else ""
 
 
-def unreadable(path: Path) -> str:
+def _unreadable(path: Path) -> str:
     """Why a directory is no whole checkpoint; empty for one that may be."""
     if not path.is_dir() or is_results(path):
         return ""
@@ -247,13 +246,10 @@ class MeasuredStep:
 
     def _by_router(self, table: str) -> dict[str, ByPopulation]:
         by_router: dict[str, ByPopulation] = {}
-        for row in self.results.rows(table):
+        for row in sorted(self.results.rows(table), key=lambda row: row.get("expert") or 0):
             population = row["population"]
             if row["variant"] == AS_STORED and (population == ALL or is_domain(population)):
                 by_router.setdefault(row["router"], {}).setdefault(population, []).append(row)
-        for populations in by_router.values():
-            for rows in populations.values():
-                rows.sort(key=lambda row: row.get("expert") or 0)
         return by_router
 
 
@@ -326,7 +322,7 @@ def tokens_of(request: TrackRequest, candidate: Candidate) -> Tokens | None:
     if request.tokens is None or candidate.is_results:
         return None
     if isinstance(request.tokens, str):
-        return recording_path(request.tokens, candidate)
+        return candidate.recording(request.tokens)
     if candidate.name not in request.tokens:
         raise missing_recording(candidate, request)
     return request.tokens[candidate.name]
@@ -341,7 +337,7 @@ def missing_recording(candidate: Candidate, request: TrackRequest) -> UsageError
             "Each checkpoint needs its own, by the name of the checkpoint.",
         )
     return UsageError(
-        f"{candidate.name}: there is no recording {recording_path(request.tokens, candidate)}.",
+        f"{candidate.name}: there is no recording {candidate.recording(request.tokens)}.",
         "Each checkpoint needs its own: {step} in --tokens stands for what * matched, {name} for "
         "the name. Without --tokens the weights alone are followed.",
     )
@@ -648,8 +644,8 @@ def history(
     for name in layers[-1]:
         sizes = {len(at.get(name, {}).get(ALL, ())) for at in experts}
         if len(sizes) == 1 and sizes != {0} and all(name in at for at in layers):
-            tables = [[at[name] for at in table] for table in (layers, experts)]
-            routers.append(_router(name, tables[0], tables[1], [at.get(name) for at in weights]))
+            own, inside = ([at[name] for at in table] for table in (layers, experts))
+            routers.append(_router(name, own, inside, [at.get(name) for at in weights]))
         else:
             left_out.append(name)
     steps = np.array([step.facts.step for step in measured], dtype=np.float64)

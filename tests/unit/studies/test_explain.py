@@ -229,13 +229,8 @@ def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
 
 
 def test_documents_of_any_number_are_found():
-    document = np.array([0, 2**32, 2**32, 7])
-    tokens = TokenColumns(
-        document=document,
-        position=np.array([1, 1, 2, 3], np.int32),
-        token_id=np.zeros(4, np.int32),
-        domain=np.zeros(4, np.int16),
-    )
+    document, position = np.array([0, 2**32, 2**32, 7]), np.array([1, 1, 2, 3], np.int32)
+    tokens = TokenColumns(document, position, np.zeros(4, np.int32), np.zeros(4, np.int16))
     documents = np.array([2**32, 0, 2**33, 2**33 + 7, 7, 7, 0])
     position = np.array([1, 1, 1, 3, 3, 4, -1])
     assert _rows(tokens, documents, position).tolist() == [1, 0, -1, -1, 3, -1, -1]

@@ -381,10 +381,8 @@ def test_a_bad_update_of_the_bias_is_told_from_a_bad_router(uneven):
     assert [half.num_units for half in uneven.evening.held_out] == [64, 64]
     assert sum(half.num_tokens for half in uneven.evening.held_out) == uneven.num_tokens
     # held out is worse than in sample, and no worse than the limit
-    assert all(
-        uneven.evening.after.max_vio < half.after.max_vio < half.limit
-        for half in uneven.evening.held_out
-    )
+    for half in uneven.evening.held_out:
+        assert uneven.evening.after.max_vio < half.after.max_vio < half.limit
 
 
 def test_displaced_weight_and_changed_sets_are_those_of_the_new_choice(uneven):
@@ -400,8 +398,6 @@ def test_displaced_weight_and_changed_sets_are_those_of_the_new_choice(uneven):
     np.testing.assert_allclose(uneven.evening.changed_share, lost.any(axis=1).mean())
     np.testing.assert_allclose(np.mean(uneven.evening.change), 0.0, atol=1e-15)
     before, after = (np.take_along_axis(q, chosen, axis=1).mean() for chosen in (first, second))
-    lost = (before - after) / q.std(axis=1, keepdims=True).mean()
-    np.testing.assert_allclose(uneven.evening.score_lost, lost, rtol=0.02)
     spread = np.sqrt((q.std(axis=1) ** 2).mean())
     np.testing.assert_allclose(uneven.evening.score_lost, (before - after) / spread, rtol=1e-5)
 

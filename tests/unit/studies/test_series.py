@@ -28,14 +28,7 @@ from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from moegeom.studies.track.document import document
 from moegeom.studies.track.exports import SERIES_EXPORTS
-from moegeom.studies.track.steps import (
-    Choices,
-    agreement,
-    being_written,
-    find_checkpoints,
-    recording_path,
-    unreadable,
-)
+from moegeom.studies.track.steps import Choices, agreement, find_checkpoints
 from moegeom.studies.track.study import TrackRequest, track, with_trends
 from tests.by_day import by_day
 from tests.unit.studies.samples import BALANCED, COLLAPSED, few_tokens, widest, worded
@@ -117,7 +110,7 @@ def test_steps_are_in_natural_order_and_stand_for_what_the_star_matched(tmp_path
     )
     assert [step.name for step in steps] == ["step_2-b", "step_10-a", "step_0100-c"]
     assert skipped == []
-    assert recording_path("rec/{step}/{name}", steps[2]) == "rec/0100-c/step_0100-c"
+    assert steps[2].recording("rec/{step}/{name}") == "rec/0100-c/step_0100-c"
     several, _ = find_checkpoints([str(tmp_path / name) for name in ("step_10-a", "step_2-b")])
     assert [step.name for step in several] == ["step_2-b", "step_10-a"]
 
@@ -156,10 +149,11 @@ def test_what_is_no_series_is_told_a_url_without_its_key(tmp_path):
 def test_unfinished_directories_are_known_by_what_they_lack(tmp_path, files, reason):
     for file in files:
         (tmp_path / file).write_text('{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}')
-    lacking = being_written(tmp_path) or unreadable(tmp_path)
-    assert reason in lacking
-    assert bool(lacking) == bool(reason)
-    assert bool(being_written(tmp_path)) == ("being written" in reason)
+    _, left = find_checkpoints([str(tmp_path)])
+    assert len(left) == bool(reason)
+    for one in left:
+        assert reason in one.reason
+        assert one.is_being_written == ("being written" in reason)
 
 
 @pytest.mark.parametrize("damage", ["cut short", "no safetensors", "empty", "being written"])
