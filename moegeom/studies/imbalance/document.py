@@ -283,7 +283,8 @@ def _worst_rows(imbalance: Imbalance, view: View) -> Iterator[list[RouterImbalan
 
 def _pushes(imbalance: Imbalance, view: View) -> Iterator[Block]:
     """Which experts the bias pushes most, where loads are uneven; a page has a column of them."""
-    uneven = [router for router in next(_worst_rows(imbalance, view)) if router.is_uneven]
+    worst = next(_worst_rows(imbalance, view))
+    uneven = [router for router in worst if router.cause not in ("even", "few")]
     if uneven:
         yield Note("experts that the bias moves most")
     for router in uneven:

@@ -43,7 +43,6 @@ from moegeom.engine.run_facts import column_versions
 from moegeom.engine.sample import draw_sample, drawn_tokens
 from moegeom.engine.session import Session
 from moegeom.geometry.load import overlap_share
-from moegeom.geometry.series import changes
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, scan
@@ -86,11 +85,6 @@ class Candidate:
     def step(self) -> float:
         """The number in the step text, by which the series is ordered; 0 where there is none."""
         return float((_NUMBER.findall(self.step_text) or ["0"])[-1])
-
-    @property
-    def is_results(self) -> bool:
-        """True for a results directory, which was measured before."""
-        return is_results(self.path)
 
     def recording(self, template: str) -> str:
         """The template with {step} and {name} filled in."""
@@ -260,7 +254,7 @@ def measure_step(
 
     Files in ``folder``: <name>.moegeom, the results; <name>.choices.npz, chosen sets of a sample.
     """
-    if candidate.is_results:
+    if is_results(candidate.path):  # measured before
         results = open_results(candidate.path)
         facts = _facts(candidate, results, candidate.path, True)
         return MeasuredStep(facts, candidate.path, results, None, None)
@@ -319,7 +313,7 @@ def tokens_of(request: TrackRequest, candidate: Candidate) -> Tokens | None:
     UsageError
         When there are tokens, and none for this step.
     """
-    if request.tokens is None or candidate.is_results:
+    if request.tokens is None or is_results(candidate.path):
         return None
     if isinstance(request.tokens, str):
         return candidate.recording(request.tokens)
@@ -581,11 +575,6 @@ class RouterHistory:
         return products
 
     @cached_property
-    def row_rates(self) -> Float64[np.ndarray, "intervals"] | None:
-        """Relative change of the rows from step to step; 0 only where no bit changed."""
-        return changes(self.rows, self.row_digests) if self.rows else None
-
-    @cached_property
     def bias_rates(self) -> Float64[np.ndarray, "intervals"] | None:
         """Change of the biases over their largest spread, a common offset taken out."""
         if self.bias is None:
@@ -613,17 +602,6 @@ class History:
     left_out: tuple[str, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     broken: tuple[tuple[str, str, tuple[Finding, ...]], ...] = ()
-
-    @property
-    def has_bias(self) -> bool:
-        """Whether any router has a selection bias."""
-        return any(router.bias is not None for router in self.routers)
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """Populations of domains that every step tells of, at some router."""
-        names = (name for router in self.routers for name in router.concentrations)
-        return tuple(dict.fromkeys(filter(is_domain, names)))
 
     def step(self, index: int) -> str:
         """The number of a step, as it is printed."""

@@ -17,6 +17,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.geometry.series import (
     Undone,
     alternation_p_value,
+    changes,
     least_alternation_p_value,
     main_scores,
     rank_agreement,
@@ -311,7 +312,7 @@ def rows_stand_still(history: History) -> Iterator[Finding]:
     What to do: look whether the parameter is in the optimiser and its gradient arrives, and in
     which precision it is updated. Where it was frozen on purpose, leave the layer out (--layers).
     """
-    rates = {r.name: r.row_rates for r in history.routers if r.row_rates is not None}
+    rates = {r.name: changes(r.rows, r.row_digests) for r in history.routers if r.rows}
     for one in _standing(rates):
         others = number_of(one.num_moving, "other router moves", "other routers move")
         yield rows_stand_still.finding(
