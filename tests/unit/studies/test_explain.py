@@ -181,6 +181,7 @@ BELIEVED = {
     "what is not fitted": (of_noise(FITTED, missing(900.0)), MISSING, ""),
     "what is fitted and much better": (of_noise(FITTED, missing(800.0)), "bias differs", ""),
     "weights before sets": (weighed_first(UNSCALED), WEIGHTS, ""),
+    "weights after sets": (evidence(layer(0, 0.995), layer(1, 1.0, weights=UNSCALED)), OPEN, ""),
     "weights dropped by capacity": (weighed_first(DROPPED), "capacity", ""),
     "fewer weights": (weighed_first(replace(DROPPED, zeros=0.5, zeros_even=1.0)), WEIGHTS, ""),
     "weights of no rule": (weighed(NO_RULE), OPEN, ""),

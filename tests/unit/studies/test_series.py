@@ -372,6 +372,10 @@ def test_experts_that_drive_the_load_are_those_whose_term_changed_most(tracked):
     change = (loads(1000) - 1) ** 2 - (loads(100) - 1) ** 2
     first = next(d for d in tracked[1].drivers if (d.router, d.kind) == ("text/0", "expert"))
     assert int(first.name) == np.abs(change).argmax()
+    usage = [
+        load for router, step, _, load in tracked[1].usage if (router, step) == ("text/0", 100)
+    ]
+    np.testing.assert_array_equal(usage, loads(100))
     np.testing.assert_allclose(
         first.contribution, change[int(first.name)] / np.abs(change).sum(), rtol=1e-9
     )

@@ -307,6 +307,8 @@ def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
     )
     verdict = judge_series(History(100.0 * np.arange(1, 25), routers, True))
     assert not any("MGT202" in one for one in verdict.unseen)
+    mixed = History(100.0 * np.arange(1, 25), (run._router(0), *routers[1:]), True)
+    assert "passed" in {o.state for o in judge_series(mixed).outcomes if o.code == "MGT102"}
     assert verdict.exit_code == 0
     verdict = judge_series(History(100.0 * np.arange(1, 25), routers, has_tokens=False))
     assert not any("MGT203" in one for one in verdict.unseen)
