@@ -199,11 +199,9 @@ BELIEVED = {
 
 def test_a_verdict_names_what_leads_every_other_cause_and_needs_no_bug():
     answers = {name: verdict(case) for name, (case, _, _) in BELIEVED.items()}
-    assert {n: one.cause for n, one in answers.items()} == {
-        n: c for n, (_, c, _) in BELIEVED.items()
-    }
-    lacking = [n for n, (_, _, words) in BELIEVED.items() if words not in answers[n].detail]
-    assert lacking == []
+    causes = {n: cause for n, (_, cause, _) in BELIEVED.items()}
+    assert {n: one.cause for n, one in answers.items()} == causes
+    assert [n for n, (_, _, words) in BELIEVED.items() if words not in answers[n].detail] == []
     assert answers["weights before sets"].router == "text/0"
     assert "x" in answers["two faults close to each other"].detail
     assert not any("no bug" in text for pair in VERDICTS.values() for text in pair)
@@ -220,11 +218,8 @@ def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
     np.testing.assert_allclose(overlap, cohen_kappa_score(mine, theirs))
     mine, theirs = (random.random((20_000, 16)).argsort(axis=1)[:, :4] for _ in range(2))
     own, numbers = np.arange(16), random.permutation(16)
-    for other, names, expected in (
-        (mine, own, 1.0),
-        (theirs, own, 0.0),
-        (numbers[mine], numbers, 1.0),
-    ):
+    cases = ((mine, own, 1.0), (theirs, own, 0.0), (numbers[mine], numbers, 1.0))
+    for other, names, expected in cases:
         overlap = overlap_beyond_chance(common_choices(mine, other, 16), names, 20_000)
         np.testing.assert_allclose(overlap, expected, atol=0.02 * (expected == 0.0), rtol=1e-7)
 

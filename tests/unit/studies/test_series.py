@@ -365,9 +365,8 @@ def test_experts_that_drive_the_load_are_those_whose_term_changed_most(tracked):
     def loads(step):
         rows = open_results(tracked[0] / "first" / f"step_{step}.moegeom").rows("experts")
         place = ("text/0", "as_stored", "all")
-        return np.array(
-            [r["load"] for r in rows if (r["router"], r["variant"], r["population"]) == place]
-        )
+        own = (r for r in rows if (r["router"], r["variant"], r["population"]) == place)
+        return np.array([r["load"] for r in own])
 
     change = (loads(1000) - 1) ** 2 - (loads(100) - 1) ** 2
     first = next(d for d in tracked[1].drivers if (d.router, d.kind) == ("text/0", "expert"))
@@ -376,9 +375,8 @@ def test_experts_that_drive_the_load_are_those_whose_term_changed_most(tracked):
         load for router, step, _, load in tracked[1].usage if (router, step) == ("text/0", 100)
     ]
     np.testing.assert_array_equal(usage, loads(100))
-    np.testing.assert_allclose(
-        first.contribution, change[int(first.name)] / np.abs(change).sum(), rtol=1e-9
-    )
+    share = change[int(first.name)] / np.abs(change).sum()
+    np.testing.assert_allclose(first.contribution, share, rtol=1e-9)
 
 
 def test_every_export_holds_every_router(tracked, tmp_path):

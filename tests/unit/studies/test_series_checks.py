@@ -301,10 +301,8 @@ def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
     assert {outcome.state for outcome in verdict.outcomes} <= {"does not apply"}
     assert verdict.exit_code == 4
     run = healthy("walk", 22)
-    routers = tuple(
-        dataclasses.replace(run._router(place), bias=None, bias_digests=("",) * 24)
-        for place in range(3)
-    )
+    bare = {"bias": None, "bias_digests": ("",) * 24}
+    routers = tuple(dataclasses.replace(run._router(place), **bare) for place in range(3))
     verdict = judge_series(History(100.0 * np.arange(1, 25), routers, True))
     assert not any("MGT202" in one for one in verdict.unseen)
     mixed = History(100.0 * np.arange(1, 25), (run._router(0), *routers[1:]), True)
