@@ -271,8 +271,7 @@ def test_shares_near_ties_are_measured_at_every_width(measured):
 
 def test_a_router_of_equal_rows_has_no_shares_near_ties_and_the_screen_says_so():
     equal = router_of(weight=np.repeat(ROWS[:1], EXPERTS, axis=0))
-    request = dataclasses.replace(REQUEST, measure=Path("measure.parquet"))
-    one = looked_at(equal, inputs_of(4), request=request)
+    one = looked_at(equal, inputs_of(4), request=ImbalanceRequest("", measure=Path("ties.parquet")))
     assert one.measured == ()
     record = dataclasses.replace(whole(OF_BALANCED), routers=(one,), measure="measure.parquet")
     assert "layer 0: no shares near ties: boundaries are not linear, or a tenth" in shown(record)
@@ -280,6 +279,7 @@ def test_a_router_of_equal_rows_has_no_shares_near_ties_and_the_screen_says_so()
 
 def test_cells_of_visited_sets_are_shares_of_directions_and_of_sizes_without_any():
     # two equal experts in a plane of many: a quarter of the directions each, and one of a half
+    assert looked_at(router_of(logit_bias=WRONG_BIAS), inputs_of(4)).cones is None
     weight = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 0.0]], np.float32)
     router = router_of(weight=weight, rule=Rule(1, "softmax", Weights("scores", True)))
     random = np.random.default_rng(0)
