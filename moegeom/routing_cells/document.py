@@ -63,9 +63,7 @@ def _header(enumerations: Enumerations) -> Iterator[Block]:
     if run is None:
         yield Title(enumerations.name, "a bare matrix: logits W x + b, the k largest are chosen.")
         return
-    summary = Summary(
-        run, [{"router": router.router} for router in enumerations.routers], [], [], []
-    )
+    summary = Summary(run, [], [], [], [])
     yield from header(summary, "routers", "rule", "tokens", name=enumerations.name)
 
 
@@ -120,7 +118,7 @@ def _sentences(router: RouterCells) -> Iterator[tuple[str, str]]:
     if router.num_checked is not None:
         yield "certify", _checked(router.num_checked)
     if router.num_tokens is not None and router.num_own is not None:
-        yield "tokens", _tokens(router)
+        yield "tokens", _tokens(router, router.num_tokens, router.num_own)
     if router.between is not None:
         yield "between", _between(router.between)
     if router.visited is not None:
@@ -142,8 +140,7 @@ def _count(router: RouterCells) -> str:
             f"all {sets}: the rows have rank E - 1 (certified modulo a prime), so every set is a "
             "cell and every pair a facet of it; not listed. A --subspace tells more."
         )
-    if router.outcome == "unfinished":
-        assert router.cut_short is not None
+    if router.cut_short is not None:
         return _cut_short(router, router.cut_short)
     assert router.cells is not None
     count = router.cells.num_cells
@@ -256,12 +253,10 @@ def _checked(num_checked: int) -> str:
     )
 
 
-def _tokens(router: RouterCells) -> str:
-    assert router.num_tokens is not None
-    assert router.num_own is not None
-    share = router.num_own / router.num_tokens if router.num_tokens else 0.0
+def _tokens(router: RouterCells, num_tokens: int, num_own: int) -> str:
+    share = num_own / num_tokens if num_tokens else 0.0
     text = (
-        f"{router.num_own:,} of {router.num_tokens:,} ({_percent(share)}) choose what the slice "
+        f"{num_own:,} of {num_tokens:,} ({_percent(share)}) choose what the slice "
         "chooses at the place where they are drawn"
     )
     if router.domain:
@@ -304,8 +299,7 @@ def _answer_sentences(answer: Answer) -> Iterator[str]:
     where = f"on {answer.subspace}"
     checked = " Checked again in exact arithmetic." if answer.is_checked else ""
     took = f" ({duration(answer.seconds)})"
-    if answer.is_cell:
-        assert answer.margin is not None
+    if answer.margin is not None:
         each = "each of them is ahead of all others" if several else "it is ahead of all others"
         ahead = f"{each} by {answer.margin:.3g} or more"
         if math.isinf(answer.margin):

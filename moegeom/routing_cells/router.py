@@ -53,6 +53,9 @@ from moegeom.routing_cells.walk.level_walk import WalkWatch
 from moegeom.routing_cells.walk.segment_crossings import crossing_rate, segment_crossings
 from moegeom.variants.random_router import random_router
 
+#: Rows and biases.
+Instance = tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"]]
+
 #: Dimensions in which cells are looked for from facet to facet.
 MOST_DIMS = 16
 
@@ -85,26 +88,16 @@ class RouterOnSlice:
 class SlicedRouter(RouterOnSlice):
     """What there is of one router on a slice: the record for the screen, and the numbers behind it.
 
-    ``weight`` and ``bias`` are those of the slice, for straight facets.
+    The ``instance`` are rows and biases on the slice, for straight facets.
     """
 
     record: RouterCells
     cells: tuple[Enumeration, ...] = ()
     tokens: TokensOnSlice | None = None
-    weight: Float64[np.ndarray, "experts dims"] | None = None
-    bias: Float64[np.ndarray, "experts"] | None = None
+    instance: Instance | None = None
     arcs: Arcs | None = None
     pixels: Raster | None = None
     frame: tuple[float, float, float, float] | None = None
-
-    @property
-    def instance(
-        self,
-    ) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"]]:
-        """Rows and biases on the slice."""
-        assert self.weight is not None
-        assert self.bias is not None
-        return self.weight, self.bias
 
 
 def sliced_router(
@@ -190,7 +183,7 @@ class _Slicing(RouterOnSlice):
                 more["random"] = random_routers_of(router, part, request)
         record = self._record(dims, outcome, facts, tokens, took, domain=domain, **more)
         return SlicedRouter(
-            **vars(self), record=record, cells=cells, tokens=tokens, weight=weight, bias=bias
+            **vars(self), record=record, cells=cells, tokens=tokens, instance=(weight, bias)
         )
 
     def pixels(self) -> SlicedRouter:
@@ -209,7 +202,9 @@ class _Slicing(RouterOnSlice):
         for name in bounds_of(self.request):
             raise UsageError(f"{name} is for routers whose facets are straight.")
         points = None if sample is None else part.coordinates(sample.inputs)
-        frame = frame_of(points, self.requested, sample, self.request, _reach(router))
+        # the length of a router input behind its norm
+        reach = 1.0 if router.gain is None else math.sqrt(router.hidden_size)
+        frame = frame_of(points, self.requested, sample, self.request, reach)
         plane = plane_router(router, part)
         with stopwatch() as took:
             pixels = plane_raster(plane, Frame(*frame, self.request.pixels, self.request.pixels))
@@ -311,9 +306,7 @@ def _on_ties(choice: Integer[np.ndarray, "tokens k"], equal: list[Int64[np.ndarr
     return int(is_tie.sum())
 
 
-def instance_of(
-    router: Router, requested: RequestedSlice
-) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"]]:
+def instance_of(router: Router, requested: RequestedSlice) -> Instance:
     """Rows and biases on the slice; equal biases change no choice and become 0."""
     weight, bias = router.weight.astype(np.float64), router.affine_bias
     offset = None if bias is None else bias.astype(np.float64)
@@ -362,11 +355,6 @@ def _is_central(weight: np.ndarray, bias: np.ndarray) -> bool:
     return common_tie(weight, bias) is not None
 
 
-def _reach(router: Router) -> float:
-    """Length of a router input behind its norm; 1 without."""
-    return float(np.sqrt(router.hidden_size)) if router.gain is not None else 1.0
-
-
 #: Ways between two tokens on which facets are counted.
 _SEGMENTS = 1000
 
@@ -374,20 +362,19 @@ _SEGMENTS = 1000
 def facts_of(cells: tuple[Enumeration, ...]) -> Cells:
     """The figures of all searches together, and of the graph of facets where there is one."""
     first = cells[0]
-    graph = None
+    graph = {}
     if first.at is None and len(first.expert_set):
-        graph = facet_graph(len(first.expert_set), first.facets)
+        graph = vars(facet_graph(len(first.expert_set), first.facets))
     gaps = [part.gap for part in cells if part.road != "search"]
     num_cells = len(first.expert_set)
     if len(cells) > 1:
         num_cells = len({tuple(row) for part in cells for row in part.expert_set.tolist()})
-    is_around = first.at is not None
     return Cells(
         num_cells=num_cells,
         road=first.road,
         num_bounded=None if first.is_bounded is None else int(first.is_bounded.sum()),
-        num_facets=None if is_around else len(first.facets),
-        **({} if graph is None else vars(graph)),
+        num_facets=len(first.facets) if first.at is None else None,
+        **graph,
         num_vertices=sum(part.num_vertices for part in cells),
         num_exact=sum(part.num_exact for part in cells),
         gap=min(gaps, default=None),
@@ -527,9 +514,8 @@ class Scaled:
         rows, free = np.ldexp(weight, -columns), np.ldexp(bias, -offset)
         exponent = offset - columns
         is_exact = np.array_equal(np.ldexp(rows, columns), weight)
-        if not is_exact or not np.array_equal(np.ldexp(free, offset), bias):
-            return same
-        if request.box is not None and np.ptp(columns):
+        is_exact &= np.array_equal(np.ldexp(free, offset), bias)
+        if not is_exact or (request.box is not None and np.ptp(columns)):
             return same  # a box has one side
         names = [name for name in ("radius", "box") if getattr(request, name) is not None]
         bounds = {n: float(np.ldexp(getattr(request, n), -int(exponent.max()))) for n in names}
@@ -658,10 +644,8 @@ class _Search:
             return cells_of_ball(problem, most, most_exact, self.watch)
         except TooManyTies as error:
             if expected > most:
-                enough, others = (
-                    enough_vertices(expected, most),
-                    "a smaller --radius or fewer dimensions",
-                )
+                enough = enough_vertices(expected, most)
+                others = "a smaller --radius or fewer dimensions"
                 about = (
                     "" if math.isinf(expected) else f"; a random router has about {expected:,.0f}"
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,39 +140,103 @@ class RequestedSlice:
 
 @dataclass(frozen=True, eq=False)
 class _SliceQuery:
-    """One router, its tokens if there are any, and what stands behind the colon."""
+    """One router, its tokens if there are any, and what stands before and behind the colon."""
 
     router: Router
     sample: SliceTokens | None
     source: str
+    kind: str
     value: str
     seed: int
 
-    def tokens(self, kind: str) -> SliceTokens:
+    @property
+    def tokens(self) -> SliceTokens:
         if self.sample is None:
             raise UsageError(
-                f"--subspace {kind} is laid through recorded tokens of a checkpoint.",
+                f"--subspace {self.kind} is laid through recorded tokens of a checkpoint.",
                 "Add --tokens REC; a bare matrix has random:D and full.",
             )
         return self.sample
 
-    def dims(self, kind: str) -> int:
+    @property
+    def dims(self) -> int:
         most = self.router.hidden_size
         if not self.value.isdigit() or not 1 <= int(self.value) <= most:
             raise UsageError(
-                f"--subspace {kind}:{self.value}: expected dimensions from 1 to {most}.",
-                f"For example {kind}:3.",
+                f"--subspace {self.kind}:{self.value}: expected dimensions from 1 to {most}.",
+                f"For example {self.kind}:3.",
             )
         return int(self.value)
 
-    def numbers(self, kind: str, names: str) -> tuple[int, ...]:
+    def numbers(self, names: str) -> tuple[int, ...]:
         parts = self.value.split(",")
         if len(parts) != len(names.split(",")) or not all(part.strip().isdigit() for part in parts):
+            example = ",".join("170 4 95".split()[: len(names.split(","))])
             raise UsageError(
-                f"--subspace {kind}:{self.value}: expected tokens {kind}:{names}.",
-                f"For example {kind}:{','.join('170 4 95'.split()[: len(names.split(','))])}.",
+                f"--subspace {self.kind}:{self.value}: expected tokens {self.kind}:{names}.",
+                f"For example {self.kind}:{example}.",
             )
         return tuple(int(part) for part in parts)
+
+    def full(self) -> RequestedSlice:
+        return RequestedSlice("the whole input space", None)
+
+    def pca(self) -> RequestedSlice:
+        sample, dims = self.tokens, self.dims
+        try:
+            part, share = principal_slice(sample.inputs, dims)
+        except ValueError as error:
+            raise UsageError(f"--subspace pca:{dims}: {error}.", "Ask for fewer.") from None
+        return RequestedSlice(f"pca:{dims} of {len(sample.inputs):,} tokens", part, share)
+
+    def random(self) -> RequestedSlice:
+        dims, centre, where = self.dims, np.zeros(self.router.hidden_size), "0"
+        if self.sample is not None:
+            centre = self.sample.inputs.astype(np.float64).mean(axis=0)
+            where = f"the mean of {len(self.sample.inputs):,} tokens"
+        text = f"random:{dims} through {where}, seed {self.seed}"
+        return RequestedSlice(text, random_slice(centre, dims, self.seed))
+
+    def plane(self) -> RequestedSlice:
+        numbers = self.numbers("A,B,C")
+        points = self.tokens.inputs[self.tokens.rows_of(numbers, self.source)]
+        try:
+            part = slice_through(points)
+        except ValueError:
+            raise UsageError(
+                f"--subspace plane:{self.value}: the inputs of these tokens lie on one line.",
+                "Choose three tokens that differ.",
+            ) from None
+        return RequestedSlice(f"the plane through the tokens {_listed(numbers)}", part, at=numbers)
+
+    def circle(self) -> RequestedSlice:
+        numbers = self.numbers("A,B")
+        sample, router = self.tokens, self.router
+        hidden = router.hidden_size
+        gain = np.ones(hidden) if router.gain is None else router.gain.astype(np.float64)
+        shift = (
+            np.zeros(hidden) if router.norm_bias is None else router.norm_bias.astype(np.float64)
+        )
+        if not (gain != 0.0).all():
+            raise UsageError("--subspace circle: the norm in front has a gain of 0 somewhere.")
+        inputs = sample.inputs[sample.rows_of(numbers, self.source)].astype(np.float64)
+        unit = (inputs - shift) / gain
+        first = unit[0] / np.linalg.norm(unit[0])
+        second = unit[1] - (unit[1] @ first) * first
+        length = float(np.linalg.norm(second))
+        if length <= 1e-9 * float(np.linalg.norm(unit[1])):
+            raise UsageError(
+                f"--subspace circle:{self.value}: both tokens have one direction.",
+                "Choose two tokens that differ.",
+            )
+        radius = math.sqrt(hidden) if router.gain is not None else float(np.linalg.norm(unit[0]))
+        axes = radius * gain[:, None] * np.column_stack([first, second / length])
+        text = f"the great circle through the tokens {_listed(numbers)}"
+        return RequestedSlice(text, None, circle=Slice(shift, axes), at=numbers)
+
+
+_LAID = (_SliceQuery.full, _SliceQuery.pca, _SliceQuery.random, _SliceQuery.plane)
+_KINDS = {kind.__name__: kind for kind in (*_LAID, _SliceQuery.circle)}
 
 
 def requested_slice(
@@ -185,73 +248,11 @@ def requested_slice(
     """
     kind, _, value = text.partition(":")
     if kind in _KINDS:
-        return _KINDS[kind](_SliceQuery(router, sample, source, value, seed))
+        return _KINDS[kind](_SliceQuery(router, sample, source, kind, value, seed))
     path = Path(text)
     if path.suffix == ".npz":
         return _of_file(path, router)
     raise UsageError(f"--subspace {text}: expected {KINDS}.")
-
-
-def _full(query: _SliceQuery) -> RequestedSlice:
-    return RequestedSlice("the whole input space", None)
-
-
-def _principal(query: _SliceQuery) -> RequestedSlice:
-    sample, dims = query.tokens("pca"), query.dims("pca")
-    try:
-        part, share = principal_slice(sample.inputs, dims)
-    except ValueError as error:
-        raise UsageError(f"--subspace pca:{dims}: {error}.", "Ask for fewer.") from None
-    return RequestedSlice(f"pca:{dims} of {len(sample.inputs):,} tokens", part, share)
-
-
-def _random(query: _SliceQuery) -> RequestedSlice:
-    dims = query.dims("random")
-    if query.sample is None:
-        centre, where = np.zeros(query.router.hidden_size), "0"
-    else:
-        centre = query.sample.inputs.astype(np.float64).mean(axis=0)
-        where = f"the mean of {len(query.sample.inputs):,} tokens"
-    text = f"random:{dims} through {where}, seed {query.seed}"
-    return RequestedSlice(text, random_slice(centre, dims, query.seed))
-
-
-def _plane(query: _SliceQuery) -> RequestedSlice:
-    numbers = query.numbers("plane", "A,B,C")
-    sample = query.tokens("plane")
-    points = sample.inputs[sample.rows_of(numbers, query.source)]
-    try:
-        part = slice_through(points)
-    except ValueError:
-        raise UsageError(
-            f"--subspace plane:{query.value}: the inputs of these tokens lie on one line.",
-            "Choose three tokens that differ.",
-        ) from None
-    return RequestedSlice(f"the plane through the tokens {_listed(numbers)}", part, at=numbers)
-
-
-def _circle(query: _SliceQuery) -> RequestedSlice:
-    numbers = query.numbers("circle", "A,B")
-    sample, router = query.tokens("circle"), query.router
-    hidden = router.hidden_size
-    gain = np.ones(hidden) if router.gain is None else router.gain.astype(np.float64)
-    shift = np.zeros(hidden) if router.norm_bias is None else router.norm_bias.astype(np.float64)
-    if not (gain != 0.0).all():
-        raise UsageError("--subspace circle: the norm in front has a gain of 0 somewhere.")
-    inputs = sample.inputs[sample.rows_of(numbers, query.source)].astype(np.float64)
-    unit = (inputs - shift) / gain
-    first = unit[0] / np.linalg.norm(unit[0])
-    second = unit[1] - (unit[1] @ first) * first
-    length = float(np.linalg.norm(second))
-    if length <= 1e-9 * float(np.linalg.norm(unit[1])):
-        raise UsageError(
-            f"--subspace circle:{query.value}: both tokens have one direction.",
-            "Choose two tokens that differ.",
-        )
-    radius = math.sqrt(hidden) if router.gain is not None else float(np.linalg.norm(unit[0]))
-    axes = radius * gain[:, None] * np.column_stack([first, second / length])
-    text = f"the great circle through the tokens {_listed(numbers)}"
-    return RequestedSlice(text, None, circle=Slice(shift, axes), at=numbers)
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
@@ -283,15 +284,6 @@ def _of_file(path: Path, router: Router) -> RequestedSlice:
     if not np.allclose(basis.T @ basis, np.eye(dims), atol=1e-9):
         basis = np.linalg.qr(basis)[0]
     return RequestedSlice(f"the slice {path.name}", Slice(centre, basis))
-
-
-_KINDS: dict[str, Callable[[_SliceQuery], RequestedSlice]] = {
-    "full": _full,
-    "pca": _principal,
-    "random": _random,
-    "plane": _plane,
-    "circle": _circle,
-}
 
 
 #: Shares of the tokens that are left out at either end of an axis, and the margin around the rest.

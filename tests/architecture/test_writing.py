@@ -49,7 +49,7 @@ def opens_by_name(source: str, names: dict[str, tuple[str, ...]]) -> list[int]:
 
 
 #: Where a folder of results gives way to a new one, whole both of them.
-MAY_RENAME = {"moegeom/core/files.py", "moegeom/studies/track/measure.py"}
+MAY_RENAME = {"moegeom/core/files.py", "moegeom/studies/track/steps.py"}
 
 #: What parses TOML and Parquet of others within bounds, and what reads files of the program itself.
 MAY_PARSE = {"moegeom/core/documents.py": "TOML", "moegeom/core/parquet.py": "Parquet"}

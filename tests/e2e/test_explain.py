@@ -295,7 +295,7 @@ def test_the_screen_says_what_flips(moegeom, report):
 def test_tokens_that_the_order_of_experts_alone_keeps_are_not_said_to_stay(moegeom, tmp_path):
     rows = {"model.layers.0.mlp.gate.weight": np.zeros((8, 16), np.float32)}
     save_file(rows, tmp_path / "zero.safetensors")
-    np.save(tmp_path / "x.npy", np.ones((64, 16), np.float32))
+    np.save(tmp_path / "x.npy", np.full((64, 16), 1.001, np.float32))
     ran = moegeom(
         *(tmp_path, "boundary-report", "zero.safetensors", "--tokens", "x.npy"),
         *("--stage", "router_input", "--arith", "bf16", "--top-k", "2", "--score", "softmax"),

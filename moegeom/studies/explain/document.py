@@ -55,7 +55,7 @@ def document(report: Explanation, view: View) -> Document:
             [_cut(report, _faults, _SHOWN, _faults(report, None), view)],
             [_cut(report, _layers, _LAYERS, _layers(report, None, is_page=True), view)],
             _costs(report),
-            [Gallery(lambda: _figures_of(report))],
+            [Gallery(lambda: [*_chart_of_faults(report), *_chart_of_layers(report)])],
             _ending(report, view),
         ],
         lambda: _record(report),
@@ -226,10 +226,17 @@ def _ending(report: Explanation, view: View) -> list[Block]:
     scored = () if report.log_probs is None else (report.log_probs.sentence,)
     notes = (*_growth(report), *_details(report), *scored)
     untold = sorted({layer.reason for layer in report.layers if layer.reason})
+    whose = "B's own inputs are routed: every layer speaks for itself."
+    if report.inputs_of == "A":
+        whose = (
+            "Only the first layer with a router reads what nothing has changed yet: deeper ones "
+            "inherit what earlier ones did."
+        )
     return [
         in_part([Note(text, "plain") for text in notes], "note", view.detail, is_aside=True),
         in_part([Note(f"not tried: {r}.", "plain") for r in untold], "reason", view.detail),
-        *map(Note, _limits(report)),
+        Note(whose),
+        Note(f"Not checked: {'; '.join(report.not_looked_at)}."),
     ]
 
 
@@ -287,17 +294,6 @@ def _numbering(report: Explanation) -> str:
     )
 
 
-def _limits(report: Explanation) -> Sequence[str]:
-    """Whose inputs were used, and what was not checked."""
-    whose = "B's own inputs are routed: every layer speaks for itself."
-    if report.inputs_of == "A":
-        whose = (
-            "Only the first layer with a router reads what nothing has changed yet: deeper ones "
-            "inherit what earlier ones did."
-        )
-    return whose, f"Not checked: {'; '.join(report.not_looked_at)}."
-
-
 def _equal(share: float) -> str:
     """A share of equal choices: rounded down, so that 100 % means all of them."""
     value = 100.0 * share
@@ -335,40 +331,31 @@ def _costs(report: Explanation) -> list[Block]:
 _OF_FAULT = "name text cause bits scope share routers reproduced before explained".split()
 
 
+#: Fields of the evidence that are recorded as they are, in this order.
+_COUNTS = ("inputs_of", "num_matched", "num_examined", "num_non_finite")
+_EVIDENCE = ("layers", "costs", "log_probs", "not_looked_at")
+
+
 def _record(report: Explanation) -> Mapping[str, Any]:
     verdict = report.verdict
+    fields = dataclasses.asdict(dataclasses.replace(report, faults=(), run={}, other={}))
     return {
-        "verdict": {
-            **dataclasses.asdict(verdict),
-            "meaning": verdict.meaning,
-            "remedy": verdict.remedy,
-        },
+        "verdict": fields["verdict"] | {"meaning": verdict.meaning, "remedy": verdict.remedy},
         "agreement": report.agreement,
         "any_flipped_share": report.any_share,
-        "inputs_of": report.inputs_of,
-        "num_matched": report.num_matched,
-        "num_examined": report.num_examined,
-        "num_non_finite": report.num_non_finite,
+        **{name: fields[name] for name in _COUNTS},
         "faults": [{name: getattr(one, name) for name in _OF_FAULT} for one in report.faults],
-        "layers": [dataclasses.asdict(layer) for layer in report.layers],
-        "costs": [dataclasses.asdict(cost) for cost in report.costs],
-        "log_probs": report.log_probs and dataclasses.asdict(report.log_probs),
-        "not_looked_at": list(report.not_looked_at),
+        **{name: fields[name] for name in _EVIDENCE},
         "checkpoint_b": report.against,
-        "run_b": dict(report.other),
+        "run_b": report.other,
         **rule_facts(report.run),
-        "run": dict(report.run),
+        "run": report.run,
     }
 
 
 # ------------------------------------------------------------------------------------------ figures
 #: Faults that are drawn.
 _DRAWN_FAULTS = 12
-
-
-def _figures_of(report: Explanation) -> list[Chart]:
-    """Nothing where A and B agree everywhere."""
-    return [*_chart_of_faults(report), *_chart_of_layers(report)]
 
 
 def _chart_of_faults(report: Explanation) -> Iterator[Chart]:

@@ -29,9 +29,12 @@ from moegeom.studies.announced import announce_experts
 from moegeom.studies.explain.layer import (
     MatchedChoices,
     ReadySite,
+    Sides,
     layer_evidence,
     look,
     note_under,
+    routed_choices,
+    sides_of,
 )
 from moegeom.studies.explain.record import (
     Evidence,
@@ -40,7 +43,6 @@ from moegeom.studies.explain.record import (
     LayerEvidence,
     OutputChange,
 )
-from moegeom.studies.explain.sides import Sides, routed_choices, sides_of
 from moegeom.studies.explain.verdict import verdict
 from moegeom.studies.faults.exchangeable import FlippedRouter, Spread, spread
 from moegeom.studies.faults.scope import Where
@@ -99,7 +101,12 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
             f"{source.facts.name} and {run_b.source.facts.name} have none of the routers in common."
         )
     sides = sides_of(source, run_b, [router.name for router in shared], request)
-    elsewhere = _routers_against(request, shared)
+    elsewhere: Mapping[str, Router] = {}  # of what B may have loaded, made to read A's inputs
+    if request.checkpoint_b is not None:
+        loaded = load_routers(
+            open_checkpoint(request.checkpoint_b, request.remote), asked=request.asked
+        )
+        elsewhere = routers_of_b(loaded, shared).routers
     if request.experts:
         announce_experts(opened, request.yes, watch)
     choices = _choices(shared, sides, routed)
@@ -146,7 +153,7 @@ def _choices(
         else:
             with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
                 mine = sides.chosen(prepared)
-        other = sides.other_chosen(router.name)
+        other = sides.other.read_chosen(router.name, sides.token)
         agrees = sides.kernels["same_set"](mine, other)
         common = common_choices(mine, other, router.num_experts)
         matching = expert_matching(common)
@@ -223,14 +230,6 @@ def _open_run_b(
     can_route = source.facts.stage != "ids" and not source.facts.has_chosen
     own = routed if can_route else None
     return match_run_b(source, opened, routers, must_fit=False, own=own), choices
-
-
-def _routers_against(request: ExplainRequest, routers: Sequence[Router]) -> Mapping[str, Router]:
-    """Routers of the checkpoint that B may have loaded, made to read A's inputs."""
-    if request.checkpoint_b is None:
-        return {}
-    store = open_checkpoint(request.checkpoint_b, request.remote)
-    return routers_of_b(load_routers(store, asked=request.asked), routers).routers
 
 
 def _not_looked_at(

@@ -82,12 +82,11 @@ def _no_disagreement(case: Evidence) -> CauseVerdict | None:
 
 def _weights_first(case: Evidence) -> CauseVerdict | None:
     """Wrong weights where all earlier sets agree: later flips follow from them."""
-    for number, layer in enumerate(case.layers):
+    for layer in case.layers:
         if layer.agreement < _AGREES:
             return None
-        if any(one.agreement < 1.0 for one in case.layers[:number]):
-            return None
-        if (cause := _wrong_weights(case, layer)) is not None:
+        cause = _wrong_weights(case, layer)
+        if cause is not None or layer.agreement < 1.0:
             return cause
     return None
 

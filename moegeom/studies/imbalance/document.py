@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from moegeom.checks.catalogue.tokens import MOST_PULL
@@ -34,13 +34,6 @@ _LEAST_SHOWN, _MOST_SHOWN = 0.01, 0.9
 
 def document(imbalance: Imbalance, view: View) -> Document:
     """What ``moegeom imbalance`` says."""
-    notes = [*_limits(imbalance)]
-    if imbalance.written:
-        is_laws = imbalance.written.endswith(".parquet")
-        what = "Laws" if is_laws else "Biases that even the loads, and those of centring,"
-        notes.append(f"{what} written to {imbalance.written}.")
-    if imbalance.measure:
-        notes.append(f"Shares near ties written to {imbalance.measure}.")
     documents = _plural(imbalance.unit)
     return study_page(
         imbalance,
@@ -56,7 +49,7 @@ def document(imbalance: Imbalance, view: View) -> Document:
         sample=f"As many are drawn from each law, {imbalance.seeds} times (seed {imbalance.seed}). "
         f"'others': made on one half of the {documents}, tried on the other; the worse of both "
         "ways.",
-        notes=notes,
+        notes=_limits(imbalance),
         record=lambda: study_record(imbalance, _figures),
     )
 
@@ -158,7 +151,7 @@ def _of(name: str, text: Callable[[float], str], figure: str = "") -> Callable[[
 
     def cell(record: Any) -> str:
         record = record.get(figure) if figure else record
-        return "-" if record is None else text(operator.attrgetter(name)(record))
+        return "-" if record is None else text(attrgetter(name)(record))
 
     return cell
 
@@ -267,7 +260,10 @@ def _table(imbalance: Imbalance, columns: Sequence[_Column], view: View, what: s
         others = len(imbalance.routers) - len(routers)
         return Table(
             [("", *(column[0] for column in some)), ("layer", *(column[1] for column in some))],
-            [(summary.place(one.router), *_cells(some, one)) for one in routers],
+            [
+                (summary.place(one.router), *(text(attrgetter(of)(one)) for *_, of, text in some))
+                for one in routers
+            ],
             left=(0, *(n for n, c in enumerate(some, 1) if c[4] in (str, _pushed))),
             drops=(0, *(column[2] or 0 for column in some)),
             rest=f"and {others} more that were more even: --detail" if others else "",
@@ -281,18 +277,14 @@ def _table(imbalance: Imbalance, columns: Sequence[_Column], view: View, what: s
     return Excerpt(screens[0], [page], shorter=screens[1:], is_aside=bool(what))
 
 
-def _cells(columns: Sequence[_Column], router: RouterImbalance) -> Iterator[str]:
-    for *_, attribute, text in columns:
-        yield text(operator.attrgetter(attribute)(router))
-
-
 def _worst_rows(imbalance: Imbalance, view: View) -> Iterator[list[RouterImbalance]]:
     return worst_rows(imbalance.routers, lambda router: router.tokens.max_vio, view)
 
 
 def _pushes(imbalance: Imbalance, view: View) -> Iterator[Block]:
     """Which experts the bias pushes most, where loads are uneven; a page has a column of them."""
-    uneven = [router for router in next(_worst_rows(imbalance, view)) if router.is_uneven]
+    worst = next(_worst_rows(imbalance, view))
+    uneven = [router for router in worst if router.cause not in ("even", "few")]
     if uneven:
         yield Note("experts that the bias moves most")
     for router in uneven:
@@ -313,6 +305,12 @@ _MEASURED = ("tokens", "gaussian", "ball")
 def _measure(imbalance: Imbalance) -> Iterator[Block]:
     """Shares near ties of two and of three experts, of the least even layer that has them."""
     measured = [router for router in imbalance.routers if router.measured]
+    bare = [router.router for router in imbalance.routers if not router.measured]
+    if imbalance.measure and bare:
+        yield Note(
+            f"{study_summary(imbalance).places(bare)}: no shares near ties: boundaries are not "
+            "linear, or a tenth of the tokens lies on one, as where rows are equal."
+        )
     if not measured:
         return
     router = max(measured, key=lambda one: one.tokens.max_vio)
@@ -398,6 +396,12 @@ def _limits(imbalance: Imbalance) -> Iterator[str]:
     yield from _reach(imbalance)
     yield from _cones(imbalance)
     yield from _experts(imbalance)
+    if imbalance.written:
+        is_laws = imbalance.written.endswith(".parquet")
+        what = "Laws" if is_laws else "Biases that even the loads, and those of centring,"
+        yield f"{what} written to {imbalance.written}."
+    if imbalance.measure:
+        yield f"Shares near ties written to {imbalance.measure}."
 
 
 def _near(imbalance: Imbalance) -> Iterator[str]:

@@ -200,11 +200,6 @@ class RouterImbalance:
         return self.laws[-1].figures
 
     @property
-    def is_uneven(self) -> bool:
-        """Whether loads are uneven beyond chance."""
-        return self.cause not in ("even", "few")
-
-    @property
     def is_pulled(self) -> bool:
         """Whether the mean input pulls more than it would rows of random directions."""
         if self.pull_random is None or self.pull_random_sd is None:

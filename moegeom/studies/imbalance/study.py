@@ -1,10 +1,10 @@
-"""``moegeom imbalance``: what makes loads uneven, and what evening them would cost."""
+"""``moegeom imbalance``: what makes loads uneven, by laws beside tokens, and what evening costs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,67 @@ import numpy as np
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
-from moegeom.engine.plan import SAMPLE_TOKENS
-from moegeom.engine.prepared import unavailable
+from moegeom.core.shapes import Float, Float64, Int32
+from moegeom.engine.choice import compared_scores, group_masked
+from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS
+from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.engine.sample import Sample
-from moegeom.geometry.border_shares import CONVENTIONS, TieCount
-from moegeom.geometry.reference_laws import FIGURES, SEEDS
+from moegeom.geometry import load
+from moegeom.geometry.balancing import (
+    Bias,
+    Loads,
+    Mask,
+    Rows,
+    TokensAtRule,
+    centring,
+    duplicate_experts,
+    evening_bias,
+    held_out,
+    score_spread,
+)
+from moegeom.geometry.border_shares import (
+    BALL,
+    CONVENTIONS,
+    LinearBoundaries,
+    TieCount,
+    balls,
+    cone_shares,
+    measured_shares,
+    near_boundaries,
+)
+from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
+from moegeom.geometry.experts import expert_ranks
+from moegeom.geometry.reference_laws import (
+    FIGURES,
+    SEEDS,
+    Attribution,
+    ChoiceFigures,
+    Parted,
+    choice_figures,
+    figures_of_law,
+    figures_of_tokens,
+    parted,
+    reference_laws,
+)
+from moegeom.geometry.set_code import chosen_mask
+from moegeom.geometry.space import blocked_moments, dimension_range, input_pull, pull_of_random_rows
 from moegeom.kernels.batch import RUN_TOKENS
+from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
-from moegeom.router.expert_tensors import open_experts
+from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.studies.announced import announce
 from moegeom.studies.imbalance import STUDY
-from moegeom.studies.imbalance.record import Imbalance, ImbalanceRequest, RouterImbalance
-from moegeom.studies.imbalance.router import router_imbalance, sampled
+from moegeom.studies.imbalance.record import (
+    PARTS,
+    Cause,
+    Evening,
+    Imbalance,
+    ImbalanceRequest,
+    Meaning,
+    Reach,
+    RouterImbalance,
+)
 from moegeom.studies.written import refuse_out, write_rows
 
 #: Columns of what counting ties says.
@@ -151,3 +199,279 @@ def _measured_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
         ratios = counted.get("ratios_log10", {})
         row |= {name: counted.get(name) for name in _COUNTS}
         yield row | {f"ratio_to_order_1_log10_{name}": ratios.get(name) for name in CONVENTIONS}
+
+
+# --------------------------------------------------------------------------------------- one router
+#: Share of the recorded tokens that count as near a boundary: the distance is what is compared.
+NEAR = 0.1
+
+
+def sampled(router: Router) -> tuple[str, ...]:
+    """What laws are fitted to and compared with; distances behind linear boundaries alone."""
+    names = ("logits", "selection", "chosen", "weights", "document", "block", "input")
+    if router.rule.groups is not None:
+        return (*names, "mapped")
+    prepared = prepare(router)
+    is_linear = prepared.rows is not None and prepared.curved is None
+    return (*names, "distance") if is_linear else names
+
+
+def router_imbalance(
+    router: Router,
+    sample: Sample,
+    kernels: Kernels,
+    level: float,
+    request: ImbalanceRequest,
+    gates: ExpertTensors | None = None,
+    near: float | None = None,
+) -> RouterImbalance:
+    """The laws beside the tokens, what each makes of the figures, and what evening would cost.
+
+    ``level`` is the probability with which an even router may be called uneven; of the experts
+    ``gates`` the ranks are measured. ``near`` is the distance that counts as near a boundary; that
+    of the nearest tenth of the tokens where it is None.
+    """
+    seed = request.seed
+    if sample.distance is not None and np.isinf(sample.distance).all():
+        sample = Sample(**vars(sample) | {"distance": None})  # no other choice, and no boundary
+    if near is None and sample.distance is not None:
+        near = float(np.quantile(sample.distance, NEAR))
+    rule = _Rule(prepare(router), kernels, near)
+    tokens, experts, k = len(sample.token), router.num_experts, router.rule.top_k
+    rows, bias, inputs = router.weight.astype(np.float64), _bias(router), _some_inputs(sample, seed)
+    logits = sample.logits.astype(np.float64)
+    draws = {n: law.draw for n, law in reference_laws(logits, bias, rows, inputs).items()}
+    around = None if inputs is None else balls(rows, bias, inputs, request.radius)
+    with_ball = draws if around is None else draws | {BALL: around.law()}
+    laws = [figures_of_law(name, with_ball[name], rule.figures, tokens, seed) for name in with_ball]
+    laws.append(figures_of_tokens(sample.chosen, experts, sample.distance, near, sample.block))
+    parts, shares = parted(laws), ()
+    coordinates = rule.prepared.coordinates
+    # with equal rows no input is nearer to a tie than another, and a search for one has no end
+    if request.measure is not None and coordinates is not None and near and near < math.inf:
+        boundaries = LinearBoundaries(rows, coordinates, k, rule.distances)
+        shares = measured_shares(boundaries, near, draws, around, logits, sample.block, seed)
+    routed, unit = _routed(router, sample, kernels)
+    before = routed.loads(chosen_mask(sample.chosen, experts))
+    limit = load.max_vio_limit([before], level, seed)
+    cause = cause_of(laws[-1].figures.max_vio, limit, tokens, router, parts)
+    pull_random, dimension, ranks, cones, bounds = (None, None), None, None, None, None
+    if inputs is not None:
+        pull_random, dimension = _pull_of_random(rows, inputs), dimension_range(inputs, seed)
+        if gates is not None:
+            weights = (gates.read_gate(expert)[0] for expert in range(gates.num_experts))
+            ranks = expert_ranks(weights, inputs, dimension, seed)
+    if coordinates is not None and np.ptp(bias) == 0.0:  # cells are cones
+        cones = cone_shares(coordinates, sample.chosen, seed)
+    if near and around is not None and around.radius["origin"]:
+        bounds = near_boundaries(rows, k, near, around.radius["origin"], seed)
+    return RouterImbalance(
+        router=router.name,
+        num_experts=experts,
+        top_k=k,
+        num_tokens=tokens,
+        num_units=before.num_units,
+        limit=limit,
+        cv_floor=load.load_cv_floor(tokens, experts, k),
+        max_vio_floor=load.max_vio_floor(tokens, experts, k),
+        pull=input_pull(routed.scores.astype(np.float64)),
+        pull_random=pull_random[0],
+        pull_random_sd=pull_random[1],
+        laws=tuple(laws),
+        parts=parts,
+        dimension=dimension,
+        reach=_reach(rule.prepared, dimension),
+        cones=cones,
+        near=bounds,
+        cause=cause,
+        centring=centring(routed),
+        evening=_evening(router, routed, unit, cause, level, seed),
+        measured=shares,
+        experts=ranks,
+    )
+
+
+def cause_of(
+    max_vio: float, limit: float, tokens: int, router: Router, parts: Mapping[Parted, Attribution]
+) -> Cause:
+    """The largest part of what makes the loads uneven, where neither chance nor whole tokens do.
+
+    Few: where chance hides an expert with twice its share, or the most uneven loads there are.
+    """
+    fair = router.rule.top_k * tokens / router.num_experts
+    if max_vio <= max(limit, np.ceil(fair) / fair - 1.0):
+        most = router.num_experts / router.rule.top_k - 1.0
+        return "few" if 0.0 < min(1.0, most) <= limit else "even"
+    if "max_vio" not in parts:
+        return "unknown"
+    part = parts["max_vio"]
+    return max(PARTS, key=lambda name: getattr(part, PARTS[name]))
+
+
+# --------------------------------------------------------------------------------------------- laws
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rule:
+    """What the rule of a router makes of logits; ``near`` is the distance that counts as near."""
+
+    prepared: PreparedRouter
+    kernels: Kernels
+    near: float | None
+
+    def figures(self, logits: Float64[np.ndarray, "tokens experts"]) -> ChoiceFigures:
+        chosen, distance = self._routed(logits, self.near is not None)
+        return choice_figures(chosen, self.prepared.router.num_experts, distance, self.near)
+
+    def distances(
+        self, logits: Float64[np.ndarray, "tokens experts"]
+    ) -> Float64[np.ndarray, "tokens"]:
+        """Distances to the boundary, of linear rules."""
+        return self._routed(logits, True)[1]
+
+    def _routed(
+        self, logits: Float64[np.ndarray, "tokens experts"], with_distances: bool
+    ) -> tuple[Int32[np.ndarray, "tokens k"], Any]:
+        own, prepared = np.ascontiguousarray(logits, np.float32), self.prepared
+        compared, _ = compared_scores(prepared, own, own, self.kernels)
+        chosen, margin = self.kernels["top_k"](compared, prepared.router.rule.top_k)
+        if not with_distances:
+            return chosen, None
+        return chosen, self.kernels["boundary_distance"](own, chosen, margin, prepared.rows)[0]
+
+
+def _bias(router: Router) -> Float64[np.ndarray, "experts"]:
+    """What the rule adds to logits whatever is read: of an affine rule both biases."""
+    bias = router.affine_bias if router.rule.is_affine else router.logit_bias
+    return np.zeros(router.num_experts) if bias is None else bias.astype(np.float64)
+
+
+def _some_inputs(sample: Sample, seed: int) -> Float64[np.ndarray, "some hidden"] | None:
+    """Inputs of as many tokens as pairs of them fit into memory; None without inputs."""
+    if sample.input is None:
+        return None
+    inputs = sample.inputs
+    if len(inputs) > SMALL_SAMPLE_TOKENS:
+        random = np.random.default_rng(seed)
+        inputs = inputs[np.sort(random.choice(len(inputs), SMALL_SAMPLE_TOKENS, replace=False))]
+    return inputs.astype(np.float64)
+
+
+# ------------------------------------------------------------------------------- reach and nearness
+def _pull_of_random(
+    rows: Float64[np.ndarray, "experts hidden"], inputs: Float64[np.ndarray, "some hidden"]
+) -> tuple[float, float]:
+    moments = blocked_moments(inputs, np.zeros(len(inputs), np.int32), 1)
+    ratio = moments.of_blocks(np.ones(1, bool)).participation_ratio
+    return pull_of_random_rows(inputs, ratio, np.linalg.norm(rows, axis=1))
+
+
+def _reach(prepared: PreparedRouter, dimension: tuple[float, float] | None) -> tuple[Reach, ...]:
+    """Cells on affine sets of the least and of the largest dimension, of linear boundaries."""
+    if dimension is None or prepared.rows is None or prepared.curved is not None:
+        return ()
+    experts, k = prepared.router.num_experts, prepared.router.rule.top_k
+    reach = []
+    for dims in sorted({math.ceil(end) for end in dimension}):
+        mean = expected_diagram(experts, k, dims, is_central=False).cells
+        random = math.log10(mean) if 0.0 < mean < math.inf else None
+        most = most_cells(experts, k, dims, is_central=False)
+        reach.append(Reach(dims, log10_count(most), random))
+    return tuple(reach)
+
+
+# ------------------------------------------------------------------------------------------ evening
+def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[TokensAtRule, str]:
+    """The tokens at the rule, with the bias that the router has; and the unit of their scores."""
+    rule = router.rule
+    scores, unit = sample.selection, rule.selection_score_unit
+    if rule.groups is not None:
+        # before the mask; behind it a bias is one of the scores, also where the rule has none
+        bias = router.selection_bias
+        bias = np.zeros(router.num_experts, np.float32) if bias is None else bias
+        scores = kernels["selection_scores"](sample.mapped, rule.score, bias)
+        unit = dataclasses.replace(rule, groups=None, has_selection_bias=True).selection_score_unit
+
+    def choose(bias: Bias, rows: Rows | None) -> Mask:
+        biased = (scores if rows is None else scores[rows]) + bias
+        chosen = kernels["top_k"](group_masked(rule, biased, kernels)[0], rule.top_k)[0]
+        return chosen_mask(chosen, router.num_experts)
+
+    routed = TokensAtRule(scores, sample.chosen, sample.weights, sample.unit, sample.half, choose)
+    return routed, unit
+
+
+def _evening(
+    router: Router, routed: TokensAtRule, unit: str, cause: Cause, level: float, seed: int
+) -> Evening:
+    """The bias that evens the loads, what it does on these and other documents, and its price."""
+    scores, has_groups = routed.scores, router.rule.groups is not None
+    spread, slots = score_spread(scores), routed.chosen.size
+    change, num_tied, gap = evening_bias(routed, has_groups)
+    is_before = chosen_mask(routed.chosen, router.num_experts)
+    is_after = routed.choose(change, None)
+    after = routed.loads(is_after)
+    bias = np.zeros(router.num_experts)
+    if router.selection_bias is not None:
+        bias = router.selection_bias.astype(np.float64)
+    in_float32 = (bias + change).astype(np.float32).astype(np.float64) - bias
+    fell = float((scores * (is_before.astype(np.float64) - is_after)).sum())
+    fair = slots / router.num_experts
+    evening = Evening(
+        score_unit=unit,
+        is_grouped=has_groups,
+        has_selection_bias=router.rule.has_selection_bias and router.selection_bias is not None,
+        after=Loads.of(after),
+        max_vio_float32=float(load.max_vio(routed.choose(in_float32, None).sum(axis=0))),
+        limit_after=load.max_vio_limit([after], level, seed),
+        held_out=held_out(routed, has_groups, change, level, seed),
+        change=tuple(change.tolist()),
+        spread=spread,
+        changed_share=float((is_before != is_after).any(axis=1).mean()),
+        displaced_weight=routed.weight_moved(is_after),
+        score_lost=fell / (slots * spread) if spread else 0.0,
+        num_tied=num_tied,
+        gap=gap,
+        duplicates=_duplicates(router, scores),
+        meaning="balanced",
+    )
+    meaning = meaning_of(evening, cause, np.ceil(fair) / fair - 1.0, level)
+    return dataclasses.replace(evening, meaning=meaning)
+
+
+def meaning_of(evening: Evening, cause: Cause, whole: float, level: float) -> Meaning:
+    """Whether a bias evens the loads; every threshold is a limit of chance at this level.
+
+    No bias: with it, MaxVio is above the limit for even routing, and above ``whole``, what whole
+    tokens allow. Holds: on both halves the bias of the other half lowers the squared CV of the
+    expected load (t test at the level), and MaxVio is not above the limit there. Documents only: on
+    a half it does not lower it at all.
+    """
+    if cause in ("few", "even"):
+        return "unknown" if cause == "few" else "balanced"
+    if evening.after.max_vio > max(evening.limit_after, whole + 1e-12):
+        return "none found" if evening.is_grouped else "none"
+    if not evening.held_out or any(half.num_units < 2 for half in evening.held_out):
+        return "few"
+    if any(half.reduction is None or half.reduction <= 0.0 for half in evening.held_out):
+        return "documents"
+    if any(half.reduction_p > level for half in evening.held_out):
+        return "few"
+    if not all(half.is_within for half in evening.held_out):
+        return "partly"
+    return "holds" if evening.has_selection_bias else "holds, no bias now"
+
+
+def _duplicates(
+    router: Router, scores: Float[np.ndarray, "tokens experts"]
+) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Experts that no bias tells apart, and why; with groups, those of one group only."""
+    groups = router.rule.groups
+    size = router.num_experts if groups is None else router.num_experts // groups.num_groups
+    duplicates = []
+    for alike in duplicate_experts(scores):
+        for group in sorted({expert // size for expert in alike}):
+            members = tuple(expert for expert in alike if expert // size == group)
+            if len(members) > 1:
+                rows = router.weight[list(members)]
+                why = "equal rows" if (rows == rows[0]).all() else "equal scores"
+                duplicates.append((members, why))
+    return tuple(duplicates)

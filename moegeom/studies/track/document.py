@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from moegeom.core.finding import Verdict
 from moegeom.core.series import SERIES_COLUMNS, Curve, Series
 from moegeom.core.text import figure_text, number_of, percent
 from moegeom.document.chart import Areas, Axis, Chart, Guide, Mark, Panel, Polyline
 from moegeom.document.colours import GROUPS
 from moegeom.document.drawing import interval
+from moegeom.document.excerpts import worst_excerpt
 from moegeom.document.model import (
     Block,
     Document,
@@ -36,9 +38,6 @@ from moegeom.document.verdict_blocks import (
 )
 from moegeom.kernels.batch import NUM_BLOCKS
 
-#: Routers shown without --detail, and where a screen has no room for them.
-MOST_ROUTERS, LEAST_ROUTERS = 12, 3
-
 #: The figure that the lines of routers show: load with tokens, drift without.
 LEADING = ("max_vio_global", "row_drift_median", "gram_score_centred")
 
@@ -60,30 +59,30 @@ _WORDS = {column.name: column.words for column in SERIES_COLUMNS}
 
 def document(series: Series, view: View) -> Document:
     """What ``moegeom track`` says; a page holds every figure of every router, step by step."""
-    size = _size(series, view.width)
-    loads = series.expert_loads
-    verdict = series.verdict
-    verdict_facts = [verdict_fact(verdict)] if verdict else []
-    findings = verdict.findings if verdict else ()
-    lines = [_lines(loads[0].column, loads, series, size, view.detail)] if loads else []
+    # columns of a sparkline, so that no line is wider than the screen
+    widest = max((len(_ends(middle)) for middle in _middles(series).values()), default=0)
+    beside = BESIDE_MARKS + max(0, widest - len(_ENDS))
+    size = max(6, min(len(series.steps), MOST_MARKS, view.width - beside))
+    loads, verdict = series.expert_loads, series.verdict
+    assert verdict is not None
     return Document(
         "track",
         series.name,
         [
-            verdict_facts,
+            [verdict_fact(verdict)],
             [*_header(series)],
-            [*findings_excerpt(findings, series.run, view.detail)],
-            [*(unjudged(verdict, series.run, view.detail) if verdict else ())],
-            [*_routers(series, size, view.detail)],
-            lines,
+            [*findings_excerpt(verdict.findings, series.run, view.detail)],
+            [*unjudged(verdict, series.run, view.detail)],
+            [*_routers(series, size, view)],
+            _lines(loads[0].column, loads, series, size, view) if loads else [],
             [_medians(series, size)],
-            [Gallery(lambda: series_figures(series))],
+            [Gallery(lambda: [*_curves(series), *_usage(series)] if len(series.steps) > 1 else [])],
             [Excerpt([], [_whole(series)])],
-            [Excerpt([], [checks_table(verdict)], "All checks")] if verdict else [],
-            [*map(Note, (*series.notes, *_limits(series, size)))],
+            [Excerpt([], [checks_table(verdict)], "All checks")],
+            [*map(Note, (*series.notes, *_limits(series, size, verdict)))],
         ],
-        lambda: _record(series),
-        Judged(verdict, series.run) if verdict else None,
+        lambda: _record(series, verdict),
+        Judged(verdict, series.run),
     )
 
 
@@ -120,7 +119,7 @@ def _tokens(series: Series) -> str:
     return text
 
 
-def _routers(series: Series, size: int, detail: bool) -> Iterator[Block]:
+def _routers(series: Series, size: int, view: View) -> Iterator[Block]:
     leading = next((name for name in LEADING if series.of_column(name)), None)
     if leading is None:
         return
@@ -128,7 +127,7 @@ def _routers(series: Series, size: int, detail: bool) -> Iterator[Block]:
         series.of_column(leading),
         key=lambda c: -([v for v in c.values if v is not None] or [0.0])[-1],
     )
-    yield _lines(_WORDS[leading], curves, series, size, detail)
+    yield from _lines(_WORDS[leading], curves, series, size, view)
     drivers = [d for d in series.drivers if d.kind == "expert"]
     for curve in curves[:3]:
         named = [d for d in drivers if d.router == curve.router]
@@ -149,42 +148,41 @@ def _routers(series: Series, size: int, detail: bool) -> Iterator[Block]:
         yield Note(f"domains whose MaxVio moved most: {', '.join(parts)}", "plain", indent=3)
 
 
-def _lines(title: str, curves: Sequence[Curve], series: Series, size: int, detail: bool) -> Excerpt:
+def _lines(
+    title: str, curves: Sequence[Curve], series: Series, size: int, view: View
+) -> Sequence[Block]:
     """A line for each router, on a screen for the first of them."""
-    rows = [
-        [
-            place(curve.router, series.routers()),
-            sparkline(_condensed(curve.values, size)),
-            _ends(curve.values),
-            _slope(curve),
-            _since(curve),
+
+    def table(some: Sequence[Curve]) -> Table:
+        rows = [
+            [
+                place(curve.router, series.routers()),
+                sparkline(_condensed(curve.values, size)),
+                _ends(curve.values),
+                _slope(curve),
+                _since(curve),
+            ]
+            for curve in some
         ]
-        for curve in curves
-    ]
-    heads = [[_LAYER, " " * size, _ENDS, _SLOPE, "since step"]]
-    whole = Table(heads, rows, left=(0, 1, 4))
-    most = len(rows) if detail else min(len(rows), MOST_ROUTERS)
-    first, *shorter = (
-        dataclasses.replace(
-            whole,
-            rows=rows[:number],
-            rest=f"and {len(rows) - number} more: --detail" if number < len(rows) else "",
-        )
-        for number in range(most, min(most, len(rows) if detail else LEAST_ROUTERS) - 1, -1)
-    )
-    head = Note(title, "strong")
-    return Excerpt([head, first], [head, whole], shorter=[[head, table] for table in shorter])
+        heads = [[_LAYER, " " * size, _ENDS, _SLOPE, "since step"]]
+        others = len(curves) - len(some)
+        rest = f"and {others} more: --detail" if others else ""
+        return Table(heads, rows, left=(0, 1, 4), rest=rest)
+
+    # as bad as each other: the first ones stay
+    return Note(title, "strong"), worst_excerpt(curves, lambda curve: 0.0, view, table)
 
 
 def _medians(series: Series, size: int) -> Table:
     """Medians over routers of every figure."""
     chance = _middle(series.of_column("overlap_by_chance"))
-    rows = []
-    for name, middle in _middles(series).items():
-        is_beside = name in _BESIDE_CHANCE and chance
-        beside = f"chance {_figure(chance[-1])}" if is_beside else ""
-        line = sparkline(_condensed(middle, size))
-        rows.append([_WORDS[name], line, _ends(middle), beside])
+    beside: dict[str, str] = (
+        dict.fromkeys(_BESIDE_CHANCE, f"chance {_figure(chance[-1])}") if chance else {}
+    )
+    rows = [
+        [_WORDS[name], sparkline(_condensed(middle, size)), _ends(middle), beside.get(name, "")]
+        for name, middle in _middles(series).items()
+    ]
     heads = [[_MEDIAN, " " * size, _ENDS, ""]]
     return Table(heads, rows, left=(0, 1, 3), heads_look="strong")
 
@@ -206,23 +204,17 @@ def _whole(series: Series) -> Table:
     return Table(heads, rows, left=(0, 1, 2, 3))
 
 
-def _limits(series: Series, size: int) -> list[str]:
-    notes = [
-        (
-            "Slopes have 95 % intervals: the wider of scatter about the line and what other "
-            "documents could have done. 'since step': from there on every value lies outside the "
-            "range before, at 5 % over all routers (Holm)."
-        )
-    ]
+def _limits(series: Series, size: int, verdict: Verdict) -> Iterator[str]:
+    yield (
+        "Slopes have 95 % intervals: the wider of scatter about the line and what other "
+        "documents could have done. 'since step': from there on every value lies outside the "
+        "range before, at 5 % over all routers (Holm)."
+    )
     if len(series.steps) > size:
-        notes.append(
-            f"{number_of(len(series.steps), 'step')}: each mark is the mean of several of them."
-        )
-    if series.verdict is not None:
-        notes.append(f"Not checked: {'; '.join(series.verdict.not_looked_at)}.")
+        yield f"{number_of(len(series.steps), 'step')}: each mark is the mean of several of them."
+    yield f"Not checked: {'; '.join(verdict.not_looked_at)}."
     if any(step.num_tokens for step in series.steps):
-        notes.append("This does not say why: a load that drifts may follow the data or the router.")
-    return notes
+        yield "This does not say why: a load that drifts may follow the data or the router."
 
 
 def _middles(series: Series) -> dict[str, list[float | None]]:
@@ -236,13 +228,6 @@ def _middle(curves: Sequence[Curve]) -> list[float | None]:
     columns = zip(*(curve.values for curve in curves), strict=True)
     numbers = [[value for value in column if value is not None] for column in columns]
     return [float(np.median(column)) if column else None for column in numbers]
-
-
-def _size(series: Series, width: int) -> int:
-    """Columns of a sparkline, so that no line is wider than the screen."""
-    widest = max((len(_ends(middle)) for middle in _middles(series).values()), default=0)
-    beside = BESIDE_MARKS + max(0, widest - len(_ENDS))
-    return max(6, min(len(series.steps), MOST_MARKS, width - beside))
 
 
 def _condensed(values: Sequence[float | None], size: int) -> list[float | None]:
@@ -275,14 +260,12 @@ def _since(curve: Curve) -> str:
     return "" if curve.onset is None else f"{curve.onset:g}"
 
 
-def _record(series: Series) -> Mapping[str, Any]:
+def _record(series: Series, verdict: Verdict) -> Mapping[str, Any]:
     """Every field of the series, and the words for its columns."""
-    names = {curve.column for curve in series.curves}
-    columns = [dataclasses.asdict(column) for column in SERIES_COLUMNS if column.name in names]
-    verdict = {} if series.verdict is None else verdict_record(series.verdict)
+    columns = [dataclasses.asdict(c) for c in SERIES_COLUMNS if series.of_column(c.name)]
     fields = dataclasses.asdict(dataclasses.replace(series, verdict=None, run={}, usage=()))
     del fields["verdict"], fields["run"], fields["usage"]
-    return {**verdict, **fields, "columns": columns}
+    return {**verdict_record(verdict), **fields, "columns": columns}
 
 
 #: Figures that get a panel, as far as they are known.
@@ -302,25 +285,17 @@ _NAMED = 6
 _LAYERS = 4
 
 
-def series_figures(series: Series) -> list[Chart]:
-    """The charts of a series; none for a single step."""
-    if len(series.steps) < 2:
-        return []
-    return [*_curves(series), *_usage(series)]
-
-
 def _curves(series: Series) -> Iterator[Chart]:
-    words = {column.name: column.words for column in SERIES_COLUMNS}
-    measured = [name for name in words if series.of_column(name)]
+    measured = [*_middles(series)]
     names = [name for name in _PANELS if name in measured] or measured[:6]
     if not names:
         return
     steps = [step.step for step in series.steps]
     panels = [
         Panel(
-            words[name],
+            _WORDS[name],
             Axis("training step"),
-            Axis(words[name]),
+            Axis(_WORDS[name]),
             _curve_lines(series, series.of_column(name), steps),
             is_wide=False,
         )
@@ -334,7 +309,7 @@ def _curves(series: Series) -> Iterator[Chart]:
         "Each figure at each checkpoint, with its 95 % interval over documents. Of more than "
         f"{_NAMED} routers the median, the highest and the lowest at the last step.",
         "What comes between two checkpoints, and whether the model got better.",
-        "; ".join(_sentence(words[name], series.of_column(name)) for name in names) + ".",
+        "; ".join(_sentence(_WORDS[name], series.of_column(name)) for name in names) + ".",
         panels,
         [
             ("router", [curve.router for curve, _ in rows]),

@@ -21,7 +21,7 @@ from moegeom.checks.profile_file import fail_on
 from moegeom.core.errors import CheckpointError, MoeGeomError, UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.loaded_code import refuse_code_within
-from moegeom.core.row_keys import ALL, AS_STORED, is_domain
+from moegeom.core.row_keys import ALL, is_domain
 from moegeom.core.series import SERIES_COLUMNS, Curve, Driver, Series
 from moegeom.core.text import number_of
 from moegeom.document.model import View
@@ -34,21 +34,20 @@ from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.statistics import LEAST_STEPS, departures, onset, slope
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.pipeline import Watch
-from moegeom.results.reader import Results
 from moegeom.studies.track.document import document
 from moegeom.studies.track.exports import requested_exports, series_rows
 from moegeom.studies.track.findings import judge_series
-from moegeom.studies.track.history import history
-from moegeom.studies.track.measure import (
-    Agreement,
-    Choices,
+from moegeom.studies.track.steps import (
+    LeftStep,
     MeasuredStep,
     TrackRequest,
     agreement,
+    find_checkpoints,
+    history,
     measure_step,
+    of_experts,
     refuse_missing_recordings,
 )
-from moegeom.studies.track.paths import LeftStep, find_checkpoints
 
 __all__ = ["TrackRequest", "track"]
 
@@ -95,12 +94,11 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         *agreement_curves(measured, notes),
     ]
     axis = [step.facts.step for step in measured]
-    ends = (measured[0].results, measured[-1].results)
     series = Series(
         name=name,
         steps=tuple(step.facts for step in measured),
         curves=with_trends(curves, axis),
-        drivers=tuple(drivers(*ends)) if len(measured) > 1 else (),
+        drivers=tuple(drivers(measured[0], measured[-1])) if len(measured) > 1 else (),
         expert_loads=with_trends(load_curves(measured, request.expert), axis),
         skipped=tuple((one.name, one.reason) for one in skipped),
         notes=tuple(notes),
@@ -247,7 +245,7 @@ def _onsets(curves: Sequence[Curve]) -> list[int | None]:
 NUM_EXPERTS = 3
 
 
-def drivers(first: Results, last: Results) -> Iterator[Driver]:
+def drivers(first: MeasuredStep, last: MeasuredStep) -> Iterator[Driver]:
     r"""Experts and domains of each router with the largest part in the change of the load.
 
     The squared CV of the load is the mean of (x_e - 1)^2 over experts, x in fair shares: an expert
@@ -255,7 +253,7 @@ def drivers(first: Results, last: Results) -> Iterator[Driver]:
     its own MaxVio at both ends, largest change first; it contributes the change of the squared CV
     of its own load over the sum of the absolute changes of the router's domains.
     """
-    before, after = (_by_expert(results, "load") for results in (first, last))
+    before, after = (_by_expert(step, "load") for step in (first, last))
     for router, loads in after.items():
         old = before.get(router)
         if old is None or len(old) != len(loads):
@@ -264,37 +262,18 @@ def drivers(first: Results, last: Results) -> Iterator[Driver]:
         total = float(np.abs(change).sum())
         if total > 0.0:
             for expert in np.argsort(-np.abs(change), kind="stable")[:NUM_EXPERTS].tolist():
-                yield Driver(
-                    router,
-                    "expert",
-                    str(expert),
-                    float(old[expert]),
-                    float(loads[expert]),
-                    float(change[expert]) / total,
-                )
+                ends = float(old[expert]), float(loads[expert])
+                yield Driver(router, "expert", str(expert), *ends, float(change[expert]) / total)
     yield from _domains(first, last)
 
 
-def _by_expert(results: Results, column: str) -> dict[str, np.ndarray]:
+def _by_expert(step: MeasuredStep, column: str) -> dict[str, np.ndarray]:
     """A column of ``experts`` by router, in the order of the experts, where it is known of all."""
-    by_router: dict[str, dict[int, Any]] = {}
-    for row in _of_all_tokens(results, "experts"):
-        by_router.setdefault(row["router"], {})[row["expert"]] = row.get(column)
-    return {
-        router: np.array([by_expert[expert] for expert in sorted(by_expert)], dtype=np.float64)
-        for router, by_expert in by_router.items()
-        if all(value is not None for value in by_expert.values())
-    }
+    columns = {name: of_experts(at, column) for name, at in step.experts.items() if ALL in at}
+    return {router: values for router, values in columns.items() if values is not None}
 
 
-def _of_all_tokens(results: Results, table: str) -> Iterator[Mapping[str, Any]]:
-    """Rows of the routers as stored, for all tokens."""
-    for row in results.rows(table):
-        if (row["variant"], row["population"]) == (AS_STORED, ALL):
-            yield row
-
-
-def _domains(first: Results, last: Results) -> Iterator[Driver]:
+def _domains(first: MeasuredStep, last: MeasuredStep) -> Iterator[Driver]:
     old, new = _figures(first), _figures(last)
     both = [key for key in new if key in old]
     change = {key: new[key][1] ** 2 - old[key][1] ** 2 for key in both}
@@ -307,14 +286,14 @@ def _domains(first: Results, last: Results) -> Iterator[Driver]:
         yield Driver(router, "domain", domain, old[key][0], new[key][0], share)
 
 
-def _figures(results: Results) -> Mapping[tuple[str, str], tuple[float, float]]:
+def _figures(step: MeasuredStep) -> Mapping[tuple[str, str], tuple[float, float]]:
     """MaxVio and CV of the load of each domain."""
     figures = {}
-    for row in results.rows("layers"):
-        vio, cv = row.get("max_vio_global"), row.get("load_cv_ddof0")
-        is_whole = row["variant"] == AS_STORED and vio is not None and cv is not None
-        if is_whole and is_domain(row["population"]):
-            figures[row["router"], row["population"].removeprefix("domain=")] = vio, cv
+    for router, at in step.layers.items():
+        for population, rows in at.items():
+            vio, cv = (rows[0].get(name) for name in ("max_vio_global", "load_cv_ddof0"))
+            if is_domain(population) and vio is not None and cv is not None:
+                figures[router, population.removeprefix("domain=")] = vio, cv
     return figures
 
 
@@ -329,7 +308,7 @@ def number(value: Any) -> float | None:
 def stored_curves(measured: Steps, notes: list[str]) -> list[Curve]:
     """Curves of every column of a series that the results hold."""
     tables = [
-        {row["router"]: row for row in _of_all_tokens(step.results, "layers")} for step in measured
+        {router: at[ALL][0] for router, at in step.layers.items() if ALL in at} for step in measured
     ]
     routers = list(dict.fromkeys(router for table in reversed(tables) for router in table))
     if any(len(table) != len(routers) for table in tables):
@@ -358,10 +337,7 @@ def drift_curves(measured: Steps, notes: list[str]) -> list[Curve]:
             "Drift is approximate, to about 12 % a row: at least one step is a results directory, "
             "which keeps 32 projections of each row."
         )
-    rows = [
-        _rows(step) if is_whole else _by_expert(step.results, "row_projections")
-        for step in measured
-    ]
+    rows = [_rows(step) if is_whole else _by_expert(step, "row_projections") for step in measured]
     nothing = (None,) * len(measured)
     curves = []
     for router in rows[-1]:
@@ -398,8 +374,8 @@ def agreement_curves(measured: Steps, notes: list[str]) -> list[Curve]:
     last = chosen[-1]
     curves: list[Curve] = []
     for router in {} if last is None else last.chosen:
-        with_last = [_agree(one, last, router) for one in chosen]
-        since = [None, *(_agree(a, b, router) for a, b in itertools.pairwise(chosen))]
+        with_last = [agreement(one, last, router) for one in chosen]
+        since = [None, *(agreement(a, b, router) for a, b in itertools.pairwise(chosen))]
         own = []
         for column, means in (
             ("overlap_with_last", [*(one and one.overlap for one in with_last[:-1]), None]),
@@ -437,19 +413,13 @@ def not_comparable(measured: Steps) -> str:
     return f"{names} were recorded on other tokens (document, position or token id differ)"
 
 
-def _agree(one: Choices | None, other: Choices | None, router: str) -> Agreement | None:
-    return None if one is None or other is None else agreement(one, other, router)
-
-
 def usage(measured: Steps) -> Iterator[tuple[str, float, int, float]]:
     """Router, step, expert and load over the mean, of every expert at every step."""
-    columns = ("router", "expert", "load")
     for step in measured:
-        if step.facts.num_tokens:
-            table = step.results.columns("experts", columns, variant=AS_STORED, population=ALL)
-            for router, expert, load in zip(*table.values(), strict=True):
-                if load is not None:
-                    yield router, step.facts.step, expert, load
+        for router, at in step.experts.items() if step.facts.num_tokens else ():
+            for row in at.get(ALL, ()):
+                if row.get("load") is not None:
+                    yield router, step.facts.step, row["expert"], row["load"]
 
 
 def load_curves(measured: Steps, expert: int | None) -> list[Curve]:
@@ -458,8 +428,9 @@ def load_curves(measured: Steps, expert: int | None) -> list[Curve]:
         return []
     loads = [
         {
-            row["router"]: (number(row.get("load")), number(row.get("load_se")))
-            for row in _of_all_tokens(step.results, "experts")
+            router: (number(row.get("load")), number(row.get("load_se")))
+            for router, at in step.experts.items()
+            for row in at.get(ALL, ())
             if row["expert"] == expert
         }
         for step in measured

@@ -22,7 +22,8 @@ from moegeom.core.extras import install_command, left_out
 from moegeom.document.paper import ENDINGS
 from moegeom.routing_cells.pictures.views import check_picture
 from moegeom.routing_cells.request import CellsRequest
-from moegeom.studies.track.exports import SERIES_EXPORTS
+from moegeom.studies.track.exports import SERIES_EXPORTS, requested_exports
+from moegeom.studies.track.record import TrackRequest
 
 ROOT = Path(__file__).resolve().parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
@@ -55,7 +56,7 @@ def test_an_export_without_its_package_is_refused_with_the_extra_that_brings_it(
         export = SERIES_EXPORTS[name]
         assert any(export.package in entry for entry in EXTRAS[export.extra])
         with pytest.raises(UsageError) as caught:
-            export.refuse_absent()
+            list(requested_exports(TrackRequest(("step_*",), export=(f"{name}:here",))))
         assert refused(caught.value) == (export.package, export.extra)
 
 

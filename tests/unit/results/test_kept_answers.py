@@ -21,8 +21,8 @@ from moegeom.engine.request import ScanRequest
 from moegeom.pipeline import scan
 from moegeom.results.plans import PLAN_FILE
 from moegeom.results.reader import open_results
-from moegeom.studies.track.measure import read_choices
 from moegeom.studies.track.record import TrackRequest
+from moegeom.studies.track.steps import read_choices
 from moegeom.studies.track.study import track
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from tests.unit.results.conftest import killed

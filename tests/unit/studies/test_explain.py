@@ -181,6 +181,7 @@ BELIEVED = {
     "what is not fitted": (of_noise(FITTED, missing(900.0)), MISSING, ""),
     "what is fitted and much better": (of_noise(FITTED, missing(800.0)), "bias differs", ""),
     "weights before sets": (weighed_first(UNSCALED), WEIGHTS, ""),
+    "weights after sets": (evidence(layer(0, 0.995), layer(1, 1.0, weights=UNSCALED)), OPEN, ""),
     "weights dropped by capacity": (weighed_first(DROPPED), "capacity", ""),
     "fewer weights": (weighed_first(replace(DROPPED, zeros=0.5, zeros_even=1.0)), WEIGHTS, ""),
     "weights of no rule": (weighed(NO_RULE), OPEN, ""),
@@ -198,11 +199,9 @@ BELIEVED = {
 
 def test_a_verdict_names_what_leads_every_other_cause_and_needs_no_bug():
     answers = {name: verdict(case) for name, (case, _, _) in BELIEVED.items()}
-    assert {n: one.cause for n, one in answers.items()} == {
-        n: c for n, (_, c, _) in BELIEVED.items()
-    }
-    lacking = [n for n, (_, _, words) in BELIEVED.items() if words not in answers[n].detail]
-    assert lacking == []
+    causes = {n: cause for n, (_, cause, _) in BELIEVED.items()}
+    assert {n: one.cause for n, one in answers.items()} == causes
+    assert [n for n, (_, _, words) in BELIEVED.items() if words not in answers[n].detail] == []
     assert answers["weights before sets"].router == "text/0"
     assert "x" in answers["two faults close to each other"].detail
     assert not any("no bug" in text for pair in VERDICTS.values() for text in pair)
@@ -219,23 +218,15 @@ def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
     np.testing.assert_allclose(overlap, cohen_kappa_score(mine, theirs))
     mine, theirs = (random.random((20_000, 16)).argsort(axis=1)[:, :4] for _ in range(2))
     own, numbers = np.arange(16), random.permutation(16)
-    for other, names, expected in (
-        (mine, own, 1.0),
-        (theirs, own, 0.0),
-        (numbers[mine], numbers, 1.0),
-    ):
+    cases = ((mine, own, 1.0), (theirs, own, 0.0), (numbers[mine], numbers, 1.0))
+    for other, names, expected in cases:
         overlap = overlap_beyond_chance(common_choices(mine, other, 16), names, 20_000)
         np.testing.assert_allclose(overlap, expected, atol=0.02 * (expected == 0.0), rtol=1e-7)
 
 
 def test_documents_of_any_number_are_found():
-    document = np.array([0, 2**32, 2**32, 7])
-    tokens = TokenColumns(
-        document=document,
-        position=np.array([1, 1, 2, 3], np.int32),
-        token_id=np.zeros(4, np.int32),
-        domain=np.zeros(4, np.int16),
-    )
+    document, position = np.array([0, 2**32, 2**32, 7]), np.array([1, 1, 2, 3], np.int32)
+    tokens = TokenColumns(document, position, np.zeros(4, np.int32), np.zeros(4, np.int16))
     documents = np.array([2**32, 0, 2**33, 2**33 + 7, 7, 7, 0])
     position = np.array([1, 1, 1, 3, 3, 4, -1])
     assert _rows(tokens, documents, position).tolist() == [1, 0, -1, -1, 3, -1, -1]

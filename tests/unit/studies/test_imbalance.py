@@ -22,6 +22,7 @@ from moegeom.geometry.experts import expert_ranks
 from moegeom.geometry.reference_laws import LAWS, LogitLaw, attributed, reference_laws
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
+from moegeom.studies.imbalance import study
 from moegeom.studies.imbalance.document import document
 from moegeom.studies.imbalance.record import (
     CAUSES,
@@ -30,8 +31,6 @@ from moegeom.studies.imbalance.record import (
     ImbalanceRequest,
     RouterImbalance,
 )
-from moegeom.studies.imbalance.router import cause_of, meaning_of, router_imbalance, sampled
-from moegeom.studies.imbalance.study import imbalance, write_biases
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
@@ -70,17 +69,19 @@ def looked_at(
 
 
 def of_source(router: Router, source, directions: int = FEW, **options) -> RouterImbalance:
-    read = draw_sample(router, source, ComputeOptions(), sampled(router))
+    read = draw_sample(router, source, ComputeOptions(), study.sampled(router))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DIRECTIONS, directions)
-        return router_imbalance(router, read, KERNELS, 0.002, REQUEST, **options)
+        return study.router_imbalance(
+            router, read, KERNELS, 0.002, **({"request": REQUEST} | options)
+        )
 
 
 def sample(model: Path, **options) -> Imbalance:
     checkpoint, tokens = map(str, sides(model))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DIRECTIONS, FEW)
-        return imbalance(ImbalanceRequest(checkpoint, **({"tokens": tokens} | options)))
+        return study.imbalance(ImbalanceRequest(checkpoint, **({"tokens": tokens} | options)))
 
 
 @functools.cache
@@ -117,10 +118,8 @@ def test_draws_have_the_moments_of_their_law():
         np.testing.assert_allclose((drawn.mean(axis=0) - mean) / size, 0.0, atol=0.01)
         unit = np.outer(size, size)
         np.testing.assert_allclose(np.cov(drawn.T) / unit, covariance / unit, atol=0.02)
-    assert set(reference_laws(np.eye(4), np.zeros(4), np.eye(4), None)) == {
-        "covariance",
-        "gaussian",
-    }
+    bare = reference_laws(np.eye(4), np.zeros(4), np.eye(4), None)
+    assert set(bare) == {"covariance", "gaussian"}
     root = np.array([[1.0, 0.3], [-0.2, 0.8]])
     law = LogitLaw(np.array([0.4, 0.1]), root)
     drawn = law.draw(200_000, np.random.default_rng(2))
@@ -270,8 +269,17 @@ def test_shares_near_ties_are_measured_at_every_width(measured):
     assert share["ball", "origin", 1, near]["share_upper"] > 1.4 * router.tokens.near_share
 
 
+def test_a_router_of_equal_rows_has_no_shares_near_ties_and_the_screen_says_so():
+    equal = router_of(weight=np.repeat(ROWS[:1], EXPERTS, axis=0))
+    one = looked_at(equal, inputs_of(4), request=ImbalanceRequest("", measure=Path("ties.parquet")))
+    assert one.measured == ()
+    record = dataclasses.replace(whole(OF_BALANCED), routers=(one,), measure="measure.parquet")
+    assert "layer 0: no shares near ties: boundaries are not linear, or a tenth" in shown(record)
+
+
 def test_cells_of_visited_sets_are_shares_of_directions_and_of_sizes_without_any():
     # two equal experts in a plane of many: a quarter of the directions each, and one of a half
+    assert looked_at(router_of(logit_bias=WRONG_BIAS), inputs_of(4)).cones is None
     weight = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 0.0]], np.float32)
     router = router_of(weight=weight, rule=Rule(1, "softmax", Weights("scores", True)))
     random = np.random.default_rng(0)
@@ -321,16 +329,14 @@ def test_experts_are_read_when_they_are_asked_for(monkeypatch):
 
 
 def test_laws_and_biases_are_written(tmp_path, measured):
-    table = tmp_path / "laws.parquet"
-    router, taken, biases = measured
+    table, (router, taken, biases) = tmp_path / "laws.parquet", measured
     (other,) = sample(COLLAPSED, layers="1", out=table).routers
     rows = pq.read_table(table).to_pylist()
     assert [row["law"] for row in rows] == [*LAWS, "ball", "tokens"]
     assert rows[-1]["max_vio"] == other.tokens.max_vio
     with np.load(biases) as stored:
-        np.testing.assert_array_equal(
-            stored["text/1/centring_change_float64"], router.centring.change
-        )
+        change = stored["text/1/centring_change_float64"]
+        np.testing.assert_array_equal(change, router.centring.change)
     for options, message in (({"out": table}, ""), ({"measure": taken}, "--measure .*")):
         with pytest.raises(UsageError, match=f"{message}exists already"):
             sample(COLLAPSED, **options)
@@ -366,10 +372,8 @@ def test_a_bad_update_of_the_bias_is_told_from_a_bad_router(uneven):
     assert [half.num_units for half in uneven.evening.held_out] == [64, 64]
     assert sum(half.num_tokens for half in uneven.evening.held_out) == uneven.num_tokens
     # held out is worse than in sample, and no worse than the limit
-    assert all(
-        uneven.evening.after.max_vio < half.after.max_vio < half.limit
-        for half in uneven.evening.held_out
-    )
+    for half in uneven.evening.held_out:
+        assert uneven.evening.after.max_vio < half.after.max_vio < half.limit
 
 
 def test_displaced_weight_and_changed_sets_are_those_of_the_new_choice(uneven):
@@ -385,8 +389,6 @@ def test_displaced_weight_and_changed_sets_are_those_of_the_new_choice(uneven):
     np.testing.assert_allclose(uneven.evening.changed_share, lost.any(axis=1).mean())
     np.testing.assert_allclose(np.mean(uneven.evening.change), 0.0, atol=1e-15)
     before, after = (np.take_along_axis(q, chosen, axis=1).mean() for chosen in (first, second))
-    lost = (before - after) / q.std(axis=1, keepdims=True).mean()
-    np.testing.assert_allclose(uneven.evening.score_lost, lost, rtol=0.02)
     spread = np.sqrt((q.std(axis=1) ** 2).mean())
     np.testing.assert_allclose(uneven.evening.score_lost, (before - after) / spread, rtol=1e-5)
 
@@ -475,9 +477,12 @@ def test_each_meaning_has_its_condition(uneven):
     ):
         halves = tuple(dataclasses.replace(h, **of_halves) for h in uneven.evening.held_out)
         one = dataclasses.replace(uneven.evening, **({"held_out": halves} | changes))
-        assert meaning_of(one, uneven.cause, 0.0, 0.05) == meaning
+        assert study.meaning_of(one, uneven.cause, 0.0, 0.05) == meaning
         assert MEANINGS[meaning]
-        assert [meaning_of(one, c, 0.0, 0.05) for c in ("few", "even")] == ["unknown", "balanced"]
+        assert [study.meaning_of(one, c, 0.0, 0.05) for c in ("few", "even")] == [
+            "unknown",
+            "balanced",
+        ]
 
 
 def test_each_cause_has_its_condition(uneven):
@@ -491,10 +496,10 @@ def test_each_cause_has_its_condition(uneven):
         (3.4, 1.0, {"max_vio": part}, "mean input"),
         (3.4, 9.0, {"max_vio": part}, "few"),
     ):
-        assert cause_of(max_vio, limit, 64, router, parts) == cause
+        assert study.cause_of(max_vio, limit, 64, router, parts) == cause
         assert cause in CAUSES
     # one token of a fair share of 0.125 is as even as whole tokens can be
-    assert cause_of(7.0, 0.5, 1, router, {"max_vio": part}) == "even"
+    assert study.cause_of(7.0, 0.5, 1, router, {"max_vio": part}) == "even"
 
 
 @pytest.fixture(scope="module")
@@ -543,7 +548,7 @@ def test_the_files_hold_both_biases_in_both_precisions(tmp_path):
     checkpoint, (one,) = sides(GROUPED)[0], whole(GROUPED.name).routers
     (router, *_) = load_routers(open_checkpoint(str(checkpoint))).routers
     for file in files:
-        write_biases(file, [router], [one])
+        study.write_biases(file, [router], [one])
     stored = np.array(load_file(checkpoint / "model.safetensors")[
         "model.layers.1.mlp.gate.e_score_correction_bias"
     ])  # fmt: skip

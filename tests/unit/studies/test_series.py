@@ -20,6 +20,7 @@ from scipy import stats
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
+from moegeom.core.finding import Verdict
 from moegeom.core.series import Curve, Series, SeriesStep
 from moegeom.document.render import RENDERERS
 from moegeom.document.sparkline import sparkline
@@ -27,8 +28,7 @@ from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from moegeom.studies.track.document import document
 from moegeom.studies.track.exports import SERIES_EXPORTS
-from moegeom.studies.track.measure import Choices, agreement
-from moegeom.studies.track.paths import being_written, find_checkpoints, recording_path, unreadable
+from moegeom.studies.track.steps import Choices, agreement, find_checkpoints
 from moegeom.studies.track.study import TrackRequest, track, with_trends
 from tests.by_day import by_day
 from tests.unit.studies.samples import BALANCED, COLLAPSED, few_tokens, widest, worded
@@ -110,7 +110,7 @@ def test_steps_are_in_natural_order_and_stand_for_what_the_star_matched(tmp_path
     )
     assert [step.name for step in steps] == ["step_2-b", "step_10-a", "step_0100-c"]
     assert skipped == []
-    assert recording_path("rec/{step}/{name}", steps[2]) == "rec/0100-c/step_0100-c"
+    assert steps[2].recording("rec/{step}/{name}") == "rec/0100-c/step_0100-c"
     several, _ = find_checkpoints([str(tmp_path / name) for name in ("step_10-a", "step_2-b")])
     assert [step.name for step in several] == ["step_2-b", "step_10-a"]
 
@@ -149,10 +149,11 @@ def test_what_is_no_series_is_told_a_url_without_its_key(tmp_path):
 def test_unfinished_directories_are_known_by_what_they_lack(tmp_path, files, reason):
     for file in files:
         (tmp_path / file).write_text('{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}')
-    lacking = being_written(tmp_path) or unreadable(tmp_path)
-    assert reason in lacking
-    assert bool(lacking) == bool(reason)
-    assert bool(being_written(tmp_path)) == ("being written" in reason)
+    _, left = find_checkpoints([str(tmp_path)])
+    assert len(left) == bool(reason)
+    for one in left:
+        assert reason in one.reason
+        assert one.is_being_written == ("being written" in reason)
 
 
 @pytest.mark.parametrize("damage", ["cut short", "no safetensors", "empty", "being written"])
@@ -328,7 +329,7 @@ def long_series(number: int, routers: int) -> Series:
         for r in range(routers)
         for figure in ("max_vio_global", "overlap_with_previous", "overlap_by_chance")
     ]
-    return Series("plain", steps, tuple(every))
+    return Series("plain", steps, tuple(every), verdict=Verdict(()))
 
 
 def test_no_line_is_wider_than_the_screen_and_no_format_needs_blocks():
@@ -364,16 +365,18 @@ def test_experts_that_drive_the_load_are_those_whose_term_changed_most(tracked):
     def loads(step):
         rows = open_results(tracked[0] / "first" / f"step_{step}.moegeom").rows("experts")
         place = ("text/0", "as_stored", "all")
-        return np.array(
-            [r["load"] for r in rows if (r["router"], r["variant"], r["population"]) == place]
-        )
+        own = (r for r in rows if (r["router"], r["variant"], r["population"]) == place)
+        return np.array([r["load"] for r in own])
 
     change = (loads(1000) - 1) ** 2 - (loads(100) - 1) ** 2
     first = next(d for d in tracked[1].drivers if (d.router, d.kind) == ("text/0", "expert"))
     assert int(first.name) == np.abs(change).argmax()
-    np.testing.assert_allclose(
-        first.contribution, change[int(first.name)] / np.abs(change).sum(), rtol=1e-9
-    )
+    usage = [
+        load for router, step, _, load in tracked[1].usage if (router, step) == ("text/0", 100)
+    ]
+    np.testing.assert_array_equal(usage, loads(100))
+    share = change[int(first.name)] / np.abs(change).sum()
+    np.testing.assert_allclose(first.contribution, share, rtol=1e-9)
 
 
 def test_every_export_holds_every_router(tracked, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from moegeom.checks.check import SECTIONS, page_of
 from moegeom.core.finding import Verdict
 from moegeom.studies.track.findings import SERIES_CHECKS, judge_series
-from moegeom.studies.track.history import Concentration, History, RouterHistory
+from moegeom.studies.track.steps import Concentration, History, RouterHistory
 from tests.by_day import by_day
 
 EXPERTS, WIDTH = 16, 24
@@ -301,12 +301,12 @@ def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
     assert {outcome.state for outcome in verdict.outcomes} <= {"does not apply"}
     assert verdict.exit_code == 4
     run = healthy("walk", 22)
-    routers = tuple(
-        dataclasses.replace(run._router(place), bias=None, bias_digests=("",) * 24)
-        for place in range(3)
-    )
+    bare = {"bias": None, "bias_digests": ("",) * 24}
+    routers = tuple(dataclasses.replace(run._router(place), **bare) for place in range(3))
     verdict = judge_series(History(100.0 * np.arange(1, 25), routers, True))
     assert not any("MGT202" in one for one in verdict.unseen)
+    mixed = History(100.0 * np.arange(1, 25), (run._router(0), *routers[1:]), True)
+    assert "passed" in {o.state for o in judge_series(mixed).outcomes if o.code == "MGT102"}
     assert verdict.exit_code == 0
     verdict = judge_series(History(100.0 * np.arange(1, 25), routers, has_tokens=False))
     assert not any("MGT203" in one for one in verdict.unseen)

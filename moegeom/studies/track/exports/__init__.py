@@ -33,11 +33,6 @@ class SeriesExport:
     target: str = _PATH
     settings: str = ""
 
-    def refuse_absent(self) -> None:
-        """Raises UsageError when its package is not installed: before the measuring."""
-        if self.package:
-            refuse_absent(self.package, self.extra, f"{self.name} of a series")
-
 
 def series_rows(
     series: Series,
@@ -67,14 +62,14 @@ def requested_exports(request: TrackRequest) -> Iterator[tuple[SeriesExport, Pat
         export = SERIES_EXPORTS[name]
         if not sign or not target:
             raise UsageError(f"--export {entry}: expected {name}:{export.target}.")
-        export.refuse_absent()
-        is_path = export.target == _PATH
-        yield export, _writable(Path(target), f"--export {entry}") if is_path else target
-
-
-def _writable(path: Path, option: str) -> Path:
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"{option}: the folder {path.parent} does not exist.")
-    if not path.is_dir():  # a folder of TensorBoard
-        refuse_unwritable(path)
-    return path
+        if export.package:
+            refuse_absent(export.package, export.extra, f"{name} of a series")
+        if export.target != _PATH:
+            yield export, target
+            continue
+        path = Path(target)
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"--export {entry}: the folder {path.parent} does not exist.")
+        if not path.is_dir():  # a folder of TensorBoard
+            refuse_unwritable(path)
+        yield export, path

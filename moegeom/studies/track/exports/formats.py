@@ -66,14 +66,7 @@ OPENMETRICS = SeriesExport("openmetrics", write_openmetrics)
 
 
 def write_tensorboard(series: Series, path: Path) -> None:
-    """A scalar ``<figure>/<router>`` at each step, into the folder ``path``.
-
-    Raises
-    ------
-    UsageError
-        When TensorBoard is not installed.
-    """
-    TENSORBOARD.refuse_absent()
+    """A scalar ``<figure>/<router>`` at each step, into the folder ``path``."""
     # classes that protobuf makes when the module is loaded: no type checker sees them
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -107,13 +100,7 @@ def write_wandb(series: Series, project: str) -> None:
     Each step has ``<figure>/median`` over the routers, ``<figure>/worst``, and for the routers that
     are worst at the last step ``<figure>/<router>``. The summary names the worst router of each
     figure, the steps and the verdict. Rows by expert stay in the results.
-
-    Raises
-    ------
-    UsageError
-        When wandb is not installed.
     """
-    WANDB.refuse_absent()
     import wandb
 
     entity, _, name = project.rpartition("/")
@@ -163,8 +150,7 @@ def _summary(series: Series) -> dict[str, Any]:
         for column in SERIES_COLUMNS
         if (ranked := _worst_first(series.of_column(column.name), column))
     }
-    verdict = {} if series.verdict is None else {"exit_code": series.exit_code}
-    return {"num_steps": len(series.steps), **worst, **verdict}
+    return {"num_steps": len(series.steps), **worst, "exit_code": series.exit_code}
 
 
 WANDB = SeriesExport(

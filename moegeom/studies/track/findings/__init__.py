@@ -13,8 +13,9 @@ from moegeom.checks.profile import DEFAULT, FAMILY_WISE_ERROR
 from moegeom.checks.run import JudgedCheck, verdict_of
 from moegeom.core.finding import Finding, Severity, Verdict
 from moegeom.core.registry import Rooms, record_of_function
+from moegeom.core.row_keys import is_domain
 from moegeom.core.text import number_of
-from moegeom.studies.track.history import History
+from moegeom.studies.track.steps import History
 
 
 def _series_check(
@@ -40,14 +41,15 @@ def _series_check(
     """
 
     def lacking(history: History) -> str:
-        if needs_bias and not history.has_bias:
+        if needs_bias and all(router.bias is None for router in history.routers):
             return _NO_BIAS
         if of_each_step:
             is_series = len(history.steps) > 1 or history.unread or history.broken
             return "" if is_series else "1 step, and it takes 2"
         if not history.routers:
             return "no router is at every step with the same experts"
-        if inputs == "series and domains" and len(history.domains) < 2:
+        domains = {p for r in history.routers for p in r.concentrations if is_domain(p)}
+        if inputs == "series and domains" and len(domains) < 2:
             return "the recordings do not name two domains at every step"
         if needs_one_text and history.other_text:
             return history.other_text

@@ -17,6 +17,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.geometry.series import (
     Undone,
     alternation_p_value,
+    changes,
     least_alternation_p_value,
     main_scores,
     rank_agreement,
@@ -24,7 +25,7 @@ from moegeom.geometry.series import (
 )
 from moegeom.geometry.statistics import LEAST_STEPS, departures
 from moegeom.studies.track.findings import least_steps_for, series_check, share
-from moegeom.studies.track.history import Concentration, History, RouterHistory
+from moegeom.studies.track.steps import Concentration, History, RouterHistory
 
 
 @series_check("MGT106", "a step cannot be read", "error", of_each_step=True)
@@ -141,11 +142,6 @@ class _Return:
     undone: Undone
     p_value: float
 
-    @property
-    def is_one(self) -> bool:
-        """Whether it is large enough to be told."""
-        return self.undone.share >= _LEAST_UNDONE and self.undone.nearness <= _MOST_NEARNESS
-
 
 @series_check("MGT103", "updates of a router are undone", "warning", least_steps=lambda history: 3)
 def updates_undone(history: History) -> Iterator[Tested]:
@@ -169,7 +165,8 @@ def updates_undone(history: History) -> Iterator[Tested]:
         returns = _nearest_returns(router)
         if not returns:
             continue
-        large = [one.is_one for one in returns]
+        ways = (one.undone for one in returns)
+        large = [w.share >= _LEAST_UNDONE and w.nearness <= _MOST_NEARNESS for w in ways]
         single = [
             one
             for place, one in enumerate(returns)
@@ -179,20 +176,16 @@ def updates_undone(history: History) -> Iterator[Tested]:
             yield Tested(router.name, None, 1.0)
             continue
         one = min(single, key=lambda one: (one.p_value, one.now))
-        p_value = min(1.0, one.p_value * len(returns))
-        yield Tested(router.name, _undone_finding(history, router.name, one), p_value)
-
-
-def _undone_finding(history: History, router: str, one: _Return):
-    earlier, before = history.step(one.earlier), history.step(one.now - 1)
-    nearness = percent(float(np.sqrt(one.undone.nearness)))
-    return updates_undone.finding(
-        router,
-        f"step {history.step(one.now)} takes back {percent(one.undone.share)} of the way from step "
-        f"{earlier} to step {before}.",
-        f"By scatter alone it would be half. Its distance to step {earlier} is {nearness} of that "
-        f"to step {before}: look at what the job resumed from.",
-    )
+        earlier, before = history.step(one.earlier), history.step(one.now - 1)
+        nearness = percent(float(np.sqrt(one.undone.nearness)))
+        finding = updates_undone.finding(
+            router.name,
+            f"step {history.step(one.now)} takes back {percent(one.undone.share)} of the way from "
+            f"step {earlier} to step {before}.",
+            f"By scatter alone it would be half. Its distance to step {earlier} is {nearness} of "
+            f"that to step {before}: look at what the job resumed from.",
+        )
+        yield Tested(router.name, finding, min(1.0, one.p_value * len(returns)))
 
 
 def _nearest_returns(router: RouterHistory) -> list[_Return]:
@@ -319,7 +312,7 @@ def rows_stand_still(history: History) -> Iterator[Finding]:
     What to do: look whether the parameter is in the optimiser and its gradient arrives, and in
     which precision it is updated. Where it was frozen on purpose, leave the layer out (--layers).
     """
-    rates = {r.name: r.row_rates for r in history.routers if r.row_rates is not None}
+    rates = {r.name: changes(r.rows, r.row_digests) for r in history.routers if r.rows}
     for one in _standing(rates):
         others = number_of(one.num_moving, "other router moves", "other routers move")
         yield rows_stand_still.finding(
