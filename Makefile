@@ -109,10 +109,11 @@ hashes: $(CREATED)
 	printf '%s\n' hatchling hatch-vcs | $(HASHES) pyproject.toml -o hashes-all.txt
 
 $(DOCS): $(CREATED) pyproject.toml constraints.txt
-	$(PIP) install --quiet -c constraints.txt -e '.[docs]'
+	$(PIP) install --quiet -c constraints.txt -e '.[docs,plots]'
 	@touch $(CORE) $@
 
 docs: $(DOCS)
+	$(BIN)/python docs/refresh_metrics.py
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 

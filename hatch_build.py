@@ -13,7 +13,7 @@ _PATH = re.compile(r"(!?)\[([^]\n]*)\]\((?!https?:|#)([^)\s]+)\)")
 
 
 class RepositoryMetadata(MetadataHookInterface):
-    """URLs and README; ``repository`` in pyproject.toml is the only place that names the address."""
+    """URLs and README, by the ``repository`` that pyproject.toml names."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         home = self.config["repository"]
@@ -21,7 +21,9 @@ class RepositoryMetadata(MetadataHookInterface):
 
         def absolute(match: re.Match[str]) -> str:
             mark, text, path = match.groups()
-            return f"{mark}[{text}]({home}/raw/main/{path})" if mark else f"[{text}]({pages}/{path})"
+            return (
+                f"{mark}[{text}]({home}/raw/main/{path})" if mark else f"[{text}]({pages}/{path})"
+            )
 
         readme = (Path(self.root) / "README.md").read_text("utf-8")
         text = _PATH.sub(absolute, readme)

@@ -13,7 +13,7 @@ _HEAD = """# Words
 
 What the words of screens and pages mean; a page shows the sentence where the pointer rests on a \
 dotted word, and lists the words that it says at its end. What each column of a table holds: \
-`moegeom list metrics WORD`, [metrics](metrics/README.md). Formulas: [formulas.md](formulas.md).
+`moegeom list metrics WORD`. Formulas: [formulas.md](formulas.md).
 
 | word | means |
 |---|---|

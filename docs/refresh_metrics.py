@@ -1,16 +1,13 @@
 """Writes docs/metrics/: a page per metric, from its docstring, its columns and the samples.
 
-``python docs/refresh_metrics.py`` scans the sample checkpoints with their recordings (half a
-minute) and draws the pictures anew; ``--text`` writes the pages without measuring, and keeps the
-examples as they are.
+`make docs` has it scan the sample checkpoints with their recordings (half a minute) and draw the
+pictures; nothing of it is in the repository.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
@@ -304,25 +301,16 @@ def _steps(axis, metric: Metric, tables: dict) -> bool:
     return drawn
 
 
-def write(is_text_only: bool) -> None:
+def write() -> None:
     PAGES.mkdir(exist_ok=True)
     (PAGES / "README.md").write_text(index(), encoding="utf-8")
-    tables = None
-    if not is_text_only:
-        with tempfile.TemporaryDirectory() as folder:
-            tables = measure(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        tables = measure(Path(folder))
     for metric in METRICS.all():
-        page = PAGES / f"{metric.name}.md"
-        if tables is None:
-            text = page.read_text(encoding="utf-8") if page.exists() else ""
-            examples = EXAMPLE + text.partition(EXAMPLE)[2] if EXAMPLE in text else ""
-        else:
-            examples = example(metric, tables, draw(metric, tables))
+        examples = example(metric, tables, draw(metric, tables))
         text = re.sub(r"\n{3,}", "\n\n", f"{reference(metric)}\n{examples}").rstrip() + "\n"
-        page.write_text(text, encoding="utf-8")
+        (PAGES / f"{metric.name}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text", action="store_true")
-    sys.exit(write(parser.parse_args().text))
+    write()

@@ -73,7 +73,7 @@ ROUTERS = """Means over layers, on held-out text. *MaxVio*: the largest load ove
 1. *Gram z*: how much less the rows of the router share directions than random ones, in standard
 deviations; for the cosine router in its own space. *Expert sets in use*: exp of the entropy of the
 chosen sets. *Input pull*: how much of the choice the mean input makes
-([input_pull](metrics/input_pull.md)). *Flipped*: tokens that choose another set with inputs, rows
+(`moegeom list metrics input_pull`). *Flipped*: tokens that choose another set with inputs, rows
 and logits in bfloat16. *Jump*: the median over tokens of how far the routed output jumps at the
 nearest boundary, over its length. A figure that a method does not have is left out.
 """

@@ -37,6 +37,11 @@ class Ran:
     out: str
     err: str
 
+    @classmethod
+    def of(cls, code: int, out: str, err: str) -> Ran:
+        """Without word of compiling: whether a kernel is in the cache is no matter of a test."""
+        return cls(code, out, err.replace(f"{COMPILING[True]}\n", ""))
+
     @property
     def words(self) -> str:
         """What it printed, on one line."""
@@ -68,7 +73,7 @@ def run_cold(folder: Path, *arguments: str) -> Ran:
         text=True,
         timeout=300,
     )
-    return Ran(finished.returncode, finished.stdout, finished.stderr)
+    return Ran.of(finished.returncode, finished.stdout, finished.stderr)
 
 
 def warm_commands(streams: Path, *modules: str) -> Iterator[Callable[..., Any]]:
@@ -120,12 +125,7 @@ def warm_commands(streams: Path, *modules: str) -> Iterator[Callable[..., Any]]:
         codes, seconds = json.loads(answer)
         costs.elsewhere[0] += float(seconds)
         ran = [
-            Ran(
-                number,
-                (place / "out").read_text("utf-8"),
-                # whether a kernel is in the cache is no matter of these tests
-                (place / "err").read_text("utf-8").replace(f"{COMPILING[True]}\n", ""),
-            )
+            Ran.of(number, *((place / name).read_text("utf-8") for name in ("out", "err")))
             for number, place in zip(codes, places, strict=True)
         ]
         assert code in (None, ran[0].code), (arguments, ran[0].code, ran[0].err)
