@@ -36,8 +36,8 @@ class Figure:
     def basis(self, digits: int) -> str:
         """Where the limit comes from, and how well the figure is known, to so many digits."""
         spread = range_text(self.value, self.error, self.row["num_blocks"], digits)
-        has_documents = (self.measured.run.get("tokens") or {}).get("num_documents")
-        unit = "documents" if has_documents else "blocks of tokens"
+        documents = (self.measured.run.get("tokens") or {}).get("num_documents") or 0
+        unit = "documents" if documents > 1 else "blocks of tokens"
         return f"heuristic; 95 % range over {unit} {spread}"
 
 

@@ -111,7 +111,7 @@ class LazyBatch(TokenBatch):
         read |= {
             "token": np.arange(start, stop, dtype=np.int64),
             "label": task.populations.label(columns),
-            "block": block_of(columns, start),
+            "block": block_of(columns, start, task.source.facts.num_documents),
             "document": columns.document,
             "position": columns.position,
             "token_id": columns.token_id,

@@ -136,6 +136,8 @@ def draw_sample(
         name: None if any(one is None for one in column) else np.concatenate(column)
         for name, column in zip(("token", *names), zip(*parts, strict=True), strict=True)
     }
+    if source.facts.num_documents == 1 and values.get("document") is not None:
+        values["document"] = np.full_like(values["document"], -1)  # runs are the unit of chance
     return Sample(**values, num_non_finite=len(lost))
 
 

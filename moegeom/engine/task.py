@@ -72,8 +72,11 @@ def is_outlier(
     return (norm > OUTLIER_FACTOR * typical_norm) | (norm * OUTLIER_FACTOR < typical_norm)
 
 
-def block_of(columns: TokenColumns, first_token: int) -> Int32[np.ndarray, "tokens"]:
-    """Block of each token, by its document's number, else by that of its run of 256 tokens.
+def block_of(
+    columns: TokenColumns, first_token: int, num_documents: int | None = None
+) -> Int32[np.ndarray, "tokens"]:
+    """Block of each token, by its document's number, else by that of its run of 256 tokens; runs
+    also where all tokens are of one document, so that numbers have one unit however they are held.
 
     Tokens of one document depend on each other, so a document must not be split between blocks.
     Unit n goes to block n + n // 16 modulo 16: each run of 16 units fills every block once, and
@@ -81,7 +84,8 @@ def block_of(columns: TokenColumns, first_token: int) -> Int32[np.ndarray, "toke
     would not do.
     """
     token = first_token + np.arange(len(columns.document))
-    unit = np.where(columns.document >= 0, columns.document, token // RUN_TOKENS)
+    has_document = (columns.document >= 0) & (num_documents != 1)
+    unit = np.where(has_document, columns.document, token // RUN_TOKENS)
     return ((unit + unit // NUM_BLOCKS) % NUM_BLOCKS).astype(np.int32)
 
 

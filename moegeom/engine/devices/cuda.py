@@ -164,7 +164,8 @@ class _Run:
         reads = self._reader.start(batch.start, batch.stop, slot.values[:tokens], readers)
         task = self._task
         columns = task.source.read_columns(batch.start, batch.stop)
-        label = task.populations.label(columns) * NUM_BLOCKS + block_of(columns, batch.start)
+        block = block_of(columns, batch.start, task.source.facts.num_documents)
+        label = task.populations.label(columns) * NUM_BLOCKS + block
         slot.columns = columns
         slot.label[:tokens] = np.where(task.options.counted(columns), label, NOT_COUNTED)
         for read in reads:

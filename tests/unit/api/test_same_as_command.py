@@ -314,3 +314,22 @@ def test_a_series_is_exported_from_python(tmp_path):
     assert listener.notes == [f"written: {tmp_path / 's.csv'}"]
     with pytest.raises(mg.MoeGeomError, match=r"^export csv: expected csv:PATH"):
         mg.track(CKPT, out=tmp_path / "one", export="csv")
+
+
+def test_numbers_have_one_unit_of_chance_however_they_are_held(tmp_path):
+    """As [layers, tokens, k], as [tokens, layers, k], which is a trace of one request, and by name."""
+    source = open_tokens(few())
+    names = source.facts.routers
+    chosen = np.stack([source.read_chosen(name, 0, 512) for name in names])
+    np.save(tmp_path / "layers.npy", chosen)
+    np.save(tmp_path / "tokens.npy", chosen.swapaxes(0, 1).copy())
+    np.savez(tmp_path / "named.npz", **dict(zip(("layer0", "layer1", "layer2"), chosen, strict=True)))
+    held = [
+        mg.scan(CKPT, tmp_path / "layers.npy", stage="ids"),
+        mg.scan(CKPT, tmp_path / "tokens.npy", stage="ids"),
+        mg.scan(CKPT, tmp_path / "named.npz", stage="ids", router_map={"layer{i}": "text/{i}"}),
+    ]
+    for column in ("load_cv_ddof0", "load_cv_ddof0_se", "num_blocks"):
+        values = [scan.layers().column(column).to_pylist() for scan in held]
+        assert values[0] == values[1] == values[2]
+        assert None not in values[0]
