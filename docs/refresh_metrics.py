@@ -1,4 +1,4 @@
-"""Writes docs/metrics/: a page per metric, from its docstring, its columns and the samples.
+"""Writes a page per metric, from its docstring, its columns and the samples.
 
 `make docs` has it scan the sample checkpoints with their recordings (half a minute) and draw the
 pictures; nothing of it is in the repository.

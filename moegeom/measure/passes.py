@@ -323,9 +323,9 @@ def _arithmetic_passes(
 ) -> Iterator[Pass]:
     """The router under each arithmetic on all tokens, its random router on a sample of them."""
     reference = run.options.reference and arithmetic(run.options.reference)
-    held = held_effects(run)
+    recorded = effects_recorded(run)
     for how in map(arithmetic, run.options.arithmetics):
-        if how.name in held:
+        if how.name in recorded:
             continue
         for name, prepared, reductions, chosen in (
             (how.name, own, reductions_for(lambda use: use.of_flip), tiles),
@@ -339,7 +339,7 @@ def _arithmetic_passes(
             yield Pass(name, task, chosen)
 
 
-def held_effects(run: RouterRun) -> dict[str, str]:
+def effects_recorded(run: RouterRun) -> dict[str, str]:
     """Arithmetics of which nothing is left to see: all that they round is rounded as recorded.
 
     So bf16 on inputs that are bfloat16 numbers, by whatever dtype they are stored, and on rows that
@@ -377,7 +377,7 @@ def finish_passes(
         "reasons": reasons,
         "seconds": seconds,
         "disagreements": _disagreements(main),
-        "held": held_effects(run) if run.compares else {},
+        "recorded_effects": effects_recorded(run) if run.compares else {},
     }
     return MeasuredRouter(rows, facts)
 

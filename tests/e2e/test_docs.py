@@ -1,5 +1,5 @@
 """Every Python block of the documentation runs, page by page, in a folder with what it names; the
-first screen of the README is what its command prints; docs/metrics follows from the code: run
+first screen of the README is what its command prints; pages of metrics follow from the code: run
 `python docs/refresh_metrics.py` when that fails.
 """
 

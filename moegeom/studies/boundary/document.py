@@ -165,19 +165,19 @@ def _table(report: BoundaryReport, view: View) -> Excerpt:
     """A row for each variant, or for those that flip most; a sentence where that is too wide."""
     ranked = sorted(report.variants, key=lambda v: (v.name not in SIDES, -v.flipped))
     least = len(ranked) if view.detail else min(len(ranked), _LEAST_ROWS)
-    columns, held = _columns(report), [VariantFlips(name, {}, ()) for name in report.held]
+    columns, recorded = _columns(report), [VariantFlips(name, {}, ()) for name in report.recorded]
 
     def rows(most: int) -> list[Block]:
         """In the order in which they were requested."""
         names, rest = {variant.name for variant in ranked[:most]}, len(ranked) - most
-        shown = [v for v in report.variants if v.name in names]
-        table = table_of(columns[:-1], [*shown, *held])
+        flipping = [v for v in report.variants if v.name in names]
+        table = table_of(columns[:-1], [*flipping, *recorded])
         paragraphs = [(f"  {row[0]:<12}  ", _paragraph(row)) for row in table.rows]
         more = f"and {rest} more that flip less: --detail" if rest else ""
         return [dataclasses.replace(table, paragraphs=paragraphs, rest=more)]
 
     screen, *shorter = map(rows, range(len(ranked), least - 1, -1))
-    whole = table_of(columns, [*report.variants, *held])
+    whole = table_of(columns, [*report.variants, *recorded])
     return Excerpt(screen, [whole], shorter=shorter)
 
 
@@ -378,8 +378,8 @@ def _load_shift(report: BoundaryReport, variant: VariantFlips) -> str:
 
 def _remarks(report: BoundaryReport) -> Iterator[str]:
     """Caveats on single figures, such as exact ties."""
-    for why in dict.fromkeys(report.held.values()):
-        names = ", ".join(name for name in report.held if report.held[name] == why)
+    for why in dict.fromkeys(report.recorded.values()):
+        names = ", ".join(name for name in report.recorded if report.recorded[name] == why)
         yield f"{names}: not judged, {why}; what it flips is in A already. {_RECORD}"
     for variant in filter(lambda one: one.is_tied, report.variants):
         least, most = (variant.mean(f"flipped_share_{end}") for end in ("least", "most"))
@@ -437,7 +437,7 @@ def _record(report: BoundaryReport) -> Mapping[str, Any]:
         "remarks": [*_remarks(report)],
         "routers": report.summary.layers,
         "variants": [_variant_record(variant) for variant in report.variants],
-        "held": report.held,
+        "recorded": report.recorded,
         **rule_facts(report.summary.run),
         "run": report.summary.run,
     }
@@ -477,7 +477,7 @@ def _verdict_sentence(report: BoundaryReport) -> str:
     if sides:
         return " ".join(_difference(report, variant) for variant in sides)
     if not report.variants:
-        names = " or ".join(report.held)
+        names = " or ".join(report.recorded)
         return f"NOT JUDGED under {names}: A was recorded with that rounding. {_RECORD}"
     most = max(report.variants, key=lambda variant: variant.flipped)
     share = most.mean("flipped_share")

@@ -119,13 +119,13 @@ class VariantFlips:
 class BoundaryReport:
     """All variants of ``results``, in the order in which they were measured.
 
-    ``held`` are arithmetics whose effect the recording holds already, each with that reason.
+    ``recorded`` are arithmetics whose effect the recording holds already, each with that reason.
     """
 
     summary: Summary
     variants: tuple[VariantFlips, ...]
     results: Results
-    held: Mapping[str, str] = field(default_factory=dict)
+    recorded: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, router: str) -> str:
         """The name of a router in words."""
@@ -155,9 +155,9 @@ def boundary_report_of(results: Results) -> BoundaryReport:
     names = [name for name in facts if not is_random(name)]
     present = [name for name in names if any(row["variant"] == name for row in measured)]
     parts = results.run.get("parts", {}).values()
-    held = {name: why for part in parts for name, why in part.get("held", {}).items()}
-    held = {name: why for name, why in held.items() if name not in present}
-    if not present and not held:
+    recorded = {n: why for part in parts for n, why in part.get("recorded_effects", {}).items()}
+    recorded = {name: why for name, why in recorded.items() if name not in present}
+    if not present and not recorded:
         reasons = [why for part in parts if (why := part.get("reasons", {}).get("flips"))]
         raise ResultsError(
             f"{results.name}: holds no variants"
@@ -174,7 +174,7 @@ def boundary_report_of(results: Results) -> BoundaryReport:
         other = under_random(name)
         random = VariantFlips(other, facts.get(other, {}), rows(other))
         variants.append(VariantFlips(name, facts[name], rows(name), _most(swaps, name), random))
-    return BoundaryReport(summarise(results), tuple(variants), results, held)
+    return BoundaryReport(summarise(results), tuple(variants), results, recorded)
 
 
 def _most(swaps: Sequence[Row], variant: str) -> list[Row]:

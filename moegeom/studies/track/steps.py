@@ -545,7 +545,8 @@ class RouterHistory:
 
     ``rows`` are its weights, or what results keep of them; empty where a step has neither.
     ``row_digests`` and ``bias_digests`` tell bits apart. ``bias`` is the selection bias, ``loads``
-    are in fair shares; None where a step lacks one. ``concentrations`` are by population.
+    are in fair shares, ``z_loss`` is of all tokens; None where a step lacks one.
+    ``concentrations`` are by population.
     """
 
     name: str
@@ -555,6 +556,7 @@ class RouterHistory:
     bias_digests: tuple[str, ...]
     loads: ByExpert | None
     concentrations: Mapping[str, Concentration]
+    z_loss: Float64[np.ndarray, "steps"] | None = None
 
     @cached_property
     def grams(self) -> Float64[np.ndarray, "experts steps steps"] | None:
@@ -665,7 +667,13 @@ def _router(
         digests[1],
         _stacked(experts, "load"),
         {population: one for population, one in concentrations.items() if one is not None},
+        _of_steps([at[ALL][0].get("z_loss") for at in layers]),
     )
+
+
+def _of_steps(values: Sequence[float | None]) -> Float64[np.ndarray, "steps"] | None:
+    numbers = np.array(values, dtype=np.float64)  # what is missing is nan
+    return numbers if np.isfinite(numbers).all() else None
 
 
 def of_experts(at: ByPopulation, column: str) -> np.ndarray | None:

@@ -323,7 +323,9 @@ def test_numbers_have_one_unit_of_chance_however_they_are_held(tmp_path):
     chosen = np.stack([source.read_chosen(name, 0, 512) for name in names])
     np.save(tmp_path / "layers.npy", chosen)
     np.save(tmp_path / "tokens.npy", chosen.swapaxes(0, 1).copy())
-    np.savez(tmp_path / "named.npz", **dict(zip(("layer0", "layer1", "layer2"), chosen, strict=True)))
+    np.savez(
+        tmp_path / "named.npz", **dict(zip(("layer0", "layer1", "layer2"), chosen, strict=True))
+    )
     held = [
         mg.scan(CKPT, tmp_path / "layers.npy", stage="ids"),
         mg.scan(CKPT, tmp_path / "tokens.npy", stage="ids"),

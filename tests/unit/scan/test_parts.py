@@ -224,7 +224,9 @@ def test_a_part_replaces_none_that_came_meanwhile(world, tmp_path):
             (tmp_path / "part/of_another").mkdir(parents=True, exist_ok=True)
 
     with pytest.raises(OutputError, match="File exists"):
-        scan(request_for(world, tmp_path / "part", part="1/2"), Meanwhile(quiet=True, unit="tokens"))
+        scan(
+            request_for(world, tmp_path / "part", part="1/2"), Meanwhile(quiet=True, unit="tokens")
+        )
     assert {*tmp_path.rglob("*")} == {tmp_path / "part", tmp_path / "part/of_another"}
 
 

@@ -187,7 +187,7 @@ def test_an_arithmetic_whose_rounding_the_recording_holds_is_not_judged(tmp_path
     }
     held = mg.boundary_report(CKPT, mg.recording(rounded, stage="router_input"), arithmetics="bf16")
     assert held.text().startswith("VERDICT  NOT JUDGED under bf16: ")
-    assert json.loads(held.json())["held"].keys() == {"bf16"}
+    assert json.loads(held.json())["recorded"].keys() == {"bf16"}
     both = mg.boundary_report(
         CKPT, mg.recording(rounded, stage="router_input"), arithmetics=("bf16", "bf16-logits")
     )
@@ -195,4 +195,4 @@ def test_an_arithmetic_whose_rounding_the_recording_holds_is_not_judged(tmp_path
     assert re.search(r"^  bf16 +- +- +- +- +- +-$", both.text(), re.MULTILINE)
     whole = mg.boundary_report(CKPT, REC, arithmetics="bf16", layers=0)
     record = json.loads(whole.json())
-    assert (record["held"], record["variants"][0]["flipped_share"] > 0.0) == ({}, True)
+    assert (record["recorded"], record["variants"][0]["flipped_share"] > 0.0) == ({}, True)

@@ -26,6 +26,7 @@ class Run:
     error: float | np.ndarray = 0.1
     has_tokens: bool = True
     other_text: str = ""
+    z_loss: np.ndarray | None = None
 
     def judged(self) -> Verdict:
         routers = [self._router(place) for place in range(self.rows.shape[1])]
@@ -58,6 +59,7 @@ class Run:
             tuple(str(hash(one.tobytes())) for one in self.bias[:, place]),
             self.loads[:, place] if self.has_tokens else None,
             found if self.has_tokens else {},
+            self.z_loss,
         )
 
 
@@ -289,10 +291,15 @@ def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
     assert any("MGT201, MGT202 (5 steps, and it takes 19)" in one for one in run.judged().unseen)
     run.has_tokens = False
     said = states(run)
-    assert [code for code in said if said[code] == "needs tokens"] == ["MGT201", "MGT203", "MGT204"]
+    assert [code for code in said if said[code] == "needs tokens"] == [
+        "MGT201",
+        "MGT203",
+        "MGT204",
+        "MGT205",
+    ]
     run = healthy("walk", 19)
     run.other_text = "other tokens"
-    assert any("MGT201, MGT204 (other tokens)" in one for one in run.judged().unseen)
+    assert any("MGT201, MGT204, MGT205 (other tokens)" in one for one in run.judged().unseen)
     run = healthy("walk", 19)
     del run.effective["domain=code"], run.effective["domain=web"]
     assert any("do not name two domains" in one for one in run.judged().unseen)
@@ -334,3 +341,23 @@ def test_every_check_of_a_series_has_a_page_and_says_what_to_do():
         codes.add(check.code)
         assert check.inputs.startswith("series")
     assert len(codes) == len(SERIES_CHECKS.names())
+
+
+def test_a_series_in_which_nothing_or_an_expert_never_changes_says_so():
+    run = healthy("walk", 0)
+    run.rows[:], run.bias[:] = run.rows[0], run.bias[0]
+    assert run.title("MGT108") == "all routers are bit for bit the same at all 24 steps."
+    run = healthy("walk", 1)
+    run.rows[:, 1, [2, 7]] = run.rows[0, 1, [2, 7]]
+    assert run.title("MGT109") == "2 rows of 16 stood still at the last 3 steps: expert 2, 7."
+    run.rows[-1, 1, [2, 7]] += 0.1
+    assert run.titles() == {}
+
+
+def test_logits_that_grow_beyond_bounds_are_told_and_those_that_grow_a_little_are_not():
+    run = healthy("walk", 2)
+    for last, is_told in ((2210.0, True), (90.0, False)):
+        run.z_loss = np.linspace(10.8, last, 24)
+        assert ("MGT205" in run.titles()) == is_told
+    run.z_loss = np.linspace(10.8, 2210.0, 24)
+    assert run.title("MGT205").endswith(": its z-loss went from 10.8 to 2,210.")

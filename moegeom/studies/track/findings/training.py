@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.checks.check import Tested, Unknown
+from moegeom.checks.measured import listed
 from moegeom.checks.statistics import p_above
 from moegeom.core.finding import Finding
 from moegeom.core.row_keys import ALL, is_domain
 from moegeom.core.shapes import Float64
-from moegeom.core.text import number_of, percent
+from moegeom.core.text import figure_text, number_of, percent
 from moegeom.geometry.series import (
     Undone,
     alternation_p_value,
@@ -321,6 +322,63 @@ def rows_stand_still(history: History) -> Iterator[Finding]:
             f"They change by {percent(one.own)} of their length from step to step (median), those "
             f"of the others by {percent(one.others)}. Look whether the optimiser holds the router.",
         )
+
+
+#: Steps at the end of a series over which what does not change is told from what waits.
+_STILL_STEPS = 3
+
+
+@series_check("MGT108", "no router changes", "warning", least_steps=lambda history: _STILL_STEPS)
+def nothing_changes(history: History) -> Iterator[Finding]:
+    """Some router changes from step to step.
+
+    Looked for: rows and selection biases of all routers that are bit for bit the same at every step
+    of the series. A run that is over stops somewhere; this one never began.
+
+    A finding means: routers are not trained at all, or one checkpoint was saved again and again.
+
+    What to do: look whether the optimiser holds the routers, and whether what is saved is what is
+    trained. Routers that are frozen on purpose are no fault.
+    """
+    digests = [states for r in history.routers for states in (r.row_digests, r.bias_digests)]
+    if all(len(set(states)) == 1 for states in digests):
+        yield nothing_changes.finding(
+            tuple(router.name for router in history.routers),
+            f"all routers are bit for bit the same at all {len(history.steps)} steps.",
+            "Look whether the optimiser holds them, and whether what is saved is what is trained.",
+        )
+
+
+@series_check(
+    "MGT109",
+    "experts stand still while others of their router are trained",
+    "warning",
+    least_steps=lambda history: _STILL_STEPS,
+)
+def experts_stand_still(history: History) -> Iterator[Finding]:
+    """No expert's row stands still while most rows of its router are trained.
+
+    Looked for: rows that are the same numbers at the last three steps, where more than half of the
+    rows of the router change at each of them.
+
+    A finding means: no gradient reaches these rows: the experts are frozen, never chosen, or masked
+    out. Weight decay alone would move them.
+
+    What to do: look at the load of these experts, and at what is left out of the optimiser.
+    """
+    for router in history.routers:
+        if not router.rows:
+            continue
+        last = np.stack(router.rows[-_STILL_STEPS:])
+        moves = (last[1:] != last[:-1]).any(axis=2)
+        still = np.flatnonzero(~moves.any(axis=0))
+        if len(still) and (moves.mean(axis=1) > 0.5).all():
+            yield experts_stand_still.finding(
+                router.name,
+                f"{number_of(len(still), 'row')} of {moves.shape[1]} stood still at the last "
+                f"{_STILL_STEPS} steps: expert {listed(still.tolist())}.",
+                "The other rows change. Look at the load of these experts and at the optimiser.",
+            )
 
 
 def _too_few(history: History) -> str:
@@ -657,3 +715,49 @@ def _is_alone(one: _Fall, router: RouterHistory, domains: list[str]) -> bool:
 def _rest_of(concentration: Concentration, onset: int) -> float:
     before, after = (float(np.median(part)) for part in np.split(concentration.effective, [onset]))
     return after / before
+
+
+def _no_logits(history: History) -> str:
+    has_logits = any(router.z_loss is not None for router in history.routers)
+    return "" if has_logits else "the recordings hold no logits at every step"
+
+
+#: A z-loss of 100 is a log-sum-exp of 10; from there on one more factor of ten is told.
+_LARGE_Z_LOSS, _TIMES = 100.0, 10.0
+
+
+@series_check(
+    "MGT205",
+    "logits grow",
+    "warning",
+    inputs="series and tokens",
+    least_steps=lambda history: LEAST_STEPS,
+    needs_one_text=True,
+    too_little=_no_logits,
+)
+def logits_grow(history: History) -> Iterator[Finding]:
+    """The logits do not grow without bound.
+
+    Looked for: a z-loss, the mean square of the log-sum-exp of the logits, that is above 100 at the
+    last step and ten times that of the first (both heuristic). The tokens must be the same at every
+    step.
+
+    A finding means: nothing holds the size of the logits. Choices harden, weights of the chosen go
+    to 0 and 1, and low precision rounds ever more of each logit off.
+
+    What to do: give the router a z-loss or a larger one, a smaller learning rate, or a norm in
+    front of it.
+    """
+    grown = [
+        (z_loss[-1] / z_loss[0], router.name, z_loss)
+        for router in history.routers
+        if (z_loss := router.z_loss) is not None
+        and z_loss[-1] > max(_LARGE_Z_LOSS, _TIMES * z_loss[0])
+    ]
+    for _, name, z_loss in sorted(grown, key=lambda one: -one[0]):
+        yield logits_grow.finding(
+            name,
+            f"its z-loss went from {figure_text(z_loss[0])} to {figure_text(z_loss[-1])}.",
+            f"Steps {history.step(0)} to {history.step(-1)}: log-sum-exp {z_loss[0] ** 0.5:.2g} to "
+            f"{z_loss[-1] ** 0.5:.3g}. Give the router a larger z-loss or a smaller learning rate.",
+        )
