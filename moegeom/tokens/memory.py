@@ -18,12 +18,18 @@ from moegeom.core.digest import digest_of
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.core.registry import unknown_name
 from moegeom.core.shapes import Float32, Shaped
+from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.tokens.foreign.arrays import (
+    BATCH,
     COLUMN_KEYS,
+    MASK,
+    TOKENS,
     Form,
     layers_in_memory,
     open_arrays,
+    refuse_hidden_states,
+    refuse_other_dtype,
     refuse_other_form,
 )
 from moegeom.tokens.recording.columns import unknown_columns
@@ -62,7 +68,7 @@ class HeldArrays:
         RecordingError
             When they cannot be assigned to routers, or are no numbers of that kind.
         """
-        if request.stage is None:
+        if request.stage not in STAGE_TENSORS:
             raise UsageError(
                 f"{NAME} do not say what their numbers are.",
                 f"Add --stage, one of {', '.join(STAGE_TENSORS)}.",
@@ -70,14 +76,14 @@ class HeldArrays:
         keys = [key for key in self.arrays if key not in COLUMN_KEYS]
         if all(key.isdecimal() for key in keys) and not request.router_map:
             request = replace(request, router_map=_of_layers(keys, request))
+        for key in keys:
+            refuse_hidden_states(self.arrays[key].shape, f"{NAME}: {key}", request)
         size = sum(array.nbytes for array in self.arrays.values())
         return open_arrays(NAME, request, self.arrays, self._layers, size_bytes=size)
 
     def _layers(self, key: str, dtypes: Collection[np.dtype], form: Form) -> Sequence[ArrayRows]:
         array = self.arrays[key]
-        if array.dtype not in dtypes:
-            expected = " or ".join(map(str, dtypes))
-            raise RecordingError(f"{NAME}: {key} is {array.dtype}; expected {expected}.")
+        refuse_other_dtype(array.dtype, dtypes, f"{NAME}: {key}")
         refuse_other_form(array.shape, form, f"{NAME}: {key}")
         return layers_in_memory(array, f"{NAME}: {key}")
 
@@ -101,20 +107,66 @@ def hold(value: Any) -> HeldArrays:
     RecordingError
         When there is nothing in it, or layers have different numbers of tokens.
     """
+    if isinstance(value, Mapping) and BATCH in value:
+        return HeldArrays(_of_batch(value))
     if isinstance(value, Mapping):
         arrays = {str(key): as_array(one) for key, one in value.items()}
         if not set(arrays) - set(COLUMN_KEYS):
             raise RecordingError(f"{NAME}: there is none.", "Name one for each router.")
         return HeldArrays(arrays)
-    if isinstance(value, list | tuple) and value and np.ndim(as_array(value[0])) == 2:
-        layers = [as_array(one) for one in value]
-        shapes = {layer.shape for layer in layers}
-        if len(shapes) > 1:
-            raise RecordingError(
-                f"{NAME}: layers of the shapes {', '.join(map(str, sorted(shapes)))}; expected one."
-            )
-        return HeldArrays({_ONLY: np.stack(layers)})
+    if isinstance(value, list | tuple) and value:
+        return HeldArrays({_ONLY: _stacked(value)})
     return HeldArrays({_ONLY: as_array(value)})
+
+
+#: How a list of batches becomes one of layers.
+_JOIN = "Of batches of layers: [np.concatenate(layer) for layer in zip(*batches)]."
+
+
+def _stacked(items: Sequence[Any]) -> Shaped[np.ndarray, "..."]:
+    """The items, one for each layer, of equal shape."""
+    if isinstance(items[0], list | tuple | Mapping):
+        raise RecordingError(f"{NAME}: a list of lists; expected an array for each layer.", _JOIN)
+    layers = [as_array(one) for one in items]
+    shapes = {layer.shape for layer in layers}
+    if len(shapes) > 1:
+        raise RecordingError(
+            f"{NAME}: layers of the shapes {', '.join(map(str, sorted(shapes)))}; expected one.",
+            _JOIN,
+        )
+    return np.stack(layers)
+
+
+def _of_batch(value: Mapping[Any, Any]) -> dict[str, Shaped[np.ndarray, "..."]]:
+    """Logits of a model's output without the padding of the batch, whose sequences are documents.
+
+    Raises
+    ------
+    RecordingError
+        When mask or token ids are of another batch.
+    """
+    logits = value[BATCH]
+    layers = _stacked(logits) if isinstance(logits, list | tuple) else as_array(logits)
+    beside = {name: as_array(value[name]) for name in (MASK, TOKENS) if name in value}
+    num_rows = layers.shape[-2] if layers.ndim > 1 else 0
+    for name, array in beside.items():
+        if array.ndim != 2 or array.size != num_rows:
+            raise RecordingError(
+                f"{NAME}: {name} has shape {array.shape}; {BATCH} has "
+                f"{number_of(num_rows, 'row')}: expected (sequences, length), as many.",
+                "Give those of the same batch.",
+            )
+    if not beside:
+        return {BATCH: layers}
+    shape = next(iter(beside.values())).shape
+    used = beside[MASK].reshape(-1) != 0 if MASK in beside else np.full(num_rows, True)
+    arrays = {
+        BATCH: layers[..., used, :],
+        "document": np.repeat(np.arange(shape[0]), shape[1])[used],
+    }
+    if TOKENS in beside:
+        arrays["token_id"] = beside[TOKENS].reshape(-1)[used].astype(np.int64)
+    return arrays
 
 
 def as_array(value: Any) -> Shaped[np.ndarray, "..."]:

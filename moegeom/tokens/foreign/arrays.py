@@ -33,10 +33,16 @@ from moegeom.tokens.rows import (
     as_recording_error,
 )
 from moegeom.tokens.source import Request
-from moegeom.tokens.stages import EXPERT_DTYPES, STAGE_TENSORS, StoredTensor
+from moegeom.tokens.stages import EXPERT_DTYPES, INPUT_STAGES, STAGE_TENSORS, StoredTensor
 
 #: Keys with these names are facts about tokens, one integer each, and no routers.
 COLUMN_KEYS = ("document", "position", "token_id")
+
+#: What transformers calls the logits of a batch, and the tensors that they were computed from.
+BATCH, MASK, TOKENS = "router_logits", "attention_mask", "input_ids"
+
+#: Said of a batch without its mask.
+PADDING_COUNTED = f"padding of the batch, if it has any, is counted: no {MASK} beside {BATCH}"
 
 #: Tokens whose documents are read at once when they are counted; whole blocks.
 _PIECE = 2**16
@@ -89,7 +95,59 @@ def flattening(noun: str, num_axes: int, form: Form = "rows") -> str:
     if form == "rows":
         return f"Bring it to one row per token: {flat}."
     stacked = f"{noun}.reshape({noun}.shape[0], -1, {noun}.shape[-1])"
-    return f"Bring it to one row per token: {stacked} where layers come first, else {flat}."
+    return (
+        f"Bring it to one row per token: {stacked} where layers come first, the same of "
+        f"{noun}.swapaxes(0, 1) where batches come first and layers second, else {flat}."
+    )
+
+
+#: Where an array of other numbers is meant, by the kind of its dtype and of those expected.
+_CASTS = {
+    ("u", "f"): "Bits of bfloat16 are array.view(ml_dtypes.bfloat16).",
+    ("i", "f"): "Whole numbers are expert ids: stage ids.",
+    ("f", "i"): "Ids as floats are array.astype(numpy.int32); logits are stage logits.",
+    ("f", "u"): "Ids as floats are array.astype(numpy.int32); logits are stage logits.",
+}
+
+
+def refuse_other_dtype(dtype: np.dtype | str, dtypes: Collection[np.dtype], subject: str) -> None:
+    """Raises RecordingError for numbers that are none of these; the hint says what may be meant."""
+    if dtype in dtypes:
+        return
+    expected = " or ".join(map(str, dtypes))
+    own = np.dtype(dtype).kind if isinstance(dtype, np.dtype) else ""
+    hint = _CASTS.get((own, next(iter(dtypes)).kind.replace("V", "f")), "")
+    raise RecordingError(f"{subject} is {dtype}; expected {expected}.", hint)
+
+
+#: What more items than routers by one are, and what to take instead.
+_HIDDEN_STATES = (
+    "One item more than layers is what output_hidden_states gives: states between blocks, which no "
+    "router reads. Record what routers read: moegeom capture, or mg.Recorder in a loop of yours."
+)
+
+
+def refuse_hidden_states(shape: tuple[int, ...], subject: str, request: Request) -> None:
+    """Raises RecordingError for batches of inputs of one item more than there are routers."""
+    if len(shape) == 4 and _are_hidden_states(shape[0], request):
+        message = f"{subject} has shape {shape}; the checkpoint has {len(request.known)} routers."
+        raise RecordingError(message, _HIDDEN_STATES)
+
+
+def _are_hidden_states(num_layers: int, request: Request) -> bool:
+    return request.stage in INPUT_STAGES and num_layers == len(request.known) + 1 > 2
+
+
+def _other_layers(key: str, layers: Sequence[Rows], request: Request) -> str:
+    """What to do with an array of another number of layers."""
+    if _are_hidden_states(len(layers), request):
+        return _HIDDEN_STATES
+    if layers[0].num_rows in (len(request.known), len(request.routers)):
+        return f"Its layers come second: save {key}.swapaxes(0, 1)."
+    return (
+        "Choose the routers that it holds with --layers, or save one array for each "
+        "router: np.savez(file, **{'text.3': array, ...})."
+    )
 
 
 def layers_in_file(
@@ -208,8 +266,7 @@ def assign_layers(
         raise RecordingError(
             f"{path.name}: {key} has shape {shape}, {number_of(len(layers), 'layer')}; expected "
             f"one for each router that is looked at: {_listed(request.routers)}.",
-            "Choose the routers that it holds with --layers, or save one array for each "
-            "router: np.savez(file, **{'text.3': array, ...}).",
+            _other_layers(key, layers, request),
         )
     return dict(zip(request.routers, layers, strict=True))
 
@@ -265,10 +322,11 @@ def foreign_source(
     rows: Mapping[str, Rows],
     columns: Mapping[str, Rows],
     size_bytes: int | None = None,
+    notes: tuple[str, ...] = (),
 ) -> StoredSource:
     """The token source made of ``rows`` (by router) and ``columns`` (by name, one wide).
 
-    ``size_bytes`` None is the size of the file at ``path``.
+    ``size_bytes`` None is the size of the file at ``path``; ``notes`` are those of its facts.
     """
     stage, tensor = foreign_tensor(path, request)
     first = next(iter(rows))
@@ -290,6 +348,7 @@ def foreign_source(
         has_chosen=not tensor.is_float,
         num_documents=None if documents is None else documents.num_documents,
         size_bytes=path.stat().st_size if size_bytes is None else size_bytes,
+        notes=notes,
     )
     tensors = {router: {tensor.name: values} for router, values in rows.items()}
     token_columns = RowColumns(columns, documents) if columns else UnknownColumns()

@@ -39,6 +39,10 @@ from moegeom.core.shapes import Bool
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenSource
 from moegeom.tokens.foreign.arrays import (
+    BATCH,
+    MASK,
+    PADDING_COUNTED,
+    TOKENS,
     Form,
     assign_layers,
     foreign_source,
@@ -47,6 +51,7 @@ from moegeom.tokens.foreign.arrays import (
     layers_in_memory,
     open_arrays,
     open_tensor_file,
+    refuse_other_dtype,
     refuse_other_form,
 )
 from moegeom.tokens.foreign.npy import NpyHeader, NpzMember, npz_members, read_npy_header
@@ -186,9 +191,6 @@ _Mask = Bool[np.ndarray, "rows"] | None
 
 _SAVE = "Save the tensors alone: torch.save(outputs.router_logits, file)."
 
-#: What transformers calls the tuple, and the tensors of the batch that it was computed from.
-_BATCH, _MASK, _TOKENS = "router_logits", "attention_mask", "input_ids"
-
 
 def is_torch_archive(path: Path) -> bool:
     """True for archives of torch, by name and beginning."""
@@ -211,9 +213,12 @@ def open_torch(path: Path, request: Request) -> TokenSource:
         if not isinstance(root, dict):
             layers = reader.all_layers(root, dtypes)
             rows = assign_layers(path, path.stem, layers, request)
-            return foreign_source(path, request, rows, {})
-        if _BATCH in root:
-            return foreign_source(path, request, *_of_batch(reader, root, request, dtypes))
+            notes = (PADDING_COUNTED,) * isinstance(root, list | tuple)
+            return foreign_source(path, request, rows, {}, notes=notes)
+        if BATCH in root:
+            rows, columns = _of_batch(reader, root, request, dtypes)
+            notes = () if MASK in root else (PADDING_COUNTED,)
+            return foreign_source(path, request, rows, columns, notes=notes)
         if odd := [key for key in root if not isinstance(key, str | int)]:
             message = f"{path.name}: a key is a {type(odd[0]).__name__}; expected names or numbers."
             raise RecordingError(message, _SAVE)
@@ -239,24 +244,24 @@ def _of_batch(
     RecordingError
         When mask or token ids are of another batch.
     """
-    beside = {name: reader.whole(root[name], name) for name in (_MASK, _TOKENS) if name in root}
-    mask = None if _MASK not in beside else beside[_MASK].reshape(-1) != 0
-    layers = reader.all_layers(root[_BATCH], dtypes, mask)
+    beside = {name: reader.whole(root[name], name) for name in (MASK, TOKENS) if name in root}
+    mask = None if MASK not in beside else beside[MASK].reshape(-1) != 0
+    layers = reader.all_layers(root[BATCH], dtypes, mask)
     num_rows = layers[0].num_rows if mask is None else len(mask)
     for name, tensor in beside.items():
         if tensor.ndim != 2 or tensor.size != num_rows:
             raise RecordingError(
-                f"{reader.path.name}: {name} has shape {tensor.shape}; {_BATCH} has "
+                f"{reader.path.name}: {name} has shape {tensor.shape}; {BATCH} has "
                 f"{number_of(num_rows, 'row')}: expected (sequences, length), as many.",
                 "Save those of the same batch.",
             )
-    rows = assign_layers(reader.path, _BATCH, layers, request)
+    rows = assign_layers(reader.path, BATCH, layers, request)
     if not beside:
         return rows, {}
     shape = next(iter(beside.values())).shape
     columns = {"document": np.repeat(np.arange(shape[0]), shape[1])}
-    if _TOKENS in beside:
-        columns["token_id"] = beside[_TOKENS].reshape(-1).astype(np.int64)
+    if TOKENS in beside:
+        columns["token_id"] = beside[TOKENS].reshape(-1).astype(np.int64)
     used = slice(None) if mask is None else mask
     return rows, {
         name: ArrayRows(values[used][:, None], reader.path.name) for name, values in columns.items()
@@ -278,19 +283,19 @@ class _Tensors:
         where = f"{self.path.name}: {key}"
         view = self._view(value, where)
         stored = DTYPES.get(view.dtype)
-        if stored is None or stored.numpy is None or stored.numpy not in dtypes:
-            expected = " or ".join(map(str, dtypes))
-            raise RecordingError(f"{where} is {view.dtype}; expected {expected}.")
+        dtype = None if stored is None else stored.numpy
+        refuse_other_dtype(view.dtype if dtype is None else dtype, dtypes, where)
+        assert dtype is not None
         refuse_other_form(view.shape, form, where, noun="tensor")
         num_rows = view.shape[len(view.shape) == 3]
         if mask is not None and len(mask) != num_rows:
             raise RecordingError(
-                f"{where} has {number_of(num_rows, 'row')}; {_MASK} is of "
+                f"{where} has {number_of(num_rows, 'row')}; {MASK} is of "
                 f"{number_of(len(mask), 'token')}.",
                 "Save the mask of the same batch.",
             )
         if view.is_contiguous and (mask is None or mask.all()):
-            return layers_in_file(self.path, view.offset, stored.numpy, view.shape)
+            return layers_in_file(self.path, view.offset, dtype, view.shape)
         array = self._read(view, where)
         if mask is not None:
             array = array[..., mask, :]

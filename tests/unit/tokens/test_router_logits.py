@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import moegeom as mg
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.core.router import Norm
 from moegeom.tokens.foreign.arrays import expanded
@@ -167,7 +168,7 @@ class Outputs:
         (Outputs, "Outputs"),
         (lambda: {"text/1": [1.0, 2.0]}, "expected a tensor"),
         (lambda: (torch.zeros(2, 5, 16),) * 4, "(2, 5, 16); expected (tokens, width)"),
-        (lambda: (torch.zeros(5, 16, dtype=torch.int64),) * 4, "I64; expected float16"),
+        (lambda: (torch.zeros(5, 16, dtype=torch.int64),) * 4, "int64; expected float16"),
         (lambda: (torch.zeros(5, 16).to_sparse(),) * 4, "is a sparse tensor"),
         (lambda: 7, "is a int; expected a tensor"),
         (tuple, "an empty tuple"),
@@ -396,3 +397,50 @@ def test_the_prior_says_that_it_is_one_and_refuses_what_it_has_not():
         prior().read_values("text/0", 0, 1001)
     with pytest.raises(InternalError, match="gain"):
         prior(routers=(("a", OF_PRIOR, 5),))
+
+
+# ------------------------------------------------------------------------- as people hold them
+CHECKPOINT = "sample_ckpts/olmoe-balanced/step_1500"
+DRAWN = np.random.default_rng(0).standard_normal((4, 3, 128, 16)).astype(np.float32)
+INPUTS = np.random.default_rng(1).standard_normal((4, 2, 128, 64)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("value", "stage", "words"),
+    [
+        (INPUTS, "pre_norm", "output_hidden_states gives"),
+        ([*INPUTS], "pre_norm", "output_hidden_states gives"),
+        ([*INPUTS.reshape(4, 256, 64)], "pre_norm", "output_hidden_states gives"),
+        (DRAWN, "logits", "array.swapaxes(0, 1) where batches come first"),
+        (DRAWN[0].swapaxes(0, 1), "logits", "swapaxes(0, 1)"),
+        ([[*layers] for layers in DRAWN], "logits", "np.concatenate(layer) for layer in zip"),
+        ([DRAWN[0, 0], DRAWN[0, 1, :5]], "logits", "np.concatenate(layer) for layer in zip"),
+        (DRAWN[0].view(np.uint16)[..., ::2], "logits", "array.view(ml_dtypes.bfloat16)"),
+        (DRAWN[0], "ids", "array.astype(numpy.int32)"),
+        (DRAWN[0], "hidden", "Add stage, one of router_input"),
+        ({"router_logits": [*DRAWN[0]], "attention_mask": np.ones((2, 9))}, "logits", "as many"),
+    ],
+)
+def test_arrays_as_people_hold_them_are_refused_with_what_mends_them(value, stage, words):
+    with pytest.raises(mg.MoeGeomError) as caught:
+        mg.scan(CHECKPOINT, mg.recording(value, stage=stage))
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_the_output_of_a_model_in_memory_is_that_of_its_file(tmp_path):
+    """Padding is left out by the mask; without one a note says that it is counted."""
+    mask = torch.ones(2, 64, dtype=torch.int64)
+    mask[:, 50:] = 0
+    output = {"router_logits": tuple(map(torch.tensor, DRAWN[0])), "attention_mask": mask}
+    counts = []
+    for held in (output, {"router_logits": output["router_logits"]}):
+        torch.save(held, tmp_path / "out.pt")
+        in_file = mg.scan(CHECKPOINT, mg.recording(tmp_path / "out.pt", stage="logits"))
+        in_memory = mg.scan(CHECKPOINT, mg.recording(held, stage="logits"))
+        one, two = (
+            scan.layers().drop_columns(["router"]).to_pylist() for scan in (in_file, in_memory)
+        )
+        assert one == two
+        counts.append(one[0]["num_tokens"])
+        assert ("padding of the batch" in in_file.text()) == ("attention_mask" not in held)
+    assert counts == [100, 128]
