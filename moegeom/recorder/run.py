@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ class CaptureRequest:
 
     ``dtype`` None runs the model as it is stored, ``eager`` with the plainest attention and
     experts (numbers that do not depend on which fused kernels are there), ``device`` is one of
-    torch's, or ``auto`` for transformers' own placement.
+    torch's, or ``auto`` for transformers' own placement. ``tokens_per_document`` None spreads the
+    tokens over all documents.
     """
 
     model: Path
@@ -54,6 +56,7 @@ class CaptureRequest:
     out: Path
     keep: str | None = None
     num_tokens: int = DEFAULT_TOKENS
+    tokens_per_document: int | None = None
     length: int | None = None
     dtype: str | None = None
     device: str = "cpu"
@@ -126,6 +129,7 @@ def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
         raise UsageError(f"--dtype {request.dtype}: expected one of {', '.join(_DTYPES)}.")
     if not request.texts:
         raise UsageError("no text to read.", "Name files with --text.")
+    num_documents(request.texts)  # what cannot be read is said before a model is loaded
     store = open_checkpoint(request.model)
     if request.is_attention:
         return _attention_plan(request, store)
@@ -178,11 +182,19 @@ def capture(
         When transformers cannot load the model, or the recording cannot be made.
     """
     tokenize = tokenizer_of(request.model, request.tokenizer)
+    pieces: Iterable[TextPiece] = cut(
+        read_documents(request.texts, tokenize),
+        plan.length,
+        request.num_tokens,
+        num_documents(request.texts),
+        request.tokens_per_document,
+    )
+    first = next(iter(pieces), None)
+    if first is None:
+        raise RecordingError("The texts hold no token.", "Name files with text in them: --text.")
+    pieces = itertools.chain((first,), pieces)
     model = _load(request)
     engine = _engine(request, model)
-    pieces: Iterable[TextPiece] = cut(
-        read_documents(request.texts, tokenize), plan.length, request.num_tokens
-    )
     if isinstance(plan, AttentionPlan):
         return _captured_attention(request, model, pieces, engine, watch)
     domains: tuple[str, ...] = ()
@@ -261,6 +273,7 @@ def _journal(request: CaptureRequest, plan: CapturePlan, engine: str) -> dict[st
         "tokenizer": request.tokenizer or "",
         "keep": request.keep or "",
         "num_tokens": request.num_tokens,
+        "tokens_per_document": request.tokens_per_document or 0,
         "length": plan.length,
         "engine": engine,
     }
@@ -408,15 +421,59 @@ def read_documents(files: Sequence[TextFile], tokenize: Tokenize) -> Iterator[Te
         yield from (_lines if file.holds_many else _whole)(file, tokenize)
 
 
-def cut(documents: Iterator[TextDocument], length: int, num_tokens: int) -> Iterator[TextPiece]:
-    """Pieces of at most ``length`` tokens, ``num_tokens`` tokens in all; empty documents count."""
+def num_documents(files: Sequence[TextFile]) -> int:
+    """How many documents the files hold.
+
+    Raises
+    ------
+    RecordingError
+        When a file cannot be read, or holds nothing.
+    """
+    total = 0
+    for file in files:
+        try:
+            if file.path.is_dir():
+                raise RecordingError(
+                    f"{file.path}: a folder; --text takes files.",
+                    f"Name each of its files: --text {file.path / 'FILE.txt'} --text ...",
+                )
+            with open_regular(file.path, follows=True) as stream:
+                lines = iter(lambda: stream.readline(TEXT_BYTES), b"")
+                filled = sum(1 for line in lines if line.strip())
+        except OSError as error:
+            raise RecordingError(f"{file.path}: cannot be read ({error.strerror}).") from None
+        if not filled:
+            raise RecordingError(f"{file.path}: holds no text.", "Name a file with text in it.")
+        total += filled if file.holds_many else 1
+    return total
+
+
+#: Tokens that a document gives at least, if it has them, however many documents there are.
+_LEAST_SHARE = 256
+
+
+def cut(
+    documents: Iterator[TextDocument],
+    length: int,
+    num_tokens: int,
+    num_documents: int = 1,
+    per_document: int | None = None,
+) -> Iterator[TextPiece]:
+    """Pieces of at most ``length`` tokens, ``num_tokens`` tokens in all; empty documents count.
+
+    Of each document its first ``per_document`` tokens; None spreads what is left over the documents
+    that are left, at least 256 each.
+    """
     left = num_tokens
     for number, document in enumerate(documents):
-        for position in range(0, len(document.token_ids), length):
-            if left <= 0:
-                return
-            ids = document.token_ids[position : position + min(length, left)]
-            left -= len(ids)
+        if left <= 0:
+            return
+        even = -(-left // max(num_documents - number, 1))
+        share = min(left, per_document or max(even, _LEAST_SHARE))
+        token_ids = document.token_ids[:share]
+        left -= len(token_ids)
+        for position in range(0, len(token_ids), length):
+            ids = token_ids[position : position + length]
             yield TextPiece(ids, number, position, document.domain)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from moegeom_cli.command import Command, Group
-from moegeom_cli.options import FamilyFile, PrintFormat, Quiet, Restart
+from moegeom_cli.options import FamilyFile, PrintFormat, Quiet, Restart, Verbose
 from moegeom_cli.streams import Format, has_colours, watching, width
 
 COMMAND = Command(Group.measure, 1, "moegeom capture CKPT --text FILE.txt --out REC")
@@ -26,7 +26,7 @@ def run(
             "May be given several times.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The recording; must not exist.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The recording; must not exist.")],
     keep: Annotated[
         str | None,
         typer.Option(
@@ -40,6 +40,14 @@ def run(
     num_tokens: Annotated[
         int, typer.Option("--num-tokens", min=1, help="Stop after so many tokens.")
     ] = 16_384,
+    tokens_per_document: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens-per-document",
+            min=1,
+            help="At most so many of each document [default: spread over all of them].",
+        ),
+    ] = None,
     length: Annotated[
         int | None,
         typer.Option("--length", min=1, help="Tokens read at once [default: 2048 or fewer]."),
@@ -66,8 +74,10 @@ def run(
     family: FamilyFile = None,
     format: PrintFormat = Format.table,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Record what routers read and choose on a text."""
+    del verbose
     from moegeom.core.errors import UsageError
     from moegeom.core.extras import install_command
 
@@ -91,6 +101,7 @@ def run(
         out=out,
         keep=keep,
         num_tokens=num_tokens,
+        tokens_per_document=tokens_per_document,
         length=length,
         dtype=dtype,
         device=device,

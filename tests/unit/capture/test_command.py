@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moegeom.core.errors import CheckpointError, RecordingError, UsageError
 from moegeom.document.model import Document, View
@@ -15,6 +17,7 @@ from moegeom.recorder import recorder
 from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.run import (
     CaptureRequest,
+    TextDocument,
     TextFile,
     capture,
     cut,
@@ -193,3 +196,31 @@ def test_the_screen_says_what_was_written_and_what_to_do(balanced, text, monkeyp
     assert f"next     moegeom scan {balanced.path} --tokens rec" in screen.out
     total = sum(file.stat().st_size for file in (text.parent / "rec").iterdir())
     assert total > 4096 * 204  # bytes that its plan says of a token
+
+
+@given(st.lists(st.integers(0, 900), min_size=1, max_size=40), st.integers(1, 9000))
+def test_tokens_are_spread_over_documents_and_short_ones_leave_theirs_to_the_next(sizes, total):
+    documents = [TextDocument(tuple(range(size)), None) for size in sizes]
+    pieces = list(cut(iter(documents), 64, total, len(sizes)))
+    lengths = [0] * len(sizes)
+    for piece in pieces:
+        assert piece.position == lengths[piece.document]
+        lengths[piece.document] += len(piece.token_ids)
+    assert all(mine <= whole for mine, whole in zip(lengths, sizes, strict=True))
+    assert sum(lengths) <= total
+    even = -(-total // len(sizes))
+    if even >= 256:
+        assert all(
+            mine >= min(whole, even) or sum(lengths) == total
+            for mine, whole in zip(lengths, sizes, strict=True)
+        )
+    capped = list(cut(iter(documents), 64, total, len(sizes), 10))
+    assert all(piece.position + len(piece.token_ids) <= 10 for piece in capped)
+
+
+def test_text_is_looked_at_before_the_model(balanced, tmp_path, monkeypatch):
+    monkeypatch.setattr("moegeom.recorder.run._load", lambda request: pytest.fail("model loaded"))
+    (tmp_path / "empty.txt").write_text(" \n")
+    for text, words in ((tmp_path / "empty.txt", "holds no text"), (tmp_path, "a folder")):
+        with pytest.raises(RecordingError, match=words):
+            run(request_of(balanced, text, tmp_path / "out"))
