@@ -83,8 +83,8 @@ def bias_cast(measured: Measured, limits: Limits) -> Iterator[Finding]:
     Looked for: a step of bfloat16, at the largest bias, that is not small beside the spread of the
     biases, and the number of different values that a cast would leave.
 
-    A finding means: the file is sound, but an engine that casts the bias (some do as soon as a
-    quantisation config is present) routes most tokens elsewhere.
+    A finding means: an engine that casts the bias (some do as soon as a quantisation config is
+    present) routes most tokens elsewhere.
 
     What to do: keep the tensor in float32 in every engine; or subtract a constant from all biases
     of a layer before the cast, where the rule makes that neutral (the finding says so, with the
@@ -108,8 +108,8 @@ def bias_cast(measured: Measured, limits: Limits) -> Iterator[Finding]:
             "the selection bias does not survive a cast to bfloat16.",
             f"{row['bias_num_distinct']} distinct values become {row['bias_num_distinct_bf16']}: "
             f"they spread {row['bias_spread']:.2g} around {row['bias_middle']:.3g}, where bfloat16 "
-            f"steps by {row['bias_ulp_bf16']:.2g}. {_moved(measured, row)}{lost} Harmless as "
-            f"stored ({measured.facts(router).get('bias_dtype', 'F32').lower()}).",
+            f"steps by {row['bias_ulp_bf16']:.2g}. {_moved(measured, row)}{lost} It is "
+            f"stored in {measured.facts(router).get('bias_dtype', 'F32').lower()}.",
             fix=either(recentre(measured, row), keep_in_float32(measured, row)),
         )
 
