@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from moegeom.core.finding import Finding
 from moegeom.document.drawing import figure_named
-from moegeom.document.model import Document, View
+from moegeom.document.model import Document, Fact, View
 from moegeom.document.paper import refuse_undrawable, write_figure
 from moegeom.document.render import render
 from moegeom.document.summary import summarise
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from moegeom.results.counts import ExpertCounts
 
 T = TypeVar("T")
+
+#: Characters of a verdict that a console shows.
+_MOST_SHOWN = 120
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,7 +91,10 @@ class Report(Generic[T]):
 
     def __repr__(self) -> str:
         document = self.document
-        return f"{type(self).__name__}({document.kind}: {document.name})"
+        facts = (b for blocks in document.sections for b in blocks if isinstance(b, Fact))
+        verdicts = [fact.text for fact in facts if fact.label in ("VERDICT", "RESULT")]
+        verdict = f": {textwrap.shorten(verdicts[0], _MOST_SHOWN)}" if verdicts else ""
+        return f"{type(self).__name__}({document.kind}: {document.name}{verdict})"
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, so that its style does not touch the notebook."""
@@ -118,9 +125,6 @@ class GateReport(Report[G]):
 
     def __bool__(self) -> bool:
         return self.exit_code == 0
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, exit code {self.exit_code})"
 
 
 class ScanReport(Report[Results]):

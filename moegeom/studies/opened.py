@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Router, RouterSet
+from moegeom.core.text import number_of
 from moegeom.document.model import Document, Table, Title
 from moegeom.document.render import render
 from moegeom.document.report import Report, ScanReport
@@ -124,8 +125,15 @@ class Recording:
 
     def __repr__(self) -> str:
         paths = isinstance(self.tokens, TokenFiles) and list(self.tokens.paths)
-        what = paths or tokens_path(self.tokens) or "in memory"
+        path = tokens_path(self.tokens)
+        what = paths or path or "in memory"
         arguments = [f"{name}={value!r}" for name, value in self.options.items()]
+        if isinstance(self.tokens, HeldArrays):
+            arguments += [f"{key} {array.shape}" for key, array in self.tokens.arrays.items()][:4]
+        elif path and (Path(path) / "recording.json").is_file():
+            facts = self.open().facts
+            kind = f"{facts.stage} of {number_of(len(facts.routers), 'router')}"
+            arguments.append(f"{number_of(facts.num_tokens, 'token')}, {kind}")
         return f"Recording({', '.join([repr(what), *arguments])})"
 
 
