@@ -18,7 +18,7 @@ from moegeom.core.metric import Metric
 from moegeom.core.router import Router
 from moegeom.core.row_keys import ALL, CHECKPOINT_B, RUN_B, under_random
 from moegeom.core.shapes import Int64
-from moegeom.core.tokens import TILE, InputNoise, TokenSource
+from moegeom.core.tokens import TILE, InputNoise, StoredValues, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
@@ -339,6 +339,10 @@ def _arithmetic_passes(
             yield Pass(name, task, chosen)
 
 
+#: Tokens whose numbers tell in which format inputs were recorded.
+_TELLING_TOKENS = 64
+
+
 def effects_recorded(run: RouterRun) -> dict[str, str]:
     """Arithmetics of which nothing is left to see: all that they round is rounded as recorded.
 
@@ -346,10 +350,11 @@ def effects_recorded(run: RouterRun) -> dict[str, str]:
     are: no choice can flip, whatever it did to the model that was recorded. Judged by the first
     tokens of router inputs.
     """
-    source, router = run.source, run.router
-    if source.facts.stage != "router_input" or run.options.reference:
+    source, router, options = run.source, run.router, run.options
+    is_input = source.facts.stage == "router_input" and isinstance(source, StoredValues)
+    if not (options.arithmetics and is_input) or options.reference:
         return {}
-    values = source.read_values(router.name, 0, min(TILE, source.facts.num_tokens))
+    values = source.read_values(router.name, 0, min(_TELLING_TOKENS, source.facts.num_tokens))
     return {
         how.name: "the inputs and rows have no more digits than it keeps"
         for how in map(arithmetic, run.options.arithmetics)
@@ -377,7 +382,7 @@ def finish_passes(
         "reasons": reasons,
         "seconds": seconds,
         "disagreements": _disagreements(main),
-        "recorded_effects": effects_recorded(run) if run.compares else {},
+        "recorded_effects": effects_recorded(run),
     }
     return MeasuredRouter(rows, facts)
 

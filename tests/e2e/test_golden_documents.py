@@ -150,7 +150,7 @@ def fixed(text: str, form: str) -> str:
     # a last digit that the processor's own sums decide
     text = re.sub(r"(?<=safe by a factor of )[\d.e+]+", "#", text)
     text = re.sub(r'\btime="[^"]*"|timestamp="[^"]*"', 'time="#"', text)
-    return re.sub(r"(?<=moegeom )\d+\.\d+\.\d+\S*", "#", text)
+    return re.sub(r'(?<=moegeom )\d+\.\d+\.\d+\S*|(?<="moegeom" value=")[^"]+', "#", text)
 
 
 def _kinds(value: Any) -> Any:

@@ -322,7 +322,7 @@ def test_an_earlier_state_fails_the_gate_and_every_report_says_so(moegeom, tmp_p
         assert widest(screen) <= int(columns)
         words = " ".join(screen.split())
         assert "step 700 holds the rows of step 100 again, bit for bit" in words
-        assert "VERDICT FAILED: 1 error" in words
+        assert "1 not (1 error)" in words
     for kind in ("junit", "github", "md", "html"):
         assert "MGT101" in (tmp_path / f"out.{kind}").read_text()
     document = json.loads(forms["json"]["80"])

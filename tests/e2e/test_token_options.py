@@ -229,7 +229,7 @@ def test_what_was_left_out_is_counted_on_screen_and_in_the_verdict_of_the_gate(m
     skip = ("--non-finite", "skip", "--out")
     screen = moegeom(place, *typed("scan", "some.npy"), *skip, "some", COLUMNS="120", code=0).words
     assert "Not finite, so left out: 2" in screen
-    assert "load holds for these 198 tokens" in screen
+    assert "Measured on these 198 tokens" in screen
     verdict = moegeom(place, "check", "some", COLUMNS="120").words
     assert "Not checked: 2 of 200 tokens (not finite)" in verdict
     screen = moegeom(place, *typed("scan", "none.npy"), *skip, "none", COLUMNS="120", code=0).words

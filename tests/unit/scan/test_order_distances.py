@@ -7,10 +7,9 @@ import pytest
 
 from moegeom.core.router import Rule
 from moegeom.core.tokens import TILE, TopLogits
-from moegeom.engine.batch import LazyBatch
+from moegeom.engine.batch import LazyBatch, tokens_of_tile
 from moegeom.engine.prepared import prepare, unavailable
 from moegeom.engine.request import ComputeOptions
-from moegeom.engine.sampled import tokens_of_tile
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.orders import (
     free_logit_distance,

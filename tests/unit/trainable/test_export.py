@@ -132,7 +132,7 @@ def moegeom(capsys) -> Run:
         """A command about results, or about a checkpoint by the family file in it."""
         family = folder / "family.toml"
         options = ("--family", family) if family.exists() else ()
-        code = exit_code([*map(str, (command, folder, *options, *arguments))])
+        code = exit_code([*command.split(), *map(str, (folder, *options, *arguments))])
         screen = capsys.readouterr()
         return code, " ".join((screen.out + screen.err).split())
 
@@ -141,7 +141,7 @@ def moegeom(capsys) -> Run:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trained_router_is_read_by_its_rule(kind, moegeom, tmp_path):
-    code, screen = moegeom("routers", export_checkpoint(trained(kind), tmp_path / "model"))
+    code, screen = moegeom("list routers", export_checkpoint(trained(kind), tmp_path / "model"))
     assert (code, WORDS[kind] in screen) == (0, True), screen
 
 
@@ -158,7 +158,7 @@ def scanned(model: Model, moegeom: Run, folder: Path, has_inputs: bool) -> str:
 )
 def test_choices_of_a_trained_router_verify_its_rule(kind, moegeom, tmp_path):
     screen = scanned(trained(kind), moegeom, tmp_path, has_inputs=True)
-    assert "recorded choices reproduced: 512 of 512" in screen
+    assert "the rule gives 512 of 512 recorded choices" in screen
     code, screen = moegeom("check", tmp_path / "results")
     assert code == 0, screen
     assert "verified: 100 % of the first recorded choices follow" in screen
@@ -170,7 +170,7 @@ def test_choices_of_a_trained_router_verify_its_rule(kind, moegeom, tmp_path):
 )
 def test_what_no_row_decides_is_listed_with_the_reason_and_counted(kind, reason, moegeom, tmp_path):
     assert reason in scanned(trained(kind), moegeom, tmp_path, has_inputs=False)
-    code, screen = moegeom("routers", tmp_path / "model")
+    code, screen = moegeom("list routers", tmp_path / "model")
     assert code == 3 and f"cannot be measured: {reason}" in screen
 
 
@@ -195,12 +195,12 @@ def test_all_tensors_are_written_once_and_files_name_score_and_number(tmp_path):
 
 def test_a_router_alone_is_layer_0_and_other_names_are_other_stacks(moegeom, tmp_path):
     code, screen = moegeom(
-        "routers", export_checkpoint(TopKRouter(EXPERTS, K, HIDDEN), tmp_path / "alone")
+        "list routers", export_checkpoint(TopKRouter(EXPERTS, K, HIDDEN), tmp_path / "alone")
     )
     assert code == 0 and "text/0" in screen
     model = Model(KINDS["top-k"])
     model.layers[1].gate = CosineRouter(4, 1, HIDDEN, projected=3)
-    code, screen = moegeom("routers", export_checkpoint(model, tmp_path / "both"))
+    code, screen = moegeom("list routers", export_checkpoint(model, tmp_path / "both"))
     assert code == 0 and "text0/0-1" in screen and "text1/1" in screen, screen
 
 
