@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
 
 from moegeom.checks.check import Check, Claim, Inputs
 from moegeom.checks.profile import DEFAULT, FAMILY_WISE_ERROR
@@ -18,7 +17,8 @@ from moegeom.core.text import number_of
 from moegeom.studies.track.steps import History
 
 
-def _series_check(
+@record_of_function
+def series_check(
     name: str,
     page: str,
     judge: Callable[[History], Iterable[Claim]],
@@ -32,7 +32,7 @@ def _series_check(
     needs_one_text: bool = False,
     too_little: Callable[[History], str] = lambda history: "",
 ) -> Check:
-    """A check of a series of checkpoints.
+    """A check of a series of checkpoints, made of the function under it, which judges.
 
     ``least_steps`` says how many steps it takes for these routers; ``needs_bias`` and
     ``needs_one_text`` what else, beside its ``inputs``. ``too_little`` says what more there is too
@@ -71,9 +71,6 @@ def _series_check(
         only_in=("default",),
     )
 
-
-#: Makes a check of a series of the function under it, which judges.
-series_check: Final = record_of_function(_series_check)
 
 #: Checks of a series.
 SERIES_CHECKS = Rooms("check of a series", "moegeom.studies.track.findings", Check)
