@@ -209,9 +209,8 @@ class Commands(TyperGroup):
         self.format_commands(ctx, formatter)
         typed = ", ".join(param.opts[-1] for param in self.get_params(ctx))
         formatter.write_paragraph()
-        formatter.write_text(
-            f"{ctx.command_path} COMMAND -h says more. Options: {typed}.{_DEFAULTS}"
-        )
+        more = f"{ctx.command_path} COMMAND -h says more. Options: {typed}."
+        formatter.write_text(f"{more} {_DEFAULTS}")
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """A line for each command beside the question that it answers."""
