@@ -114,7 +114,7 @@ def _prices(imbalance: Imbalance) -> _Sentences:
         if meaning not in ("none", "none found"):
             results = [one.evening for one in routers]
             price = (
-                f" The bias changes the experts of "
+                f" It reroutes "
                 f"{_span((e.changed_share for e in results), percent)} of the tokens, moves "
                 f"{_span((e.displaced_weight for e in results), percent)} of the routing weight, "
                 "and lowers the scores of the chosen experts by "

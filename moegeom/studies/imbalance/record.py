@@ -79,8 +79,8 @@ MEANINGS: Mapping[Meaning, str] = {
     "domains or documents",
     "few": "a bias evens these tokens; too few documents to say whether it holds on others",
     "holds": "a bias evens the loads, on other documents too: look at its update before the router",
-    "holds, no bias now": "a bias evens the loads, on other documents too: look at what balances "
-    "them in training before the router (it has no selection bias now)",
+    "holds, no bias now": "a bias would even the loads, on other documents too; the router has "
+    "none: look first at what balances loads in training",
     "unknown": "",
     "balanced": "",
 }
