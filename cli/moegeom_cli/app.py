@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import sys
 import traceback
 from typing import Annotated
@@ -101,14 +103,23 @@ def exit_code(arguments: list[str]) -> int:
 
 def _typed(arguments: list[str]) -> str:
     """The command of a line, without moegeom."""
-    line = " ".join(arguments)
+    line = " ".join(itertools.dropwhile(lambda word: word.startswith("-"), arguments))
     return next((name for name in command_names() if f"{line} ".startswith(f"{name} ")), "moegeom")
 
 
 def _refused(error: MoeGeomError) -> int:
-    notes = "\n".join(getattr(error, "__notes__", ()))
-    _show(error_line(error.message, error.hint, notes, error_width()))
+    notes = [*getattr(error, "__notes__", ()), *_from_environment(error.message)]
+    _show(error_line(error.message, error.hint, "\n".join(notes), error_width()))
     return error.exit_code
+
+
+def _from_environment(message: str) -> list[str]:
+    """Options in a message that the environment sets: nobody may have typed them."""
+    names = (name for name in os.environ if name.startswith("MOEGEOM_"))
+    options = {
+        name: f"--{name.removeprefix('MOEGEOM_').lower().replace('_', '-')}" for name in names
+    }
+    return [f"{n} is set in the environment." for n, o in options.items() if o in message.split()]
 
 
 def _internal(error: Exception) -> int:

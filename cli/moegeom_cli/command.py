@@ -207,7 +207,7 @@ class Commands(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The commands first, then what may stand before them, in a line."""
         self.format_commands(ctx, formatter)
-        typed = ", ".join(param.opts[-1] for param in self.get_params(ctx))
+        typed = ", ".join(max(param.opts, key=len) for param in self.get_params(ctx))
         formatter.write_paragraph()
         more = f"{ctx.command_path} COMMAND -h says more. Options: {typed}."
         formatter.write_text(f"{more} {_DEFAULTS}")

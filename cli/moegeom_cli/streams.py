@@ -135,8 +135,15 @@ def _is_dumb() -> bool:
     return os.environ.get("TERM") == "dumb"
 
 
+#: The handler of ``--verbose``.
+_VERBOSE = "moegeom --verbose"
+
+
 def log_to_stderr(is_verbose: bool) -> bool:
-    """Lets what moegeom logs appear on stderr, with the seconds since Python began."""
+    """Lets what moegeom logs appear on stderr or not, with the seconds since Python began."""
+    logger = logging.getLogger("moegeom")
+    for handler in [one for one in logger.handlers if one.name == _VERBOSE]:
+        logger.removeHandler(handler)
     if is_verbose:
         from moegeom.document.untrusted import printable
 
@@ -145,8 +152,8 @@ def log_to_stderr(is_verbose: bool) -> bool:
                 return printable(f"{record.relativeCreated / 1000:8.2f} s  {record.getMessage()}")
 
         handler = logging.StreamHandler()
+        handler.set_name(_VERBOSE)
         handler.setFormatter(Printable())
-        logger = logging.getLogger("moegeom")
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG)
     return is_verbose

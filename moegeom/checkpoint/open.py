@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from moegeom.core.registry import Rooms
 from moegeom.core.text import natural
 
 FORMATS = Rooms("format", "moegeom.checkpoint.formats", Format)
+
+_LOG = logging.getLogger(__name__)
 
 #: Weight files of formats that are not read yet, by the end of their names.
 _OTHER_WEIGHTS = {".npz": "NumPy arrays", ".h5": "HDF5", ".msgpack": "Flax"}
@@ -58,7 +61,9 @@ def open_place(
     with about("checkpoint", where):
         try:
             location = _remote(url, remote or RemoteOptions()) if url else _local(Path(path))
-            return location, _open(location)
+            store = _open(location)
+            _LOG.info("%s: opened", store.label)
+            return location, store
         except OSError as error:
             raise CheckpointError(f"{where}: cannot be read ({error.strerror}).") from None
 

@@ -47,13 +47,12 @@ class Summary:
         """Layers with findings, of those judged, and what could not be judged of them."""
         total, with_tokens = len(self.layers), sum(bool(r.get("num_tokens")) for r in self.layers)
         flagged = sum(row["router"] in self.worst for row in self.layers)
-        if not with_tokens:
-            layers = number_of(total, "layer")
-            return (
-                f"findings in {flagged} of {layers}; weights alone: how they choose is not judged."
-            )
-        unjudged = self.run.get("checks_inconclusive") or ()
         sentence = f"findings in {flagged} of {number_of(total, 'layer')}"
+        if self.findings and not flagged:
+            sentence = f"of the checkpoint, none of one of {number_of(total, 'layer')} alone"
+        if not with_tokens:
+            return f"{sentence}; weights alone: how they choose is not judged."
+        unjudged = self.run.get("checks_inconclusive") or ()
         if with_tokens < total:
             sentence += f"; {total - with_tokens} without tokens, not judged on load"
         if unjudged:

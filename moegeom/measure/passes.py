@@ -343,7 +343,7 @@ def _arithmetic_passes(
 _TELLING_TOKENS = 64
 
 
-def effects_recorded(run: RouterRun) -> dict[str, str]:
+def effects_recorded(run: RouterRun) -> list[str]:
     """Arithmetics of which nothing is left to see: all that they round is rounded as recorded.
 
     So bf16 on inputs that are bfloat16 numbers, by whatever dtype they are stored, and on rows that
@@ -353,13 +353,10 @@ def effects_recorded(run: RouterRun) -> dict[str, str]:
     source, router, options = run.source, run.router, run.options
     is_input = source.facts.stage == "router_input" and isinstance(source, StoredValues)
     if not (options.arithmetics and is_input) or options.reference:
-        return {}
+        return []
     values = source.read_values(router.name, 0, min(_TELLING_TOKENS, source.facts.num_tokens))
-    return {
-        how.name: "the inputs and rows have no more digits than it keeps"
-        for how in map(arithmetic, run.options.arithmetics)
-        if emulate(router, how).changes_nothing_of(values)
-    }
+    arithmetics = map(arithmetic, options.arithmetics)
+    return [how.name for how in arithmetics if emulate(router, how).changes_nothing_of(values)]
 
 
 def finish_passes(

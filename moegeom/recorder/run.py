@@ -462,7 +462,7 @@ def cut(
     """Pieces of at most ``length`` tokens, ``num_tokens`` tokens in all; empty documents count.
 
     Of each document its first ``per_document`` tokens; None spreads what is left over the documents
-    that are left, at least 256 each.
+    that are left, at least 256 each: of more documents than that allows, the first.
     """
     left = num_tokens
     for number, document in enumerate(documents):

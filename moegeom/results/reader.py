@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from moegeom.results.run_file import fault
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_LOG = logging.getLogger(__name__)
 
 #: Version of the tables and of run.json; a reader refuses others.
 SCHEMA_VERSION = 1
@@ -279,6 +282,7 @@ def open_results(path: str | Path) -> Results:
     """
     folder = Path(path)
     file = folder / "run.json"
+    _LOG.info("%s: results", folder)
     try:
         run = parse_json(read_regular(file, MOST_JSON, True))
     except (OSError, DocumentError) as error:

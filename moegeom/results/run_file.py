@@ -106,7 +106,7 @@ class _Part(TypedDict, total=False):
     reasons: dict[str, str]
     what_ifs: dict[str, _WhatIf]
     num_non_finite: int
-    recorded_effects: dict[str, str]
+    recorded_effects: list[str]
 
 
 class _Checkpoint(TypedDict):

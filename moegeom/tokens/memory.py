@@ -125,7 +125,10 @@ _JOIN = "Of batches of layers: [np.concatenate(layer) for layer in zip(*batches)
 
 def _stacked(items: Sequence[Any]) -> Shaped[np.ndarray, "..."]:
     """The items, one for each layer, of equal shape."""
-    if isinstance(items[0], list | tuple | Mapping):
+    inner = items[0]
+    if isinstance(inner, Mapping) or (
+        isinstance(inner, list | tuple) and inner and hasattr(inner[0], "shape")
+    ):
         raise RecordingError(f"{NAME}: a list of lists; expected an array for each layer.", _JOIN)
     layers = [as_array(one) for one in items]
     shapes = {layer.shape for layer in layers}

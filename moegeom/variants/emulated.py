@@ -73,11 +73,15 @@ class Emulated:
         return rounded.astype(np.float32, copy=False)
 
     def changes_nothing_of(self, values: Float[np.ndarray, "tokens hidden"]) -> bool:
-        """Whether it rounds inputs and rows that are as it would make them, and nothing else."""
-        how, rounds_inputs = self.arithmetic, bool(self.lost)
+        """Whether it rounds to 16 bits inputs and rows that are of these, and nothing else.
+
+        What rounds less, such as tf32, is no effect that a recording of 16 bits can hold.
+        """
+        how = self.arithmetic
+        narrow = {how.input, how.operands} & {"bfloat16", "float16"}
         rest = (how.output, how.score, how.selection)
         is_exact = all(NUMBER_FORMATS[name].unit <= UNIT_FLOAT32 for name in rest)
-        if not (rounds_inputs and is_exact) or self.shift.any():
+        if not (narrow and self.lost and is_exact) or self.shift.any():
             return False
         finite = values[np.isfinite(values).all(axis=1)]
         return bool(len(finite)) and np.array_equal(self.inputs(finite), finite)

@@ -241,7 +241,7 @@ def test_a_full_disk_behind_the_output_is_no_bug():
 def test_what_is_typed_often_is_short_or_stands_in_the_environment(moegeom, place):
     spoken = moegeom(place, "scan", "model", "-o", "spoken", "-v", "-q", code=0).err.splitlines()
     assert [line.split()[1] for line in spoken] == ["s"] * len(spoken)
-    assert spoken[-1].endswith("spoken: written")
+    assert any(line.endswith("spoken: written") for line in spoken)
     assert moegeom(place, "report", "spoken", MOEGEOM_FORMAT="json", code=0).document
     assert moegeom(place, "list", "routers", "-h", code=0).out.startswith("Example: ")
     wrong = moegeom(place, "scan", "model", MOEGEOM_THREADS="many", code=2)

@@ -45,7 +45,8 @@ def run(
         typer.Option(
             "--tokens-per-document",
             min=1,
-            help="At most so many of each document [default: spread over all of them].",
+            help="At most so many of each document [default: evenly over them, at least 256 of "
+            "each, the first documents first].",
         ),
     ] = None,
     length: Annotated[

@@ -26,4 +26,4 @@ def run(words: Words = None, format: PrintFormat = Format.table) -> None:
         typer.echo(render_listing(rows, format, "families"))
     else:
         typer.echo(render_briefly([{k: row[k] for k in ("family", "rule")} for row in rows]))
-        typer.echo("\nmoegeom families WORD prints model types and sources of those with a word.")
+        typer.echo("\nmoegeom list families WORD also prints model types and sources.")

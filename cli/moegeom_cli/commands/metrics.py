@@ -38,7 +38,7 @@ def run(words: Words = None, format: PrintFormat = Format.table) -> None:
         typer.echo(render_listing(rows, format, "metrics"))
     else:
         typer.echo("\n\n".join(_topic(METRICS[name].text, rows, name) for name in METRICS.names()))
-        typer.echo("\nmoegeom metrics WORD prints the columns with a word in full.")
+        typer.echo("\nmoegeom list metrics WORD prints the columns with a word in full.")
 
 
 def _topic(text: str, rows: Sequence[Mapping[str, object]], name: str) -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 #: ``s3://``, and the chains of fsspec such as ``filecache::s3://``.
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(::[a-z][a-z0-9+.-]*)*://", re.IGNORECASE)
@@ -27,17 +27,24 @@ def scheme_of(text: str) -> str:
 #: What a browser shows of a model of the hub: its page, a folder or a file of a revision.
 _HUB_PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
-    r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<path>/[^?#]*)?)?/?(?:[?#].*)?"
+    r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<path>/[^?#]*)?)?/?(?:[?#].*)?",
+    re.IGNORECASE,
+)
+
+#: Pages of the hub that are of no model.
+_OTHER_PAGES = frozenset(
+    "api blog collections datasets docs join models organizations papers posts settings spaces "
+    "tasks".split()
 )
 
 
 def hub_url(url: str) -> str:
     """``hf://`` for the address of a model's page on the hub; any other URL as it is."""
     match = _HUB_PAGE.fullmatch(url)
-    if match is None or match["repo"].startswith(("datasets/", "spaces/", "api/")):
+    if match is None or match["repo"].partition("/")[0].lower() in _OTHER_PAGES:
         return url
     revision = f"@{match['revision']}" if match["revision"] else ""
-    return f"hf://{match['repo']}{revision}{(match['path'] or '').rstrip('/')}"
+    return f"hf://{match['repo']}{revision}{unquote(match['path'] or '').rstrip('/')}"
 
 
 def shown(url: str) -> str:

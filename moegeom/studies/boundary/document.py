@@ -165,7 +165,8 @@ def _table(report: BoundaryReport, view: View) -> Excerpt:
     """A row for each variant, or for those that flip most; a sentence where that is too wide."""
     ranked = sorted(report.variants, key=lambda v: (v.name not in SIDES, -v.flipped))
     least = len(ranked) if view.detail else min(len(ranked), _LEAST_ROWS)
-    columns, recorded = _columns(report), [VariantFlips(name, {}, ()) for name in report.recorded]
+    columns, measured = _columns(report), {variant.name for variant in report.variants}
+    recorded = [VariantFlips(n, {}, ()) for n in report.recorded if n not in measured]
 
     def rows(most: int) -> list[Block]:
         """In the order in which they were requested."""
@@ -209,6 +210,8 @@ def _columns(report: BoundaryReport) -> Sequence[Column]:
 def _paragraph(cells: Sequence[str]) -> str:
     """The figures of a row in a sentence."""
     _, mean, random, worst, some, moved, stable = cells
+    if mean == "-":
+        return "not judged."
     return (
         f"{mean} of the choices flip (random router {random}, worst {worst}), {some} of the "
         f"tokens somewhere; {moved} of the weight moves; {stable} are provably unchanged."
@@ -378,9 +381,11 @@ def _load_shift(report: BoundaryReport, variant: VariantFlips) -> str:
 
 def _remarks(report: BoundaryReport) -> Iterator[str]:
     """Caveats on single figures, such as exact ties."""
-    for why in dict.fromkeys(report.recorded.values()):
-        names = ", ".join(name for name in report.recorded if report.recorded[name] == why)
-        yield f"{names}: not judged, {why}; what it flips is in A already. {_RECORD}"
+    for name, routers in report.recorded.items():
+        yield (
+            f"{name}, {report.summary.places(routers)}: not judged, the inputs and rows are of its "
+            f"16 bits; what it flips is in A already. {_RECORD}"
+        )
     for variant in filter(lambda one: one.is_tied, report.variants):
         least, most = (variant.mean(f"flipped_share_{end}") for end in ("least", "most"))
         counted = f"{_share(variant.mean('flipped_share'))} if ties go to the lower index"

@@ -119,13 +119,13 @@ class VariantFlips:
 class BoundaryReport:
     """All variants of ``results``, in the order in which they were measured.
 
-    ``recorded`` are arithmetics whose effect the recording holds already, each with that reason.
+    ``recorded`` are arithmetics whose effect the recording holds already, and at which routers.
     """
 
     summary: Summary
     variants: tuple[VariantFlips, ...]
     results: Results
-    recorded: Mapping[str, str] = field(default_factory=dict)
+    recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def place(self, router: str) -> str:
         """The name of a router in words."""
@@ -154,11 +154,13 @@ def boundary_report_of(results: Results) -> BoundaryReport:
     facts = {row["variant"]: row for row in results.rows("variants")}
     names = [name for name in facts if not is_random(name)]
     present = [name for name in names if any(row["variant"] == name for row in measured)]
-    parts = results.run.get("parts", {}).values()
-    recorded = {n: why for part in parts for n, why in part.get("recorded_effects", {}).items()}
-    recorded = {name: why for name, why in recorded.items() if name not in present}
+    parts = results.run.get("parts", {})
+    recorded: dict[str, list[str]] = {}
+    for router, part in parts.items():
+        for name in part.get("recorded_effects", ()):
+            recorded.setdefault(name, []).append(router)
     if not present and not recorded:
-        reasons = [why for part in parts if (why := part.get("reasons", {}).get("flips"))]
+        reasons = [why for part in parts.values() if (why := part.get("reasons", {}).get("flips"))]
         raise ResultsError(
             f"{results.name}: holds no variants"
             + (f": {reasons[0]}." if reasons else "; expected results of boundary-report."),

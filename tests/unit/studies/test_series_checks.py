@@ -346,7 +346,9 @@ def test_every_check_of_a_series_has_a_page_and_says_what_to_do():
 def test_a_series_in_which_nothing_or_an_expert_never_changes_says_so():
     run = healthy("walk", 0)
     run.rows[:], run.bias[:] = run.rows[0], run.bias[0]
-    assert run.title("MGT108") == "all routers are bit for bit the same at all 24 steps."
+    assert run.title("MGT108").startswith(
+        "all 3 routers that can be compared are bit for bit the same"
+    )
     run = healthy("walk", 1)
     run.rows[:, 1, [2, 7]] = run.rows[0, 1, [2, 7]]
     assert run.title("MGT109") == "2 rows of 16 stood still at the last 3 steps: expert 2, 7."

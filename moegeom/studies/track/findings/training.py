@@ -341,10 +341,12 @@ def nothing_changes(history: History) -> Iterator[Finding]:
     trained. Routers that are frozen on purpose are no fault.
     """
     digests = [states for r in history.routers for states in (r.row_digests, r.bias_digests)]
-    if all(len(set(states)) == 1 for states in digests):
+    has_bits = all(router.row_digests[0] for router in history.routers)
+    if has_bits and all(len(set(states)) == 1 for states in digests):
         yield nothing_changes.finding(
             tuple(router.name for router in history.routers),
-            f"all routers are bit for bit the same at all {len(history.steps)} steps.",
+            f"all {number_of(len(history.routers), 'router')} that can be compared are bit for bit "
+            f"the same at all {len(history.steps)} steps.",
             "Look whether the optimiser holds them, and whether what is saved is what is trained.",
         )
 
