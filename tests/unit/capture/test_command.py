@@ -208,7 +208,7 @@ def test_tokens_are_spread_over_documents_and_short_ones_leave_theirs_to_the_nex
         lengths[piece.document] += len(piece.token_ids)
     assert all(mine <= whole for mine, whole in zip(lengths, sizes, strict=True))
     assert sum(lengths) <= total
-    even = -(-total // len(sizes))
+    even = total // len(sizes)
     if even >= 256:
         assert all(
             mine >= min(whole, even) or sum(lengths) == total
