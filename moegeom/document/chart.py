@@ -162,7 +162,8 @@ class Chart:
     """Panels with what they show, what they do not show, and the numbers behind them.
 
     ``alt`` says the figure to those who cannot see it, with its numbers. ``columns`` are the values
-    as the tables hold them, by name: what is downloaded as CSV.
+    as the tables hold them, by name: what is downloaded as CSV. Panels titled ``layer 3`` are of
+    that layer; ``more`` are those of other layers, which a page folds away.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Chart:
     alt: str
     panels: Sequence[Panel]
     columns: Sequence[tuple[str, Sequence[str | int | float | None]]]
+    more: Sequence[Panel] = ()
 
 
 # ----------------------------------------------------------------------------------------- pictures

@@ -113,6 +113,15 @@ class Excerpt:
     is_aside: bool = False
 
 
+@dataclass(frozen=True)
+class Headline:
+    """The numbers that matter, at most three, beside the verdict of a page: each with what it is
+    and its look. A screen has them in its facts and tables.
+    """
+
+    numbers: Sequence[tuple[str, str, Look]]
+
+
 @dataclass(frozen=True, eq=False)
 class Gallery:
     """Figures, which a page draws and a screen leaves out; ``figures`` makes them when asked."""
@@ -120,7 +129,7 @@ class Gallery:
     figures: Callable[[], Sequence[Chart]]
 
 
-Block = Title | Fact | Problem | Table | Note | Command | Excerpt | Gallery
+Block = Title | Fact | Problem | Table | Note | Command | Excerpt | Headline | Gallery
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Report(Generic[T]):
         return self.render("md")
 
     def html(self) -> str:
-        """As one page of HTML: complete, with its figures, without scripts or requests."""
+        """As one page of HTML: complete, with its figures, without requests."""
         return self.render("html")
 
     def figures(self) -> list[str]:
@@ -100,7 +100,7 @@ class Report(Generic[T]):
         """The page in a frame of its own, so that its style does not touch the notebook."""
         style = "width:100%;height:40em;border:0"
         page = escape(self.html())
-        return f'<iframe sandbox="allow-downloads" style="{style}" srcdoc="{page}"></iframe>'
+        return f'<iframe sandbox="allow-downloads allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
 
 
 class HasExitCode(Protocol):

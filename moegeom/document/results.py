@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,18 @@ from moegeom.core.text import half_width, number_of, percent, these
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, skipped
-from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
+from moegeom.document.model import (
+    Block,
+    Document,
+    Excerpt,
+    Fact,
+    Gallery,
+    Headline,
+    Look,
+    Note,
+    Table,
+    View,
+)
 from moegeom.document.place import span
 from moegeom.document.recording_hint import recording_hint
 from moegeom.document.rule_trust import rule_facts
@@ -40,8 +51,8 @@ def results_document(results: Results, view: View) -> Document:
             _verdict(summary),
             _header(summary, results.name),
             findings_excerpt(summary.findings, summary.run, view.detail),
-            [Gallery(lambda: figures_of(results))],
             [layer_excerpt(summary, view.detail)],
+            [Gallery(lambda: figures_of(results))],
             [
                 *ending,
                 in_part(
@@ -66,7 +77,35 @@ def _verdict(summary: Summary) -> Sequence[Block]:
         for number, word in ((errors, "error"), (warnings, "warning"))
     ]
     look: Look = "error" if errors else "warning" if warnings else "good"
-    return [Fact("VERDICT", f"{', '.join(counted)}; {summary.remainder}", look)]
+    verdict = Fact("VERDICT", f"{', '.join(counted)}; {summary.remainder}", look)
+    return [verdict, Headline([*_headline(summary)])]
+
+
+#: Columns of a headline by their headings: what the figure is of, and the codes of findings that
+#: give it their look.
+_HEADLINE = {
+    "max load /": ("of an even share: the busiest expert", ("MGB202", "MGB203")),
+    "dead": ("dead experts", ("MGB201",)),
+    "flip under": ("of the tokens flip under bf16 rounding", ("MGN301",)),
+    "longest": ("of the median length: the longest row", ("MGG203",)),
+    "zero": ("zero rows", ("MGI103",)),
+    "dup.": ("duplicate rows", ("MGI104",)),
+}
+
+
+def _headline(summary: Summary) -> Iterator[tuple[str, str, Look]]:
+    """The worst layer of the first three of these columns that the results have."""
+    columns = {column.heading[0]: column for column in _columns(summary)}
+    for head in [head for head in _HEADLINE if head in columns][:3]:
+        column, (text, codes) = columns[head], _HEADLINE[head]
+        values = {
+            row["router"]: v for row in summary.layers if (v := column.value(row)) is not None
+        }
+        worst = max(values, key=lambda router: values[router])
+        where = f", layer {summary.place(worst)}" if len({*values.values()}) > 1 else ""
+        severities = {finding.severity for finding in summary.findings if finding.code in codes}
+        look = next((_LOOKS[one] for one in _LOOKS if one in severities), "plain")
+        yield column.text(values[worst]), f"{text}{where}", look
 
 
 def _limits(summary: Summary) -> list[str]:

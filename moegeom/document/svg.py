@@ -133,6 +133,7 @@ class _Plot:
     below: float
     is_lying: bool
     names: Sequence[str]
+    links: Sequence[str]
 
     @classmethod
     def of(cls, panel: Panel, width: float, heat: Heat | None) -> _Plot:
@@ -166,7 +167,7 @@ class _Plot:
                 -0.5, (len(heat.values[0]) if heat.values else 1) - 0.5, "linear", left, inner
             )
         names = panel.y.names if panel.is_lying else panel.x.names
-        return cls(x, y, left, top, inner, height, below, panel.is_lying, names)
+        return cls(x, y, left, top, inner, height, below, panel.is_lying, names, panel.y.links)
 
     def bar(self, at: float, width: float, value: float) -> str:
         """A bar from 0 to a value, ``width`` pixels wide around the place ``at``."""
@@ -417,7 +418,9 @@ def _heat(plot: _Plot, mark: Heat, *_: int) -> Iterator[str]:
     colours = ramp(mark.middle is not None)
     height, width = plot.height / max(rows, 1), plot.width / max(columns, 1)
     paper = f'x="{plot.left:.1f}" y="{plot.top:.1f}" width="{plot.width:.1f}"'
-    yield f'<rect fill="#fff" {paper} height="{plot.height:.1f}"/>'  # what is blank, dark or light
+    links = f'data-links="{escape(" ".join(plot.links))}" ' if plot.links else ""
+    # what is blank, dark or light
+    yield f'<rect {links}fill="#fff" {paper} height="{plot.height:.1f}"/>'
     if rows * columns > _MOST_SHAPES:
         source = b64encode(png(places, colours)).decode()
         yield (

@@ -1,7 +1,9 @@
-"""A document as one page of HTML: complete, with its figures, and nothing to run or to load.
+"""A document as one page of HTML: complete, with its figures, and nothing to load.
 
 Figures lead to rows of tables by plain links, texts on hovering are titles, and the numbers behind
-a figure are a link that holds them: so the policy of the page can forbid scripts and requests.
+a figure are a link that holds them: so everything can be read without a script. The one that is
+there picks, sorts, filters and copies; the policy of the page knows it by its hash, and forbids
+others and every request.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from html import escape
-from itertools import zip_longest
+from importlib.resources import files
+from itertools import count, zip_longest
 
-from moegeom.document.chart import Chart
+from moegeom.core.text import number_of
+from moegeom.document.chart import Chart, Panel
 from moegeom.document.model import (
     Block,
     Command,
@@ -23,6 +28,7 @@ from moegeom.document.model import (
     Excerpt,
     Fact,
     Gallery,
+    Headline,
     Note,
     Problem,
     Table,
@@ -97,50 +103,16 @@ def word_of(text: str) -> str:
     return max((word for word in WORDS if text.lower().startswith(word.lower())), key=len)
 
 
-_STYLE = """
-:root { --page: #fff; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
-dl { display: grid; grid-template-columns: minmax(4.6em, max-content) 1fr; }
-dl { gap: .2em 1em; margin: .3em 0; }
-dt { font-weight: 600; } dd { margin: 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5em 0; }
-.scroll table { width: max-content; } th { max-width: 8em; } td { max-width: 32em; }
-h1, h2 { overflow-wrap: anywhere; line-height: 1.25; } h1 { font-size: 1.6em; }
-h2 { font-size: 1.25em; }
-th, td { padding: .15em .8em; text-align: right; border-bottom: 1px solid #8884; }
-.left { text-align: left; } .dim { opacity: .7; } .right { float: right; font-weight: 400; }
-.good { color: #1a7f37; } .warning { color: #9a6700; } .error { color: #cf222e; }
-code { background: #8882; padding: .1em .3em; overflow-wrap: anywhere; }
-code span { display: inline-block; max-width: 100%; }
-section { margin: 1.2em 0; }
-figure { margin: 2em 0; } figure h2 { margin-bottom: .2em; } figcaption { max-width: 60em; }
-.panels { display: grid; gap: .8em; }
-.panels { grid-template-columns: repeat(auto-fill, minmax(min(23em, 100%), 1fr)); }
-.panels > * { min-width: 0; } .panels > .wide { grid-column: 1 / -1; overflow-x: auto; }
-.wide svg { min-width: 580px; max-width: 58rem; }
-.card { border-left: .3em solid; border-radius: .3em; padding: .4em .8em; background: #8881; }
-.card .strong, .card dd { color: #111; }
-a { color: inherit; } .word { text-decoration: underline dotted; text-underline-offset: .2em; }
-tr:target, dt:target { outline: 2px solid #1f6fb4; } .scroll { overflow-x: auto; }
-.wide, .scroll { background: linear-gradient(90deg, var(--page) 50%, #0000) left local,
-  linear-gradient(270deg, var(--page) 50%, #0000) right local,
-  linear-gradient(90deg, #8889, #0000) left, linear-gradient(270deg, #8889, #0000) right;
-  background-size: 3em 100%, 3em 100%, 1em 100%, 1em 100%; background-repeat: no-repeat; }
-@media (max-width: 40em) { .words { grid-template-columns: 1fr; } }
-@media print {
-  body { margin: 0; max-width: none; } .panels > div, tr { break-inside: avoid; }
-  h2 { break-after: avoid; } .wide svg { min-width: 0; }
-  .wide, .scroll { overflow: visible; background: none; }
-}
-@media screen and (prefers-color-scheme: dark) {
-  :root { --page: #111; }
-  body { background: #111; color: #ddd; } .card .strong, .card dd { color: #ddd; }
-  .good { color: #3fb950; } .warning { color: #d29922; } .error { color: #ff7b72; }
-}
-"""
+#: What the page looks like and what it does: files beside this one.
+_STYLE, _SCRIPT = (
+    (files(__package__) / name).read_text("utf-8") for name in ("page.css", "page.js")
+)
 
-#: Nothing may be loaded, whatever a name smuggles in.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+#: Nothing may be loaded and no script but that one may run, whatever a name smuggles in.
+_HASH = b64encode(sha256(_SCRIPT.encode()).digest()).decode()
+_POLICY = (
+    f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{_HASH}'"
+)
 
 
 #: Looks of what was judged: a bar of their colour stands beside it.
@@ -158,8 +130,23 @@ def render(document: Document, view: View) -> str:
         f"<title>{heading}</title><style>{_STYLE}{STYLE}</style></head><body><h1>{heading}</h1>"
     )
     bodies = ("".join(_blocks([_untitled(b, document.name) for b in s])) for s in document.sections)
-    sections = [f"<section>{text}</section>" for text in bodies if text]
-    return "\n".join((head, *sections, _words("".join(sections)), "</body></html>", ""))
+    first, *others = [f"<section>{text}</section>" for text in bodies if text] or [""]
+    numbers = count(1)
+    rest = _TABLE.sub(lambda match: f'{match[0]} id="table-{next(numbers)}"', "\n".join(others))
+    end = f"<script>{_SCRIPT}</script></body></html>"
+    return "\n".join((head, first, _contents(rest), rest, _words(first + rest), end, ""))
+
+
+#: What of a page has a place in its contents, as it is written below: figures and tables.
+_TABLE = re.compile('<div class="scroll"')
+_ENTRY = re.compile(r'id="([\w-]+)"(?:><h2>(.*?)</h2>| data-by="(.*?)")')
+
+
+def _contents(body: str) -> str:
+    """Links to the figures and tables of a page with several."""
+    entries = [(name, title or f"table by {by}") for name, title, by in _ENTRY.findall(body)]
+    links = (f'<a href="#{name}">{title}</a>' for name, title in entries)
+    return f"<nav>{' '.join(links)}</nav>" if len(entries) > 1 else ""
 
 
 def _untitled(block: Block, name: str) -> Block:
@@ -242,6 +229,12 @@ def _block(block: Block) -> Iterator[str]:
             yield f"<details><summary>{escape(summary)}</summary>" if summary else ""
             yield from _blocks(page)
             yield "</details>" if summary else ""
+        case Headline(numbers):
+            cells = (
+                f'<div class="{look}"><b>{escape(number)}</b> <span>{_text(text)}</span></div>'
+                for number, text, look in numbers
+            )
+            yield f'<div class="numbers">{"".join(cells)}</div>' if numbers else ""
         case Gallery(figures):
             for figure in figures():
                 yield from _figure(printable(figure))
@@ -250,21 +243,39 @@ def _block(block: Block) -> Iterator[str]:
 def _command(text: str) -> str:
     """Something to type: folded between its words, so that no option is torn at its dashes."""
     words = "".join(f"<span>{escape(word)}</span> " for word in text.split(" "))
-    return f"<code>{words.rstrip(' ')}</code>"
+    return f'<code class="typed">{words.rstrip(" ")}</code>'
 
 
 def _figure(figure: Chart) -> Iterator[str]:
     """Heading, caption, panels, and the numbers behind them."""
     yield f'<figure id="{escape(figure.name)}"><h2>{escape(figure.title)}</h2><div class="panels">'
-    for panel in figure.panels:
-        kind = ' class="wide"' if panel.fills_page else ""
-        yield f"<div{kind}>{panel_svg(panel, figure.alt)}</div>"
+    yield from (_panel(panel, figure.alt) for panel in figure.panels)
+    if figure.more:
+        yield f"<details><summary>{number_of(len(figure.more), 'more layer')}</summary>"
+        yield '<div class="panels">'
+        yield from (_panel(panel, figure.alt) for panel in figure.more)
+        yield "</div></details>"
     numbers = b64encode(comma_separated(figure).encode()).decode()
     link = f'href="data:text/csv;base64,{numbers}" download="{escape(figure.name)}.csv"'
     yield f"</div><figcaption>{_text(figure.shows)} "
     yield f"<b>It does not show:</b> {_text(figure.shows_not)} <a {link}>Numbers as CSV</a>"
     sentence = figure.alt[:1].upper() + figure.alt[1:]
     yield f'<p class="dim">{_text(sentence)}</p></figcaption></figure>'
+
+
+def _panel(panel: Panel, alt: str) -> str:
+    kind = ' class="wide"' if panel.fills_page else ""
+    layer = _of_layer(panel.title.removeprefix("layer ").partition(",")[0])
+    return f"<div{kind}{layer}>{panel_svg(panel, alt)}</div>"
+
+
+#: A layer as a screen calls it: ``3``, or with its stack and slot.
+_LAYER = re.compile(r"(?:[\w.-]+/)?\d+(?:/[\w.-]+)?")
+
+
+def _of_layer(name: str) -> str:
+    """What tells the script of which layer a row or a panel is; nothing where it is of none."""
+    return f' data-layer="{name}"' if _LAYER.fullmatch(name) else ""
 
 
 def comma_separated(figure: Chart) -> str:
@@ -291,6 +302,8 @@ def _cell(value: str | float | None) -> str | float:
 
 
 def _table(table: Table) -> Iterator[str]:
+    heads = heads_of(table)
+
     def row(tag: str, cells: Sequence[str], look: str = "", anchor: str = "") -> str:
         markup = _text if tag == "th" else escape
         content = "".join(
@@ -298,9 +311,11 @@ def _table(table: Table) -> Iterator[str]:
             for place, cell in enumerate(cells)
         )
         name = f' id="{escape(anchor)}"' if anchor else ""
-        return f'<tr class="{look}"{name}>{content}</tr>'
+        layer = _of_layer(cells[0].strip()) if tag == "td" and heads[0] == "layer" else ""
+        return f'<tr class="{look}"{name}{layer}>{content}</tr>'
 
-    yield f'<div class="scroll"><table><thead>{row("th", heads_of(table))}</thead><tbody>'
+    yield f'<div class="scroll" data-by="{escape(heads[0] or "row")}">'
+    yield f"<table><thead>{row('th', heads)}</thead><tbody>"
     anchored = zip_longest(table.rows, table.row_looks, table.anchors, fillvalue="")
     yield from (row("td", cells, look, anchor) for cells, look, anchor in anchored)
     yield "</tbody></table></div>"

@@ -12,6 +12,7 @@ from moegeom.document.model import (
     Excerpt,
     Fact,
     Gallery,
+    Headline,
     Note,
     Problem,
     Table,
@@ -69,7 +70,7 @@ def _block(block: Block) -> Iterator[str]:
             for part in page:
                 yield from _block(part)
             yield from ("", "</details>", "") if summary else ()
-        case Gallery():
+        case Gallery() | Headline():
             return
 
 

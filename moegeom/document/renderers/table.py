@@ -25,6 +25,7 @@ from moegeom.document.model import (
     Excerpt,
     Fact,
     Gallery,
+    Headline,
     Look,
     Note,
     Problem,
@@ -152,7 +153,7 @@ def _block(block: Block, width: int) -> list[Text]:
             return [Text.assemble((f"   {label}", "dim"), text)]
         case Excerpt(screen=screen):
             return [line for part in screen for line in _block(part, width)]
-        case Gallery():
+        case Gallery() | Headline():
             return []
 
 

@@ -15,6 +15,7 @@ class Page(HTMLParser):
         self.attributes: dict[str, list[str]] = {}
         self.rows: list[list[str]] = []
         self.text = ""
+        self.scripts: list[str] = []
         self.feed(text)
         self.close()
 
@@ -30,7 +31,9 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.rows and self.rows[-1]:
             self.rows[-1][-1] += data
-        if self.tags[-1:] != ["script"]:
+        if self.tags[-1:] == ["script"]:
+            self.scripts.append(data)
+        else:
             self.text += data
 
     @property

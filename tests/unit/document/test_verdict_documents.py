@@ -690,13 +690,14 @@ def test_markdown_holds_no_markup_of_names(shown):
 #: Tags and attributes of pages; what would run or load is none of them.
 TAGS = {
     *"html head meta title style body h1 h2 section details summary p b br span code dl dt dd".split(),
-    *"figure figcaption div a svg text path rect circle g image".split(),
+    *"figure figcaption div a svg text path rect circle g image nav script".split(),
     *"table thead tbody tr th td".split(),
 }
 ATTRIBUTES = {
     *"lang charset http-equiv content name class id title href download viewbox role".split(),
     *"aria-label x y cx cy r width height d fill fill-opacity stroke-width stroke-linecap".split(),
     *"stroke-opacity transform text-anchor font-weight preserveaspectratio".split(),
+    *"data-by data-layer data-links".split(),
 }
 
 
