@@ -58,9 +58,9 @@ def shipped_names(package: str) -> tuple[str, ...]:
     return tuple(sorted(f.removesuffix(_SUFFIX) for f in files if f.endswith(_SUFFIX)))
 
 
-def shipped_text(package: str, name: str) -> str:
-    """What the TOML file of that name holds."""
-    return resources.files(package).joinpath(name + _SUFFIX).read_text("utf-8")
+def shipped_text(package: str, name: str, suffix: str = _SUFFIX) -> str:
+    """What the TOML file of that name holds, or that with another suffix."""
+    return resources.files(package).joinpath(name + suffix).read_text("utf-8")
 
 
 def parse_toml(text: str, most: int = MOST_TOML) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from moegeom.core.errors import ResultsError
 from moegeom.core.finding import Finding
+from moegeom.document.beside import beside_document
 from moegeom.document.drawing import figure_named
 from moegeom.document.model import Document, Fact, View
 from moegeom.document.paper import refuse_undrawable, write_figure
@@ -99,8 +101,26 @@ class Report(Generic[T]):
     def _repr_html_(self) -> str:
         """The page in a frame of its own, so that its style does not touch the notebook."""
         style = "width:100%;height:40em;border:0"
-        page = escape(self.html())
-        return f'<iframe sandbox="allow-downloads allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+        rights, page = "allow-downloads allow-scripts", escape(self.html())
+        return f'<iframe sandbox="{rights}" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def beside(first: Results, second: Results) -> Report[tuple[Results, Results]]:
+    """Two results beside each other.
+
+    Raises
+    ------
+    ResultsError
+        When they have no router in common.
+    """
+    a, b = ([router["name"] for router in one.run["routers"]] for one in (first, second))
+    if not {*a} & {*b}:
+        raise ResultsError(
+            f"{first.name} and {second.name} have no router in common: {', '.join(a[:3])} "
+            f"and {', '.join(b[:3])}.",
+            "Give results of two checkpoints of one architecture.",
+        )
+    return Report((first, second), lambda pair, view: beside_document(*pair, view))
 
 
 class HasExitCode(Protocol):

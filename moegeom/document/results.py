@@ -60,7 +60,7 @@ def results_document(results: Results, view: View) -> Document:
                 ),
             ],
         ],
-        lambda: _record(results),
+        lambda: results_record(results),
     )
 
 
@@ -95,7 +95,7 @@ _HEADLINE = {
 
 def _headline(summary: Summary) -> Iterator[tuple[str, str, Look]]:
     """The worst layer of the first three of these columns that the results have."""
-    columns = {column.heading[0]: column for column in _columns(summary)}
+    columns = {column.heading[0]: column for column in layer_columns(summary)}
     for head in [head for head in _HEADLINE if head in columns][:3]:
         column, (text, codes) = columns[head], _HEADLINE[head]
         values = {
@@ -104,7 +104,8 @@ def _headline(summary: Summary) -> Iterator[tuple[str, str, Look]]:
         worst = max(values, key=lambda router: values[router])
         where = f", layer {summary.place(worst)}" if len({*values.values()}) > 1 else ""
         severities = {finding.severity for finding in summary.findings if finding.code in codes}
-        look = next((_LOOKS[one] for one in _LOOKS if one in severities), "plain")
+        looks = [LOOKS[one] for one in LOOKS if one in severities]
+        look: Look = looks[0] if looks else "plain"
         yield column.text(values[worst]), f"{text}{where}", look
 
 
@@ -143,7 +144,7 @@ def _notes(summary: Summary, are_whole: bool) -> list[str]:
     return lines
 
 
-def _record(results: Results) -> Mapping[str, Any]:
+def results_record(results: Results) -> Mapping[str, Any]:
     """Facts of the run, and every table but the rows per token and what figures are drawn from."""
     name = None if results.path is None else results.path.name
     facts = {"run": results.run, "results": name, **rule_facts(results.run)}
@@ -224,7 +225,7 @@ DUPLICATES = LayerColumn(("dup.", "rows"), _column("num_duplicate_rows"), lambda
 
 
 #: How a layer looks that has a finding, and what stands behind it.
-_LOOKS: dict[str, Look] = {"error": "error", "warning": "warning"}
+LOOKS: dict[str, Look] = {"error": "error", "warning": "warning"}
 _WORDS = {"error": "ERROR", "warning": "warn"}
 
 
@@ -248,7 +249,7 @@ def layer_excerpt(summary: Summary, detail: bool) -> Excerpt:
 
     Beside the load of the busiest expert a screen has a bar.
     """
-    columns = _columns(summary)
+    columns = layer_columns(summary)
     each = [
         _line(summary, columns, number, row, has_bars=True)
         for number, row in enumerate(summary.layers)
@@ -275,7 +276,7 @@ def layer_excerpt(summary: Summary, detail: bool) -> Excerpt:
 _LEGEND = f"Bars of load end at the limit, {MOST_FAIR_SHARES:g}x; {MARK} marks the mean, 1x."
 
 
-def _columns(summary: Summary) -> tuple[LayerColumn, ...]:
+def layer_columns(summary: Summary) -> tuple[LayerColumn, ...]:
     """Of tokens where there are some, else of weights; none that no layer has."""
     names = ("load_cv_ddof0", "margin_p50")
     has_tokens = any(row.get(name) is not None for row in summary.layers for name in names)
@@ -322,7 +323,7 @@ def _table(
     """The chosen lines, those with findings first, and quantiles over all layers."""
     ranked = sorted(chosen, key=lambda line: (line.rank[1], line.numbers))
     rows = [[line.name, *line.cells] for line in ranked]
-    looks: list[Look] = [_LOOKS.get(line.severity, "plain") for line in ranked]
+    looks: list[Look] = [LOOKS.get(line.severity, "plain") for line in ranked]
     if len(summary.layers) > 1:
         number = number_of(len(summary.layers), "layer")
         rows.append(["median", *(_quantile(c, summary.layers, (50,)) for c in columns), number])

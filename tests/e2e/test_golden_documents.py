@@ -24,6 +24,7 @@ from moegeom.checks.check import find_check, page_of
 from moegeom.core.errors import InternalError
 from moegeom.document.model import Document, View
 from moegeom.document.render import RENDERERS, render
+from moegeom.document.report import beside
 from moegeom.engine.parts import MissingParts, StoredPart, read_part
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.pipeline import scan
@@ -121,6 +122,7 @@ MADE: dict[str, Callable[[], Any]] = {
         MissingParts((2, 4, 5), 8, ("parts/1", "parts/3")), View(80)
     ),
     "document.results.results": lambda: mg.scan(f"{COLLAPSED}/step_1500"),
+    "document.beside.beside": lambda: beside(mg.scan(EARLIER).value, mg.scan(MODEL).value),
 }
 
 
@@ -199,12 +201,17 @@ def test_the_document_is_the_golden_one(name):
             said, style = STYLE.sub("<style>#</style>", said), STYLE.findall(said)
             assert len(style) == 1
             hold_to("page.css", style[0])
+            said = SCRIPT.sub("#", said)
             said = NUMBER.sub("0", CSV.sub("csv", said))
         hold_to(f"{name.rpartition('.')[2]}.{ENDINGS.get(form, form)}", said)
 
 
 #: What all pages have in front, kept once.
 STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+
+
+#: What all pages have at the end, as it is in the file of the program, and its hash in front.
+SCRIPT = re.compile(r"(?<=<script>).*?(?=</script>)|(?<=sha256-)[\w+/=]+", re.DOTALL)
 
 
 #: Pages hold figures to their last digit, which processors decide; the screens beside them hold

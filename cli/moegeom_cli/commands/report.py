@@ -12,10 +12,15 @@ from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
 
 COMMAND = Command(Group.measure, 4, "moegeom report RESULTS --format md")
 
+#: Results that can stand beside each other.
+_MOST = 2
+
 
 @with_groups
 def run(
-    results: Annotated[Path, typer.Argument(help="Results directory of a scan.")],
+    results: Annotated[
+        list[Path], typer.Argument(help="Results directory of a scan; two stand beside each other.")
+    ],
     screen: ScreenOptions,
     plots: PlotOptions,
     counts: Annotated[
@@ -28,14 +33,26 @@ def run(
     ] = None,
 ) -> None:
     """Print results that were measured before."""
+    from moegeom.core.errors import UsageError
+    from moegeom.document.report import beside
     from moegeom.document.results import results_document
     from moegeom.results.counts import expert_counts, refuse_ending, write_counts
     from moegeom.results.reader import open_results
 
     if counts is not None:
         refuse_ending(counts)
-    measured = open_results(results)
+    if len(results) > _MOST or (counts is not None and len(results) > 1):
+        most = "one" if counts is not None else "two"
+        raise UsageError(
+            f"{len(results)} results; expected {most} at most.",
+            "Give one, or two and no --counts; a series of checkpoints is for moegeom track.",
+        )
+    measured, *others = map(open_results, results)
     table = None if counts is None else expert_counts(measured)
-    screen.show(results_document, measured, plots=plots)
+    if others:
+        pair = beside(measured, *others)
+        screen.show(pair.tell, pair.value, plots=plots)
+    else:
+        screen.show(results_document, measured, plots=plots)
     if counts is not None and table is not None:
         screen.note(f"{write_counts(table, counts)}: {counts}")

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from itertools import count, zip_longest
 
+from moegeom.core.documents import shipped_text
 from moegeom.core.text import number_of
 from moegeom.document.chart import Chart, Panel
 from moegeom.document.model import (
@@ -104,9 +104,8 @@ def word_of(text: str) -> str:
 
 
 #: What the page looks like and what it does: files beside this one.
-_STYLE, _SCRIPT = (
-    (files(__package__) / name).read_text("utf-8") for name in ("page.css", "page.js")
-)
+_HERE = "moegeom.document.renderers"
+_STYLE, _SCRIPT = (shipped_text(_HERE, "page", suffix) for suffix in (".css", ".js"))
 
 #: Nothing may be loaded and no script but that one may run, whatever a name smuggles in.
 _HASH = b64encode(sha256(_SCRIPT.encode()).digest()).decode()

@@ -1,0 +1,181 @@
+"""Two results beside each other: findings of one alone, figures of each layer, and their curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moegeom.core.finding import Finding
+from moegeom.core.text import figure_text, half_width, number_of
+from moegeom.document.chart import Axis, Chart, Panel, Polyline
+from moegeom.document.excerpts import in_part, worst_excerpt
+from moegeom.document.header import tokens_line
+from moegeom.document.model import Block, Document, Fact, Gallery, Headline, Look, Note, Table, View
+from moegeom.document.place import place
+from moegeom.document.results import LOOKS, LayerColumn, layer_columns, results_record
+from moegeom.document.summary import Summary, summarise
+from moegeom.results.reader import Results
+
+Row = Mapping[str, Any]
+
+
+def beside_document(first: Results, second: Results, view: View) -> Document:
+    """What ``moegeom report A B`` says: it measures and judges nothing anew."""
+    pair = (first, second)
+    a, b = (summarise(results) for results in pair)
+    rows = [{row["router"]: row for row in one.layers} for one in (a, b)]
+    routers = [router for router in rows[0] if router in rows[1]]
+    others = {*layer_columns(b)}
+    columns = [column for column in layer_columns(a) if column in others]
+    pairs = [(rows[0][router], rows[1][router]) for router in routers]
+    names = [place(router, routers) for router in routers]
+    alone = [len(one) - len(routers) for one in rows]
+    return Document(
+        "report",
+        f"{pair[0].name} and {pair[1].name}",
+        [
+            _result(a, b),
+            [
+                Fact(
+                    "A", f"{pair[0].name}: {a.run['checkpoint']['name']}, tokens {tokens_line(a)}"
+                ),
+                Fact(
+                    "B", f"{pair[1].name}: {b.run['checkpoint']['name']}, tokens {tokens_line(b)}"
+                ),
+            ],
+            [in_part([*_findings(a, b)], "line", view.detail, least=2)],
+            [
+                worst_excerpt(
+                    [*zip(names, pairs, strict=True)],
+                    lambda line: max((_change(c, *line[1]) for c in columns), default=0.0),
+                    view,
+                    lambda lines: _table(columns, lines),
+                )
+            ],
+            [Gallery(lambda: [*_figures(columns, names, pairs)])],
+            [
+                Note(f"{number_of(number, 'layer')} of {side} alone: not compared.")
+                for side, number in zip("AB", alone, strict=True)
+                if number
+            ],
+        ],
+        lambda: {"a": results_record(pair[0]), "b": results_record(pair[1])},
+    )
+
+
+def _apart(summary: Summary) -> dict[tuple[str, str], Finding]:
+    """Findings by code and router; what is about the whole checkpoint has none."""
+    return {(f.code, router): f for f in summary.findings for router in f.routers or ("",)}
+
+
+def _result(a: Summary, b: Summary) -> list[Block]:
+    of_a, of_b = _apart(a), _apart(b)
+    alone_a, alone_b, both = of_a.keys() - of_b, of_b.keys() - of_a, of_a.keys() & of_b
+    counted: list[tuple[str, str, Look]] = [
+        (str(len(alone_a)), "in A alone", "plain"),
+        (str(len(alone_b)), "in B alone", "warning" if alone_b else "plain"),
+        (str(len(both)), "in both", "plain"),
+    ]
+    text = ", ".join(f"{number} {where}" for number, where, _ in counted)
+    numbers = [
+        (number, f"findings {where}, by check and layer", look) for number, where, look in counted
+    ]
+    return [
+        Fact("RESULT", f"findings by check and layer: {text}. Not tested for chance."),
+        Headline(numbers),
+    ]
+
+
+def _findings(a: Summary, b: Summary) -> Iterator[Fact]:
+    """A line for each finding and side; what both have once."""
+    of_a, of_b = _apart(a), _apart(b)
+    for label, summary, keys in (
+        ("B alone", b, of_b.keys() - of_a),
+        ("A alone", a, of_a.keys() - of_b),
+        ("both", b, of_a.keys() & of_b),
+    ):
+        for finding in summary.findings:
+            routers = [r for r in finding.routers or ("",) if (finding.code, r) in keys]
+            if routers:
+                where = summary.places(routers) if any(routers) else "checkpoint"
+                yield Fact(
+                    label, f"{finding.code} {where}: {finding.title}", LOOKS[finding.severity]
+                )
+                label = ""
+
+
+#: Columns that stay on a narrow screen.
+_LEAST = 2
+
+
+def _heading(column: LayerColumn) -> str:
+    return " ".join(part for part in column.heading if not part.startswith("+-"))
+
+
+def _change(column: LayerColumn, a: Row, b: Row) -> float:
+    """By how much of the larger value a figure differs; 1 where one side has none."""
+    before, after = column.value(a), column.value(b)
+    if before is None or after is None:
+        return float(before is not after)
+    return abs(after - before) / max(abs(before), abs(after), 1e-300)
+
+
+def _table(columns: Sequence[LayerColumn], lines: Sequence[tuple[str, tuple[Row, Row]]]) -> Table:
+    heads = [part for column in columns for part in (_heading(column), "")]
+    rows = [
+        [name, *(_cell(column, side) for column in columns for side in pair)]
+        for name, pair in lines
+    ]
+    drops = [0, *(max(0, place - _LEAST) for place in range(len(columns)) for _ in "AB")]
+    return Table([["", *heads], ["layer", *["A", "B"] * len(columns)]], rows, drops=drops)
+
+
+def _cell(column: LayerColumn, row: Row) -> str:
+    value = column.value(row)
+    return "-" if value is None else column.text(value)
+
+
+def _figures(
+    columns: Sequence[LayerColumn], names: Sequence[str], pairs: Sequence[tuple[Row, Row]]
+) -> Iterator[Chart]:
+    """A panel for each figure that differs: A and B by layer, with their 95 % intervals."""
+    panels, behind = [], []
+    for column in columns:
+        if all(column.value(a) == column.value(b) for a, b in pairs):
+            continue
+        label, marks = _heading(column), []
+        for number, (side, role) in enumerate((("A", "tokens"), ("B", "other"))):
+            values = [column.value(pair[number]) for pair in pairs]
+            widths = [_width(column, pair[number]) for pair in pairs]
+            ends = [
+                [
+                    None if v is None or w is None else v + sign * w
+                    for v, w in zip(values, widths, strict=True)
+                ]
+                for sign in (-1, 1)
+            ]
+            marks.append(Polyline(side, role, [*range(len(names))], values, *ends))
+            behind.append((f"{side} {label}", values))
+        panels.append(Panel(label, Axis("layer", names=names), Axis(""), marks, is_wide=False))
+    if not panels:
+        return
+    column = max(columns, key=lambda column: max(_change(column, *pair) for pair in pairs))
+    name, (a, b) = max(zip(names, pairs, strict=True), key=lambda line: _change(column, *line[1]))
+    before, after = (
+        "nothing" if (value := column.value(row)) is None else figure_text(value) for row in (a, b)
+    )
+    yield Chart(
+        "beside",
+        "A and B by layer",
+        "Figures that differ, of each layer in A and in B, with 95 % intervals where there are "
+        "blocks to have them of.",
+        "Whether a difference is more than chance: on other tokens both would differ.",
+        f"{_heading(column)} differs most: {before} in A, {after} in B, layer {name}.",
+        panels,
+        [("layer", names), *behind],
+    )
+
+
+def _width(column: LayerColumn, row: Row) -> float | None:
+    error = column.error(row)
+    return None if error is None else half_width(error, row.get("num_blocks"))
