@@ -236,3 +236,46 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: typing.Any) -> typin
     from tests.schedule import Pieces
 
     return Pieces(config, log) if config.getoption("dist") == "load" else None
+
+
+@pytest.fixture(scope="module")
+def browser() -> typing.Iterator[typing.Any]:
+    """A browser of this machine; its tests are skipped with the reason where there is none."""
+    path = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no chromium and no google-chrome here: pages were not opened")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(
+    browser: typing.Any, tmp_path: Path
+) -> typing.Iterator[typing.Callable[..., typing.Any]]:
+    """Opens a page from its file, and at the end has no message and no request of any page."""
+    messages: list[str] = []
+    contexts = []
+
+    def open_page(
+        text: str, width: int = 1280, is_silent: bool = True, **options: object
+    ) -> typing.Any:
+        file = tmp_path / f"{len(contexts)}.html"
+        file.write_text(text, "utf-8")
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, **options))
+        page = contexts[-1].new_page()
+        if is_silent:
+            page.on("console", lambda message: messages.append(message.text))
+            page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: messages.append(request.url))
+        page.goto(file.as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    files = {(tmp_path / f"{number}.html").as_uri() for number in range(len(contexts))}
+    assert [text for text in messages if text not in files and not text.startswith("data:")] == []

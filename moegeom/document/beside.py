@@ -71,19 +71,15 @@ def _apart(summary: Summary) -> dict[tuple[str, str], Finding]:
 def _result(a: Summary, b: Summary) -> list[Block]:
     of_a, of_b = _apart(a), _apart(b)
     alone_a, alone_b, both = of_a.keys() - of_b, of_b.keys() - of_a, of_a.keys() & of_b
-    counted: list[tuple[str, str, Look]] = [
-        (str(len(alone_a)), "in A alone", "plain"),
-        (str(len(alone_b)), "in B alone", "warning" if alone_b else "plain"),
-        (str(len(both)), "in both", "plain"),
+    counts = {"in A alone": len(alone_a), "in B alone": len(alone_b), "in both": len(both)}
+    text = ", ".join(f"{count} {where}" for where, count in counts.items())
+    looks: dict[str, Look] = {"in B alone": "warning"} if alone_b else {}
+    numbers: list[tuple[str, str, Look]] = [
+        (str(count), f"findings {where}, by check and layer", looks.get(where, "plain"))
+        for where, count in counts.items()
     ]
-    text = ", ".join(f"{number} {where}" for number, where, _ in counted)
-    numbers = [
-        (number, f"findings {where}, by check and layer", look) for number, where, look in counted
-    ]
-    return [
-        Fact("RESULT", f"findings by check and layer: {text}. Not tested for chance."),
-        Headline(numbers),
-    ]
+    fact = Fact("RESULT", f"findings by check and layer: {text}. Not tested for chance.")
+    return [fact, Headline(numbers)]
 
 
 def _findings(a: Summary, b: Summary) -> Iterator[Fact]:

@@ -104,7 +104,7 @@ def _headline(summary: Summary) -> Iterator[tuple[str, str, Look]]:
         worst = max(values, key=lambda router: values[router])
         where = f", layer {summary.place(worst)}" if len({*values.values()}) > 1 else ""
         severities = {finding.severity for finding in summary.findings if finding.code in codes}
-        looks = [LOOKS[one] for one in LOOKS if one in severities]
+        looks: list[Look] = [LOOKS[one] for one in LOOKS if one in severities]
         look: Look = looks[0] if looks else "plain"
         yield column.text(values[worst]), f"{text}{where}", look
 

@@ -206,6 +206,14 @@ def test_the_document_is_the_golden_one(name):
         hold_to(f"{name.rpartition('.')[2]}.{ENDINGS.get(form, form)}", said)
 
 
+@pytest.mark.parametrize("name", MADE)
+def test_its_page_fits_a_phone_and_a_desk_and_says_and_requests_nothing(name, opened):
+    text = shown(name, "html")
+    for width, scheme in ((390, "dark"), (1280, "light")):
+        page = opened(text, width=width, color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 #: What all pages have in front, kept once.
 STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
