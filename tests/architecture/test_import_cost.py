@@ -1,7 +1,5 @@
 """Importing moegeom promises its names, and like asking for help it loads nothing heavy."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import pkgutil

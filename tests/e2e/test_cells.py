@@ -1,7 +1,5 @@
 """``cells`` as people type it: enumeration, proofs, tables, pictures and refusals."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from pathlib import Path

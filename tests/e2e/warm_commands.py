@@ -9,8 +9,6 @@ Modules that are named as arguments are loaded too. A request may say which sign
 when, how large its files may be, and that two run at once, with streams of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

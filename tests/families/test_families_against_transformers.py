@@ -7,8 +7,6 @@ stored a second time where such modules are. Where the choice does not follow fr
 the model chose is counted. What moegeom records is believed of models before any training, too.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -5,8 +5,6 @@ tests along, and so that time and memory are those of moegeom alone. One input a
 ``run.json``: ``python -m tests.fuzz.worker '[["run.json", 31, 32, "/tmp/again/sound"]]'``.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -4,8 +4,6 @@
 name under ``NOT_DELIVERED``; whoever delivers a quantity moves its fixtures.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

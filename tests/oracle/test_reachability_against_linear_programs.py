@@ -7,8 +7,6 @@ program (scipy's, by HiGHS), inside a ball by its nearest point (Lawson and Hans
 curved scores are asked by routing inputs.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

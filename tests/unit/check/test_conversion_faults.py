@@ -2,8 +2,6 @@
 need, no weights and no tokens; what a conversion does right does not fail.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

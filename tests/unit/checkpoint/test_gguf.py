@@ -1,7 +1,5 @@
 """Oracle: the gguf package writes, and its reader and decoder say what the numbers are."""
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

@@ -2,8 +2,6 @@
 it where moegeom came from, and never asks for a stranger's.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

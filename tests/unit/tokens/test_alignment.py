@@ -1,7 +1,5 @@
 """Rows of a trace, or of another run, find their tokens and only theirs, or are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is trained is written as a checkpoint whose routers are read, recognised and verified."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable

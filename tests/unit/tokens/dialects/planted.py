@@ -1,7 +1,5 @@
 """What goes wrong with traces, planted, and what must become of it in each dialect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 

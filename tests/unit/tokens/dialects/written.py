@@ -1,7 +1,5 @@
 """Traces as engines write them, by their documented layouts (versions stand at the writers)."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
