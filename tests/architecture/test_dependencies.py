@@ -216,7 +216,7 @@ def test_a_module_without_a_floor_breaks_a_contract(house):
 
 
 # ----------------------------------------------------------------------------------- what is loaded
-HEAVY = {*("cupy", "matplotlib", "numba", "pandas"), *("scipy", "sklearn", "torch", "transformers")}
+HEAVY = set("cupy cupyx matplotlib numba pandas scipy sklearn torch transformers".split())
 
 HELP = """
 from moegeom_cli.app import exit_code
@@ -271,6 +271,15 @@ def test_a_check_of_weights_compiles_nothing_and_loads_nothing_heavy():
 
 def test_a_check_of_weights_from_python_loads_nothing_heavy():
     assert loaded_by(f"import moegeom; assert moegeom.check({CHECKPOINT!r})") & HEAVY == set()
+
+
+def test_no_module_of_the_devices_loads_anything_heavy():
+    """The engine of devices costs no time to import; CuPy is there only once a device is opened."""
+    folders = [ROOT / "moegeom" / folder for folder in ("kernels/cuda", "engine/devices")]
+    files = [file for folder in folders for file in folder.glob("[a-z]*.py")]
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    assert {"moegeom.engine.devices.cuda", "moegeom.kernels.cuda.device"} <= {*modules}
+    assert loaded_by(f"import {', '.join(modules)}") & HEAVY == set()
 
 
 def test_the_version_is_that_of_the_changelog(pytestconfig):

@@ -409,20 +409,9 @@ def test_every_request_has_a_folder_of_its_own(moegeom, place, world):
 def test_what_is_no_results_is_never_replaced(moegeom, place):
     (place / "thesis").mkdir()
     (place / "thesis" / "chapter.tex").write_text("ten years of work")
-    for command in (
-        ("scan", "model", "--out", "thesis", "--overwrite"),
-        (
-            "research",
-            "cells",
-            "model",
-            "--layer=0",
-            "--subspace=random:2",
-            "--out",
-            "thesis",
-            "--overwrite",
-        ),
-    ):
-        assert "not replaced" in moegeom(place, *command, code=2).err
+    for command in ("scan model", "research cells model --layer=0 --subspace=random:2"):
+        typed = (*command.split(), "--out", "thesis", "--overwrite")
+        assert "not replaced" in moegeom(place, *typed, code=2).err
     assert (place / "thesis" / "chapter.tex").read_text() == "ten years of work"
 
 

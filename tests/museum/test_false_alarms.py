@@ -37,6 +37,7 @@ from moegeom.studies.explain.record import VERDICTS, CauseVerdict
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
 from tests.by_day import IS_NIGHT, by_day, one_of_each
+from tests.columns import columns_of
 from tests.generator.scoring import NAMES
 from tests.museum import disagreements as of
 from tests.museum.checkpoint import Checkpoint, name_of, permuted, text_order
@@ -72,9 +73,7 @@ class Documents(ArraySource):
         self._columns = columns
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
-        return TokenColumns(
-            **{name: values[start:stop] for name, values in vars(self._columns).items()}
-        )
+        return self._columns.at(slice(start, stop))
 
 
 class Population(Protocol):
@@ -86,12 +85,7 @@ class Population(Protocol):
 
 
 def _columns(lengths: Sequence[int]) -> TokenColumns:
-    document = np.repeat(np.arange(len(lengths)), lengths)
-    unknown = np.full(len(document), -1)
-    position = np.concatenate([np.arange(length) for length in lengths])
-    return TokenColumns(
-        document, position.astype(np.int32), unknown.astype(np.int32), unknown.astype(np.int16)
-    )
+    return columns_of(np.repeat(np.arange(len(lengths)), lengths))
 
 
 class Recorded:

@@ -127,10 +127,6 @@ def groups_of(scores, n_group, topk_group, k):
     return np.concatenate([np.flatnonzero(is_left), chosen, result.margin, result.group_margin])
 
 
-def cap_area(n, R_over_mu):
-    return 10.0 ** gram.cap_area_log10(R_over_mu, n)
-
-
 def ratio_of_eigenvalues(eigenvalues, N):
     values = np.array(eigenvalues)
     raw = space.Moments(values, values, float((values**2).sum())).participation_ratio
@@ -263,7 +259,7 @@ DELIVERED = {
     "gram_score": lambda R: gram.gram_score(gram.cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: gram.best_gram_score(E, D, is_centred=False),
     "gram_random": lambda D: gram.random_gram_score(2, D, is_centred=False),
-    "cap_area_*": cap_area,
+    "cap_area_*": lambda n, R_over_mu: 10.0 ** gram.cap_area_log10(R_over_mu, n),
     "log10_cap_*": lambda n, R_over_mu: gram.cap_area_log10(R_over_mu, n),
     "twonn": lambda r1, r2: space.two_nn(np.stack([r1, r2], axis=1)),
     "mle_id": lambda T: space.levina_bickel(np.array(T), 3),

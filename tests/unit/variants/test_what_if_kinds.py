@@ -568,20 +568,10 @@ def test_a_gate_depends_on_other_and_later_tokens_where_it_says_so(made_by, text
     assert is_causal == gate.is_causal
 
 
-LIMITS = (
-    "topk:3",
-    "temperature:1",
-    "smooth:eps=0",
-    "smooth:extra=0",
-    "smooth:eps=1e-12",
-    "sinkhorn:steps=0,log",
-    "sinkhorn:eps=0.001,steps=0,log",
-    "capacity:inf",
-    "capacity:4",
-    "jitter:0",
-    "jitter:0,on=input",
-    "without",
-)
+LIMITS = """
+    topk:3 temperature:1 smooth:eps=0 smooth:extra=0 smooth:eps=1e-12 sinkhorn:steps=0,log
+    sinkhorn:eps=0.001,steps=0,log capacity:inf capacity:4 jitter:0 jitter:0,on=input without
+""".split()
 
 
 @pytest.mark.parametrize("text", LIMITS)
