@@ -2,8 +2,6 @@
 is held against the project.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,14 +1,22 @@
-"""What the code imports is declared, what is declared is imported, and all of it is pinned."""
+"""What the code imports is declared, pinned and points down, and what is declared is imported;
+importing moegeom, like asking for help, loads nothing heavy.
+"""
 
 import ast
 import functools
+import inspect
+import json
+import pkgutil
 import re
+import subprocess
 import sys
 import tomllib
 
 import pytest
 from packaging.requirements import Requirement
 
+import moegeom
+from moegeom_cli.command import command_names
 from tests.architecture.sources import ROOT, parsed
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -33,7 +41,7 @@ NOT_IMPORTED = {
     "build": "run by the release workflow and tests/e2e/test_install.py",
     "hatch-vcs": "counts the version from the last tag where the package is built",
     "hatchling": "builds the package, without isolation in the tests",
-    "import-linter": "run as lint-imports by tests/architecture/test_import_contracts.py",
+    "import-linter": "run as lint-imports below",
     "mkdocs": "run by `make docs`",
     "nvidia-cuda-nvrtc": "a shared library that the tests load to compile CUDA sources",
     "pyroma": "run by tests/e2e/test_install.py",
@@ -127,3 +135,171 @@ def test_a_pin_is_within_what_is_declared():
     for line in [*PROJECT["dependencies"], *(x for lines in extras for x in lines)]:
         if canonical(line) in pinned:
             assert pinned[canonical(line)] in Requirement(line).specifier, line
+
+
+# ---------------------------------------------------------------------------------------- contracts
+def lint_imports(root):
+    command = "from importlinter.cli import lint_imports_command as run; run()"
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = ['.', 'cli']; {command}", "--no-cache"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_contract_is_kept():
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture
+def house(tmp_path):
+    """An empty house with the same floors and the real contracts."""
+    contracts = (ROOT / "pyproject.toml").read_text("utf-8").partition("[tool.importlinter]")
+    (tmp_path / "pyproject.toml").write_text("".join(contracts[1:]), "utf-8")
+    floors = """
+        checkpoint checks core document engine engine/devices geometry kernels kernels/cpu
+        kernels/cuda measure metrics recorder research results router routing_cells studies testing
+        tokens trainable variants
+    """.split()
+    for folder in [tmp_path / "cli/moegeom_cli", tmp_path / "moegeom"]:
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    for floor in floors:
+        (tmp_path / "moegeom" / floor).mkdir(parents=True)
+        (tmp_path / "moegeom" / floor / "__init__.py").touch()
+    for room in ("api", "explore", "pipeline"):
+        (tmp_path / f"moegeom/{room}.py").touch()
+    return tmp_path
+
+
+def test_an_empty_house_keeps_its_contracts(house):
+    (house / "moegeom/kernels/cuda/scan.py").write_text("import cupy\n", "utf-8")
+    (house / "moegeom/engine/devices/cuda.py").write_text("import cupy\n", "utf-8")
+    (house / "moegeom/pipeline.py").write_text("import moegeom.engine, moegeom.document\n", "utf-8")
+    result = lint_imports(house)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+#: Imports that point up, sideways or out, by the file that has them.
+PLANTED = {
+    "core/router.py": ("moegeom_cli", "moegeom.geometry"),
+    "geometry/gram.py": ("moegeom.kernels", "pyarrow", "logging"),
+    "router/load.py": ("moegeom.tokens",),
+    "document/html.py": ("moegeom.metrics", "moegeom.geometry"),
+    "checks/run.py": ("moegeom.document",),
+    "engine/loop.py": ("cupy", "moegeom.metrics"),
+    "kernels/cpu/fused.py": ("cupy",),
+    "studies/diff.py": ("moegeom.routing_cells", "moegeom.research"),
+    "pipeline.py": ("moegeom.studies",),
+}
+
+
+def test_every_planted_import_breaks_a_contract(house):
+    for file, names in PLANTED.items():
+        text = "".join(f"import {name}\n" for name in names)
+        (house / "moegeom" / file).write_text(text, "utf-8")
+    result = lint_imports(house)
+    assert result.returncode == 1
+    chains = [
+        f"moegeom.{file.removesuffix('.py').replace('/', '.')} -> {name}"
+        for file, names in PLANTED.items()
+        for name in names
+    ]
+    assert [chain for chain in chains if chain not in result.stdout] == [], result.stdout
+
+
+def test_a_module_without_a_floor_breaks_a_contract(house):
+    (house / "moegeom/helpers.py").write_text("import numpy\n", "utf-8")
+    assert lint_imports(house).returncode == 1
+
+
+# ----------------------------------------------------------------------------------- what is loaded
+HEAVY = set("cupy cupyx matplotlib numba pandas scipy sklearn torch transformers".split())
+
+HELP = """
+from moegeom_cli.app import exit_code
+for arguments in {screens}:
+    assert exit_code(arguments) == 0
+"""
+
+
+def printed_by(code: str) -> list[str]:
+    """Lines that ``code`` prints in a fresh interpreter, the last one what it loaded."""
+    script = (
+        f"import json, sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'cli')!r}]\n"
+        f"before = set(sys.modules)\n{code}\n"
+        "print(); print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout.splitlines()
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level modules that ``code`` adds to a fresh interpreter."""
+    return {name.split(".")[0] for name in json.loads(printed_by(code)[-1])}
+
+
+def test_import_moegeom_loads_only_itself_and_the_standard_library():
+    assert loaded_by("import moegeom") - set(sys.stdlib_module_names) == {"moegeom"}
+
+
+def test_help_loads_nothing_heavy():
+    screens = [["--help"], *([*name.split(), "--help"] for name in command_names())]
+    assert loaded_by(HELP.format(screens=screens)) & (HEAVY | {"pyarrow"}) == set()
+
+
+def test_a_command_imports_no_other_command():
+    code = HELP.format(screens=[["doctor", "--help"]])
+    code += "print([n for n in sys.modules if n.startswith('moegeom_cli.commands.')])"
+    assert printed_by(code)[-3] == "['moegeom_cli.commands.doctor']"
+
+
+def test_the_measurement_sees_what_is_loaded():
+    assert "decimal" in loaded_by("import decimal")
+
+
+CHECKPOINT = str(ROOT / "sample_ckpts/deepseek-tiny/step_1500")
+
+
+def test_a_check_of_weights_compiles_nothing_and_loads_nothing_heavy():
+    typed = f"assert exit_code(['check', {CHECKPOINT!r}]) == 0"
+    assert loaded_by(f"from moegeom_cli.app import exit_code; {typed}") & HEAVY == set()
+
+
+def test_a_check_of_weights_from_python_loads_nothing_heavy():
+    assert loaded_by(f"import moegeom; assert moegeom.check({CHECKPOINT!r})") & HEAVY == set()
+
+
+def test_no_module_of_the_devices_loads_anything_heavy():
+    """The engine of devices costs no time to import; CuPy is there only once a device is opened."""
+    folders = [ROOT / "moegeom" / folder for folder in ("kernels/cuda", "engine/devices")]
+    files = [file for folder in folders for file in folder.glob("[a-z]*.py")]
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    assert {"moegeom.engine.devices.cuda", "moegeom.kernels.cuda.device"} <= {*modules}
+    assert loaded_by(f"import {', '.join(modules)}") & HEAVY == set()
+
+
+def test_the_version_is_that_of_the_changelog(pytestconfig):
+    changelog = (pytestconfig.rootpath / "CHANGELOG.md").read_text("utf-8")
+    assert "## [Unreleased]" in changelog or f"## [{moegeom.__version__}]" in changelog
+
+
+def test_a_public_name_exists_and_is_documented():
+    for name in moegeom._PUBLIC:
+        value = getattr(moegeom, name)
+        assert inspect.getdoc(value), name
+        assert value.__name__ == moegeom._PUBLIC[name].partition(":")[2]
+        assert name in dir(moegeom)
+
+
+def test_no_public_name_hides_a_subpackage():
+    """``moegeom.engine`` would be the function or the package, by what was imported before."""
+    assert set(moegeom._PUBLIC) & {m.name for m in pkgutil.iter_modules(moegeom.__path__)} == set()
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = moegeom.no_such_name

@@ -6,8 +6,6 @@ run in children of a warm process (warm_commands.py); the scan behind ``world`` 
 kernel is slower by its compilation.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -38,7 +36,7 @@ class Ran:
     err: str
 
     @classmethod
-    def of(cls, code: int, out: str, err: str) -> Ran:
+    def of(cls, code: int, out: str, err: str) -> "Ran":
         """Without word of compiling: whether a kernel is in the cache is no matter of a test."""
         return cls(code, out, err.replace(f"{COMPILING[True]}\n", ""))
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from moegeom.core.tokens import TokenColumns
 from moegeom.results.reader import open_results
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from moegeom.tokens.recording.writer import RecordingWriter
+from tests.columns import columns_of
 
 GATE = "model.layers.{}.mlp.gate.weight"
 NORM = "model.layers.{}.post_attention_layernorm.weight"
@@ -36,15 +36,8 @@ def values_of(folder: Path, router: str = "text/0") -> Path:
 
 def write_recording(path: Path, values: dict[str, np.ndarray]) -> None:
     tokens = len(next(iter(values.values())))
-    count = np.arange(tokens)
-    columns = TokenColumns(
-        document=count // 128,
-        position=(count % 128).astype(np.int32),
-        token_id=np.full(tokens, -1, np.int32),
-        domain=np.full(tokens, -1, np.int16),
-    )
     with RecordingWriter(path, "router_input", tuple(values)) as writer:
-        writer.append(columns, values)
+        writer.append(columns_of(np.arange(tokens) // 128), values)
 
 
 # ------------------------------------------------------------------------------ what is damaged

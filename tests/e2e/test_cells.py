@@ -1,7 +1,5 @@
 """``cells`` as people type it: enumeration, proofs, tables, pictures and refusals."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from pathlib import Path
@@ -110,16 +108,7 @@ def test_regions_in_no_cell_are_the_cells_that_broken_ties_add(moegeom, tmp_path
     weight = generator.standard_normal((17, 64)).astype(np.float32)
     weight[16], weight[8] = weight[0], weight[3]
     np.savez(tmp_path / "router.npz", weight=weight)
-    asked = (
-        "research",
-        "cells",
-        "--weights",
-        "router.npz",
-        "--top-k",
-        "4",
-        "--subspace",
-        "random:2",
-    )
+    asked = "research cells --weights router.npz --top-k 4 --subspace random:2".split()
     strict, broken = (
         moegeom(tmp_path, *asked, *more, "--format", "json").document["routers"][0]
         for more in ((), ("--tie-broken",))
@@ -217,16 +206,7 @@ def test_a_radius_around_the_point_where_all_experts_tie_changes_nothing(moegeom
     """64 experts without bias: all logits are 0 at the centre of the slice."""
     weight = np.random.default_rng(0).standard_normal((64, 64))
     np.savez(tmp_path / "router.npz", weight=weight)
-    asked = (
-        "research",
-        "cells",
-        "--weights",
-        "router.npz",
-        "--top-k",
-        "8",
-        "--subspace",
-        "random:3",
-    )
+    asked = "research cells --weights router.npz --top-k 8 --subspace random:3".split()
     for name, bound in (("whole", ()), ("near", ("--radius", "0.001"))):
         ran = moegeom(tmp_path, *asked, *bound, "--out", name, "--certify", code=0)
         assert ran.err == ""

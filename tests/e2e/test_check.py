@@ -1,7 +1,5 @@
 """`moegeom check` as it is typed: exit codes, streams, reports, profile, baseline."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

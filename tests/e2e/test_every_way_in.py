@@ -28,6 +28,7 @@ from moegeom.tokens.stages import STAGE_TENSORS
 from moegeom.tokens.traces.trace import DIALECTS
 from moegeom_cli.command import COMMANDS, typed_words
 from tests.by_day import by_day
+from tests.columns import columns_of
 from tests.unit.tokens.dialects.test_counts import DIALECT as COUNT_DIALECT
 from tests.unit.tokens.dialects.test_counts import WRITERS as COUNT_WRITERS
 from tests.unit.tokens.dialects.written import EXPERTS, FIRST, NUM_LAYERS, TOP_K, Written
@@ -115,13 +116,8 @@ def make_tokens(model: Path) -> Tokens:
         logits = inputs @ router.weight.T.astype(np.float32)
         values["logits"][router.name] = logits
         values["ids"][router.name] = np.argsort(-logits, axis=1)[:, :TOP_K].astype(np.int32)
-    token = np.arange(NUM_TOKENS)
-    columns = TokenColumns(
-        document=token // DOCUMENT,
-        position=(token % DOCUMENT).astype(np.int32),
-        token_id=random.integers(5, 30_000, NUM_TOKENS).astype(np.int32),
-        domain=(token // DOCUMENT % 2).astype(np.int16),
-    )
+    document = np.arange(NUM_TOKENS) // DOCUMENT
+    columns = columns_of(document, random.integers(5, 30_000, NUM_TOKENS), document % 2)
     return Tokens(columns, values, values["ids"])
 
 

@@ -4,8 +4,6 @@ What commands do in a folder with hostile files once they have started: every te
 through ``run_nothing_of`` of warm_commands.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -5,8 +5,6 @@ The environment sees the libraries of the one that runs the tests, or those of t
 not moegeom itself.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

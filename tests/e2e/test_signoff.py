@@ -2,8 +2,6 @@
 results, false alarms.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

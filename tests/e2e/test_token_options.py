@@ -27,6 +27,7 @@ from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom_cli.command import built
 from tests.by_day import by_day
+from tests.columns import columns_of
 from tests.e2e.test_every_way_in import COMMAND
 
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts/olmoe-balanced"
@@ -83,14 +84,9 @@ def written(folder: Path, name: str) -> tuple[Path, list[str], np.ndarray]:
     if state.is_counted is finite:
         for values in inputs.values():
             values[LOST] = np.nan
-    token = np.arange(count)
     length = {"several": DOCUMENT_LENGTH}.get(state.documents, count)
-    columns = TokenColumns(
-        document=token // length,
-        position=(token % length).astype(np.int32),
-        token_id=source.read_columns(0, count).token_id,
-        domain=np.zeros(count, np.int16),
-    )
+    token_id = source.read_columns(0, count).token_id
+    columns = columns_of(np.arange(count) // length, token_id, domain=0)
     routers = load_routers(open_checkpoint(SAMPLE / "step_1500")).routers
     chosen = {
         r.name: route(np.nan_to_num(inputs[r.name]) @ r.weight.T, r.rule).chosen.astype(np.int32)

@@ -9,8 +9,6 @@ Modules that are named as arguments are loaded too. A request may say which sign
 when, how large its files may be, and that two run at once, with streams of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc
@@ -46,18 +44,8 @@ from moegeom_cli.groups import ScreenOptions
 
 #: Packages that commands import where they use them; none brings torch, nor matplotlib, which looks
 #: for its settings in the working directory.
-LAZY = (
-    "filelock",
-    "pandas",  # which pyarrow imports where a table is made of rows
-    "pyarrow.parquet",
-    "scipy.stats",
-    "moegeom.checkpoint",
-    "moegeom.router",
-    "moegeom.tokens",
-    "moegeom.document",
-    "moegeom.studies",
-    "moegeom_cli",
-)
+LAZY = "filelock pandas pyarrow.parquet scipy.stats moegeom_cli".split()
+LAZY += [f"moegeom.{floor}" for floor in ("checkpoint", "router", "tokens", "document", "studies")]
 
 
 def warm_up() -> None:

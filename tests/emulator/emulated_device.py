@@ -7,8 +7,6 @@ uses it then fails, where a GPU would use what is another's by now. Behind every
 that nobody may touch: what reads or writes past an end dies there.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import weakref
@@ -32,14 +30,14 @@ class EmulatedArray:
     """
 
     def __init__(
-        self, held: np.ndarray, owner: EmulatedArray | None = None, is_adopted: bool = False
+        self, held: np.ndarray, owner: "EmulatedArray | None" = None, is_adopted: bool = False
     ) -> None:
         self.held, self.owner, self.is_adopted = held, owner, is_adopted
 
     def __len__(self) -> int:
         return len(self.held)
 
-    def __getitem__(self, rows: slice) -> EmulatedArray:
+    def __getitem__(self, rows: slice) -> "EmulatedArray":
         return EmulatedArray(self.held[rows], self.owner or self, self.is_adopted)
 
     @property
@@ -105,7 +103,7 @@ class EmulatedDevice:
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype)
 
-    def queue(self) -> EmulatedQueue:
+    def queue(self) -> "EmulatedQueue":
         self.queues.append(EmulatedQueue(self))
         return self.queues[-1]
 

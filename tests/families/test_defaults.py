@@ -5,8 +5,6 @@ says with the library's own default written out, or an error that names the key;
 the rule, the model of the library is built without the key and chooses the same sets.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -7,8 +7,6 @@ stored a second time where such modules are. Where the choice does not follow fr
 the model chose is counted. What moegeom records is believed of models before any training, too.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -29,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.router import Router, RouterSet
-from moegeom.core.tokens import Stage, TokenColumns
+from moegeom.core.tokens import Stage
 from moegeom.engine.prepared import prepare
 from moegeom.engine.trust import Trust, examine
 from moegeom.geometry.rows import normed
@@ -44,6 +42,7 @@ from moegeom.router.load import load_routers
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.by_day import by_day
+from tests.columns import columns_of
 from tests.families.observed import FORWARD, VOCABULARY, Observed, observe
 from tests.families.tiny_models import (
     BY_DAY,
@@ -178,13 +177,11 @@ def test_every_layout_and_dtype_holds_the_same_routers(name, tmp_path):
 State = dict[str, torch.Tensor]
 
 
-def _dcp(state: State, folder: Path) -> None:
-    dcp.save({"model": state, "step": 7}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-
-
 #: What trainers write: a dictionary around the state, or a module around the model.
 WRITERS: dict[str, Callable[[State, Path], None]] = {
-    "model in DCP": _dcp,
+    "model in DCP": lambda state, folder: dcp.save(
+        {"model": state, "step": 7}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True
+    ),
     "model in .pt": lambda state, to: torch.save({"model": state, "step": 7}, to / "a.pt"),
     "state_dict in .pt": lambda state, to: torch.save({"state_dict": state}, to / "a.pt"),
     "Lightning": lambda state, to: torch.save(
@@ -391,13 +388,7 @@ def _assert_slots(results: Results, router: Observed, chosen: np.ndarray) -> np.
 
 def _recording(seen: tuple[Observed, ...], out: Path, stage: Stage = "ids") -> Path:
     tokens = min(len(router.chosen) for router in seen)
-    rows = np.arange(tokens)
-    columns = TokenColumns(
-        document=rows // LENGTH,
-        position=(rows % LENGTH).astype(np.int32),
-        token_id=np.zeros(tokens, np.int32),
-        domain=np.zeros(tokens, np.int16),
-    )
+    columns = columns_of(np.arange(tokens) // LENGTH, 0, 0)
     by_name = {f"{router.stack}/{router.layer}": router for router in seen}
     values = {} if stage == "ids" else {n: r.inputs[:tokens] for n, r in by_name.items()}
     chosen = {n: r.chosen[:tokens].astype(np.int32) for n, r in by_name.items()}

@@ -7,8 +7,6 @@ random with a spread that matters, so that a bias left out, a norm forgotten or 
 changes most choices.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import re
@@ -126,7 +124,7 @@ class Family:
     language: str = ""
     """The family that is the language model, of a class that takes any."""
 
-    def under(self, **settings: Any) -> Family:
+    def under(self, **settings: Any) -> "Family":
         return replace(self, config={**self.config, **settings})
 
 

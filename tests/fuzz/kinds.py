@@ -4,8 +4,6 @@ A kind that is missing here is not fuzzed: ``test_every_format_source_and_dialec
 this list against the registries of the package.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

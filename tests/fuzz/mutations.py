@@ -5,8 +5,6 @@ doubled, a column changes its type), so that what lies behind the parser is reac
 bytes. The same random numbers give the same damage.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -6,8 +6,6 @@ that ends in something else than a value or an error there is a line of JSON, at
 kind its milliseconds of the processor.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ processor time and 512 MB beside its own size, may print no warning, and must no
 but a value or one of our errors. The same inputs are tried in every run; at night a million.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

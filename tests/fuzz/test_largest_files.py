@@ -3,8 +3,6 @@
 Work on any file comes to an end, and takes 512 MB beside its own size.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

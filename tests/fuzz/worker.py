@@ -5,8 +5,6 @@ tests along, and so that time and memory are those of moegeom alone. One input a
 ``run.json``: ``python -m tests.fuzz.worker '[["run.json", 31, 32, "/tmp/again/sound"]]'``.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os
@@ -139,25 +137,17 @@ def _peak_kilobytes() -> int:
     return int(status.partition("VmHWM:")[2].split()[0])
 
 
-def _warns() -> None:
-    warnings.warn("x", RuntimeWarning, stacklevel=1)
-
-
 def _refuses(length: int) -> None:
     from moegeom.core.errors import MoeGeomError
 
     raise MoeGeomError("x" * length)
 
 
-def _fills() -> None:
-    bytearray(600 << 20)[::4096].count(1)
-
-
 #: Each way in which an input can end.
 FAULTS: dict[str, Callable[[], object]] = {
     "value": lambda: None, "error": lambda: _refuses(10), "long message": lambda: _refuses(5000),
-    "KeyError": lambda: {}["x"], "warning": _warns, "slow": lambda: sum(range(10**6)),
-    "large": _fills, "stuck": lambda: time.sleep(9),
+    "KeyError": lambda: {}["x"], "warning": lambda: warnings.warn("x", RuntimeWarning, stacklevel=1), "slow": lambda: sum(range(10**6)),
+    "large": lambda: bytearray(600 << 20)[::4096].count(1), "stuck": lambda: time.sleep(9),
 }  # fmt: skip
 
 

@@ -12,9 +12,10 @@ from ml_dtypes import bfloat16
 from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
-from moegeom.core.tokens import Stage, TokenColumns
+from moegeom.core.tokens import Stage
 from moegeom.router.load import load_routers
 from moegeom.tokens.recording.writer import RecordingWriter
+from tests.columns import columns_of
 from tests.generator.engine import Run
 from tests.generator.model import Model, RouterTensors, config_of
 from tests.generator.text import DOMAINS, Text
@@ -39,17 +40,6 @@ def write_checkpoint(model: Model, routers: Sequence[RouterTensors], folder: Pat
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def columns_of(text: Text) -> TokenColumns:
-    there = text.is_token
-    document = np.repeat(np.arange(len(text.lengths)), text.lengths)
-    return TokenColumns(
-        document=document.astype(np.int64),
-        position=text.position[there].astype(np.int32),
-        token_id=text.token_id[there].astype(np.int32),
-        domain=text.domain[document].astype(np.int16),
-    )
-
-
 def write_recording(run: Run, text: Text, form: Form, checkpoint: Path, path: Path) -> None:
     found = load_routers(open_checkpoint(checkpoint))
     names = tuple(router.name for router in found.routers)
@@ -72,8 +62,9 @@ def write_recording(run: Run, text: Text, form: Form, checkpoint: Path, path: Pa
         domains=DOMAINS,
         dtype="float32",
     ) as writer:
+        document = np.repeat(np.arange(len(text.lengths)), text.lengths)
         writer.append(
-            columns_of(text),
+            columns_of(document, text.token_id[text.is_token], text.domain[document]),
             None if values is None else by_router(values),
             by_router(run.chosen),
             outputs={"routing_weights": by_router(run.weights)},

@@ -1,7 +1,5 @@
 """Checkpoints in memory: read, changed tensor by tensor, renumbered, and written again."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -46,7 +44,7 @@ class Checkpoint:
         self,
         tensors: Mapping[str, np.ndarray | None] | None = None,
         config: Mapping[str, Any] | None = None,
-    ) -> Checkpoint:
+    ) -> "Checkpoint":
         """With other tensors, None for one that goes, and other values in the config."""
         kept = {n: t for n, t in (self.tensors | (tensors or {})).items() if t is not None}
         return dataclasses.replace(self, config={**self.config, **(config or {})}, tensors=kept)
@@ -57,7 +55,7 @@ class Checkpoint:
         change: Change,
         layers: Iterable[int] | None = None,
         dtype: np.dtype | None = None,
-    ) -> Checkpoint:
+    ) -> "Checkpoint":
         """With one part of every router, or of some, changed and rounded to its dtype."""
         new = {}
         for layer in self.layers if layers is None else layers:

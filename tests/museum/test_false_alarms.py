@@ -1,22 +1,28 @@
 """What is healthy passes the gate: any shape, any documents, drawn anew as often as wanted, and
-every step of a training.
+every step of a training. Incidents are found by their code, disagreements explained by their own
+cause, twins left alone; the page states what the exhibits do, every thread on it can be followed.
 """
 
 import dataclasses
 import functools
 import itertools
+import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks import run_checks
 from moegeom.checks.baseline import Baseline, baseline_of
 from moegeom.checks.profile import BUILT_IN, Profile
+from moegeom.core.errors import CheckpointError
 from moegeom.core.finding import Verdict
 from moegeom.core.router import Router
 from moegeom.core.tokens import TokenColumns
@@ -27,12 +33,25 @@ from moegeom.pipeline import lint
 from moegeom.results.reader import MemoryResults, ResultsView
 from moegeom.router.load import load_routers
 from moegeom.studies.check.study import GateRequest, gate, measured_of
+from moegeom.studies.explain.record import VERDICTS, CauseVerdict
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
-from tests.by_day import by_day, one_of_each
-from tests.museum.checkpoint import Checkpoint
+from tests.by_day import IS_NIGHT, by_day, one_of_each
+from tests.columns import columns_of
+from tests.generator.scoring import NAMES
+from tests.museum import disagreements as of
+from tests.museum.checkpoint import Checkpoint, name_of, permuted, text_order
+from tests.museum.exhibit_biases import BIAS_BEFORE_CAST, BIAS_NEVER_UPDATED, BIAS_RAN_AWAY
+from tests.museum.exhibit_rows import ROWS_SORTED_AS_TEXT
+from tests.museum.gallery import Case, Incident, all_cases
 from tests.museum.healthy import SAMPLES, drawn_shape, sigmoid_model, softmax_model, trained
+from tests.museum.incidents import DISAGREEMENTS, INCIDENTS, RECIPES
 from tests.museum.invariances import NEUTRAL, applicable, changed
+from tests.museum.page import NOT_ASKED, PAGE, render
+from tests.museum.questions import Checked, Explained
+from tests.museum.recipe import Grade, Planted, Said, TwinGrade, half_of
+from tests.museum.score import answered
+from tests.museum.two_runs import PLAIN, Runs, all_pairs
 
 #: Metrics that checks of tokens read; a scan has thirty more, which take most of its time.
 _METRICS = [
@@ -54,9 +73,7 @@ class Documents(ArraySource):
         self._columns = columns
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
-        return TokenColumns(
-            **{name: values[start:stop] for name, values in vars(self._columns).items()}
-        )
+        return self._columns.at(slice(start, stop))
 
 
 class Population(Protocol):
@@ -68,12 +85,7 @@ class Population(Protocol):
 
 
 def _columns(lengths: Sequence[int]) -> TokenColumns:
-    document = np.repeat(np.arange(len(lengths)), lengths)
-    unknown = np.full(len(document), -1)
-    position = np.concatenate([np.arange(length) for length in lengths])
-    return TokenColumns(
-        document, position.astype(np.int32), unknown.astype(np.int32), unknown.astype(np.int16)
-    )
+    return columns_of(np.repeat(np.arange(len(lengths)), lengths))
 
 
 class Recorded:
@@ -278,3 +290,180 @@ def test_a_change_that_changes_no_choice_is_an_error_only_where_weights_change(
     seen = museum.show(new, old)
     assert seen.codes == NEUTRAL[change].says
     assert seen.exit_code == int(bool(seen.codes))
+
+
+# ---------------------------------------------------------------------------------------- incidents
+def mechanism(shown: tuple[Incident, Case]) -> tuple[str, bool, bool]:
+    """By day one size that is found, one that is missed and one twin of each incident."""
+    incident, case = shown
+    return incident.name, case in incident.twins, case.is_missed
+
+
+def label(one: Any) -> str:
+    """Of an incident and of a disagreement its name, of a case what was done."""
+    return getattr(one, "name", "") or one.text
+
+
+@pytest.mark.parametrize(
+    ("incident", "case"), one_of_each(all_cases(INCIDENTS), mechanism), ids=label
+)
+def test_the_gate_says_exactly_what_the_table_states(museum, incident, case):
+    museum.confirm(incident, case)
+
+
+# ----------------------------------------------------------------------------- what the gate tells
+@pytest.mark.parametrize(
+    ("incident", "size", "code", "title", "detail"),
+    [
+        (BIAS_BEFORE_CAST, 1, "MGN112", "", "238 distinct values become 8"),
+        (BIAS_RAN_AWAY, 1, "MGI110", "expert 9", "Certificate: 31 experts beat expert 9 for every"),
+        (BIAS_NEVER_UPDATED, 0, "MGN116", "selection bias 0:", ""),
+        (BIAS_NEVER_UPDATED, 2, "MGN116", "selection bias 0.5:", ""),
+        (ROWS_SORTED_AS_TEXT, 0, "MGI121", "2 was 3, 3 was 2", "16 of 16 experts are where they"),
+    ],
+)
+def test_a_finding_names_what_it_is_about(museum, incident, size, code, title, detail):
+    finding = museum.visit(incident, incident.sizes[size]).of(code)
+    assert title in finding.title
+    assert detail in finding.detail
+
+
+def test_a_repair_has_its_proof_and_rows_renumbered_without_experts_are_an_error(museum):
+    fix = museum.visit(BIAS_BEFORE_CAST, BIAS_BEFORE_CAST.sizes[1]).of("MGN112").fix
+    assert "subtract 6.94 from every bias" in fix
+    assert "Proof that no choice changes" in fix
+    assert name_of("bias", 0).replace("0", "*") in fix
+    model = softmax_model()
+    seen = museum.show(permuted(model, text_order(32), ("weight",)), model)
+    assert (seen.codes, seen.exit_code) == (("MGI121",), 1)
+    assert "is not known" in seen.of("MGI121").detail
+
+
+def test_a_sharded_save_is_refused_before_its_slices_are_taken_for_tensors(tmp_path):
+    model = sigmoid_model()
+    (tmp_path / "config.json").write_text(json.dumps(dict(model.config)), encoding="utf-8")
+    for part in (0, 1):
+        slices = {n: np.array_split(t, 2)[part].copy() for n, t in model.tensors.items()}
+        file = tmp_path / f"shard-0000{part + 1}-model-00001-of-00001.safetensors"
+        save_file(slices, file, metadata={"DCP_SHARDING_INFO": "{}"})
+    with pytest.raises(CheckpointError, match="row slices"):
+        gate(GateRequest(str(tmp_path)))
+
+
+PAIRS = all_pairs(DISAGREEMENTS)
+
+_INCIDENTS_BY_DAY = {
+    "gain not folded": (of.SMOOTHED, of.SMOOTHED.pairs[0]),
+    "router stale": (of.ANOTHER_REVISION, of.ANOTHER_REVISION.pairs[1]),
+    "bias rounded": (of.BIAS_CAST, of.BIAS_CAST.pairs[1]),
+    "bias stale": (of.BIAS_FROZEN, of.BIAS_FROZEN.pairs[0]),
+    "bias in routing weights": (of.BIAS_LEAKS, of.BIAS_LEAKS.pairs[0]),
+    "layers shifted": (of.LAYERS_SHIFTED, of.LAYERS_SHIFTED.pairs[0]),
+    "padding counted": (of.PADDING, of.PADDING.pairs[0]),
+    "beyond noise": (of.RACE, of.RACE.pairs[1]),
+    "not the router": (of.NOT_THE_ROUTER, of.NOT_THE_ROUTER.pairs[0]),
+    "arithmetic noise only": (of.LAYERS_SHIFTED, of.LAYERS_SHIFTED.twins[0]),
+}
+
+
+@functools.cache
+def verdict(build: Runs) -> CauseVerdict:
+    """What the command says, by day of half the tokens; pairs that are built alike are one run."""
+    runs = build()
+    if not IS_NIGHT and build is not of.RACE.pairs[1].build:  # which many tokens tell from noise
+        runs = replace(runs, tokens=min(runs.tokens, 1024))
+    with tempfile.TemporaryDirectory() as folder:
+        return runs.explained(Path(folder) / "runs").verdict
+
+
+@pytest.mark.parametrize(("disagreement", "pair"), by_day(PAIRS, _INCIDENTS_BY_DAY), ids=label)
+def test_the_verdict_is_the_cause(disagreement, pair):
+    assert verdict(pair.build).cause == pair.cause, verdict(pair.build).detail
+    assert pair.begins is None or verdict(pair.build).router == f"text/{pair.begins}"
+
+
+def test_every_verdict_is_shown_and_every_disagreement_has_a_twin():
+    assert {pair.cause for _, pair in PAIRS} | NAMES == set(VERDICTS)
+    assert all(disagreement.pairs and disagreement.twins for disagreement in DISAGREEMENTS)
+
+
+THREAD = re.compile(r"[\w.-]+/[\w.-]+#[0-9]+")
+
+
+def test_the_page_says_what_the_exhibits_state():
+    stated = render(lambda recipe: ()).splitlines()
+    page = PAGE.read_text("utf-8").splitlines()
+    assert len(page) == len(stated), "run python -m tests.museum.refresh_museum"
+    for line, expected in zip(page, stated, strict=True):
+        if expected.endswith(NOT_ASKED):
+            # a row of a recipe: what was done to it is stated, what is said of it is not
+            assert line.startswith(expected.removesuffix(NOT_ASKED))
+            assert any(f"| {grade}: " in line for grade in (*get_args(Grade), *get_args(TwinGrade)))
+        else:
+            assert line == expected
+
+
+@pytest.mark.nightly
+def test_the_page_says_what_is_answered_to_the_tuned_half():
+    assert PAGE.read_text("utf-8") == render(lambda recipe: list(answered(recipe)))
+
+
+def test_names_are_unique_and_threads_can_be_followed():
+    for shown in (INCIDENTS, DISAGREEMENTS, RECIPES):
+        names = [one.name for one in shown]
+        assert len(set(names)) == len(names)
+        for one in shown:
+            assert all(THREAD.fullmatch(thread) for thread in one.threads)
+            assert one.story.endswith(".")
+
+
+# ------------------------------------------------------------------------------------------ recipes
+def test_records_are_complete_and_halves_follow_from_the_first_thread_alone():
+    for recipe in RECIPES:
+        assert recipe.threads
+        assert all(text.endswith(".") for text in (recipe.planting, recipe.answer))
+        assert 2 <= len(recipe.sizes) <= 3
+        assert recipe.twins
+    threads = [thread for recipe in RECIPES for thread in recipe.threads]
+    assert len(set(threads)) == len(threads)
+    # sha256 of "radixark/miles#3277" begins with 0x22, that of "radixark/miles#1724" with 0x7f
+    assert half_of(("radixark/miles#3277",)) == "tuned"
+    assert half_of(("radixark/miles#1724",)) == "untouched"
+    both = ("radixark/miles#3277", "radixark/miles#1724")
+    assert half_of(both) == half_of(both[::-1]) == "untouched"
+    assert {recipe.half for recipe in RECIPES} == {"tuned", "untouched"}
+
+
+def test_a_grade_asks_for_the_word_and_for_what_must_be_told():
+    planted = Planted("", lambda: pytest.fail("not asked"), ("rows repeated",), r"\b40\b")
+    for word, text, claims, *grades in (
+        ("rows repeated", "positions 40 to 106", "cause", "named", "right"),
+        ("rows repeated", "some rows", "cause", "only something is off", "error"),
+        ("router stale", "positions 40 to 106", "cause", "wrong cause", "error"),
+        ("inconclusive", "", "open", "only something is off", "warned"),
+        ("silent", "positions 40 to 106", "health", "missed", "warned"),
+    ):
+        answer = Said((word,), text, claims, claims == "cause", 0)
+        assert [planted.grade(answer), planted.twin_grade(answer)] == grades
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_damage_is_there_and_a_twin_routes_as_noise_of_less_than_a_hundredth_would(recipe):
+    twins = [twin.build() for twin in recipe.twins]
+    for planted in recipe.sizes:
+        question = planted.build()
+        if isinstance(question, Explained):
+            found = question.runs.routed()
+            healthy = PLAIN.route(question.runs.a, 0, found.a_inputs["text/0"])[1]
+            by_weights = np.abs(found.b_weights["text/0"] - healthy).mean() > 0.05
+            assert found.differs().mean() > 0.0015 or by_weights, planted.text
+        else:
+            is_check = isinstance(question, Checked)
+            healthy = (twins[0].checkpoint if is_check else question.a).tensors
+            damaged = (question.checkpoint if is_check else question.b).tensors
+            same = [n for n in healthy if n in damaged and np.array_equal(healthy[n], damaged[n])]
+            assert len(same) < len(healthy), planted.text
+    for twin in twins:
+        if isinstance(twin, Explained):
+            assert twin.runs.routed().differs().mean() < 0.06

@@ -18,6 +18,7 @@ from moegeom.router.load import load_routers
 from moegeom.studies.explain.record import Cause, Explanation
 from moegeom.studies.explain.study import ExplainRequest, explain
 from moegeom.tokens.recording.writer import RecordingWriter
+from tests.columns import columns_of
 from tests.generator.scoring import HEALTHY
 from tests.museum.checkpoint import Checkpoint, name_of
 from tests.museum.recipe import Needs
@@ -146,7 +147,9 @@ class TwoRuns:
     def routed(self) -> Routed:
         a, b = self.a, self.b or self.a
         generator = np.random.default_rng([4243, self.seed])
-        columns = columns_of(self.tokens)
+        document = np.arange(self.tokens) // (self.tokens // 16)
+        token_id = np.random.default_rng(7).integers(0, 30_000, self.tokens)
+        columns = columns_of(document, token_id, domain=0)
         reached = np.ones(self.tokens, bool) if self.where is None else self.where(columns)
         mine, inputs, ids, theirs, weights = {}, {}, [], {}, {}
         for number, layer in enumerate(a.layers):
@@ -242,16 +245,6 @@ def _units(generator: np.random.Generator, tokens: int, hidden: int) -> Array:
 
 def _gain(model: Checkpoint, layer: int) -> Array:
     return model.tensors[name_of("gain", layer)].astype(np.float32)
-
-
-def columns_of(tokens: int, documents: int = 16) -> TokenColumns:
-    position = np.arange(tokens) % (tokens // documents)
-    return TokenColumns(
-        document=np.arange(tokens) // (tokens // documents),
-        position=position.astype(np.int32),
-        token_id=np.random.default_rng(7).integers(0, 30_000, tokens).astype(np.int32),
-        domain=np.zeros(tokens, np.int16),
-    )
 
 
 def _record(

@@ -1,7 +1,5 @@
 """The reference of the enumeration: all cells and facets of a router, in exact arithmetic alone."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

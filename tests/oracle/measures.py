@@ -1,7 +1,5 @@
 """Measures of docs/theory.md that no command needs: what near ties weighs, and for how long."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath

@@ -4,8 +4,6 @@
 name under ``NOT_DELIVERED``; whoever delivers a quantity moves its fixtures.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -127,10 +125,6 @@ def groups_of(scores, n_group, topk_group, k):
     is_left = selection.kept_groups(selection.group_scores(row(scores), groups), topk_group)[0]
     chosen = np.sort(result.chosen[0])
     return np.concatenate([np.flatnonzero(is_left), chosen, result.margin, result.group_margin])
-
-
-def cap_area(n, R_over_mu):
-    return 10.0 ** gram.cap_area_log10(R_over_mu, n)
 
 
 def ratio_of_eigenvalues(eigenvalues, N):
@@ -265,7 +259,7 @@ DELIVERED = {
     "gram_score": lambda R: gram.gram_score(gram.cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: gram.best_gram_score(E, D, is_centred=False),
     "gram_random": lambda D: gram.random_gram_score(2, D, is_centred=False),
-    "cap_area_*": cap_area,
+    "cap_area_*": lambda n, R_over_mu: 10.0 ** gram.cap_area_log10(R_over_mu, n),
     "log10_cap_*": lambda n, R_over_mu: gram.cap_area_log10(R_over_mu, n),
     "twonn": lambda r1, r2: space.two_nn(np.stack([r1, r2], axis=1)),
     "mle_id": lambda T: space.levina_bickel(np.array(T), 3),

@@ -3,8 +3,6 @@
 Against enumerations, programs, hulls, random draws, other libraries and closed forms.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from fractions import Fraction

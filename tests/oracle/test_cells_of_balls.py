@@ -1,7 +1,5 @@
 """Cells of balls, cones and boxes against certified instances, programs over all sets, and fractions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product

@@ -1,7 +1,5 @@
 """Oracles: attention and derivatives of regression functions by torch, losses by loops, fits by SciPy."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from itertools import permutations

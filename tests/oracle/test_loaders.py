@@ -2,8 +2,6 @@
 what transformers loads of a folder is what is judged, bit for bit, or a finding says so.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -7,8 +7,6 @@ program (scipy's, by HiGHS), inside a ball by its nearest point (Lawson and Hans
 curved scores are asked by routing inputs.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -18,7 +16,7 @@ from scipy.linalg import null_space
 from scipy.spatial.distance import pdist
 from scipy.special import expit, softmax
 
-from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
+from moegeom.core.router import GroupMask, LogitMap, Router, Rule, Weights
 from moegeom.engine.jumps import ExactRouter, set_change, token_jumps
 from moegeom.engine.prepared import prepare
 from moegeom.geometry import jump as jumps
@@ -28,6 +26,7 @@ from moegeom.geometry.selection import SCORES, mapped_logits, route
 from moegeom.kernels.table import load_kernels
 from tests.oracle.helpers import ahead, distance_to_boundary, largest_margin, shortest_move
 from tests.oracle.measures import tied_weight
+from tests.unit.scan.made import router_with
 
 INF = np.inf
 
@@ -241,8 +240,7 @@ def router_of(name: str, seed: int = 0) -> Router:
     random, rule = np.random.default_rng(seed), RULES[name]
     bias = 0.3 * random.standard_normal(EXPERTS) if rule.has_selection_bias else None
     weight = random.standard_normal((EXPERTS, HIDDEN))
-    provenance = Provenance("made", ("gate.weight",), "made.safetensors", "F64")
-    return Router("text/0", "text", 0, weight, rule, provenance, selection_bias=bias)
+    return router_with(weight, rule, selection_bias=bias)
 
 
 def expert(number: int, y: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 )
 from transformers.utils import logging as transformers_logging
 
-from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
+from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.core.tokens import TokenColumns
 from moegeom.geometry import number_formats
 from moegeom.geometry.load import entropy_nats, log_sum_exp, normalised_scores
@@ -37,6 +37,7 @@ from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
+from tests.unit.scan.made import router_with
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])
@@ -352,7 +353,7 @@ SEQUENCES, LENGTH, SWITCH_HIDDEN, SWITCH_EXPERTS = 40, 48, 16, 4
 def measured_switch(capacity: int | None, weight: np.ndarray, values: np.ndarray):
     """The row of the router as stored, and why metrics are null."""
     rule = Rule(1, "softmax", Weights("scores"), capacity=capacity)
-    router = Router("text/0", "text", 0, weight, rule, Provenance("made up", (), "", "F32"))
+    router = router_with(weight, rule)
     source = ArraySource({"text/0": values.reshape(-1, SWITCH_HIDDEN)}, document_tokens=LENGTH)
     found = measure_router(RouterRun(router, source, [METRICS["expert_capacity"], METRICS["load"]]))
     rows = [row for row in found.rows["layers"] if row["variant"] == "as_stored"]

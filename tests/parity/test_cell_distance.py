@@ -1,4 +1,6 @@
-"""The compiled search for the nearest point against exact arithmetic and NNLS."""
+"""The compiled search for the nearest point, and the walk by levels, against exact arithmetic, NNLS
+and certified instances.
+"""
 
 import math
 from fractions import Fraction
@@ -7,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from moegeom.routing_cells.ball.ball_cells import BallProblem, cells_of_ball
 from moegeom.routing_cells.ball.cell_distance import (
     BEYOND,
     EMPTY,
@@ -18,7 +19,7 @@ from moegeom.routing_cells.ball.cell_distance import (
     cell_distance,
     shifted,
 )
-from moegeom.routing_cells.exact.dictionary import Arrangement
+from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary
 from moegeom.routing_cells.exact.exact_nearest import (
     ExactNearest,
     Inner,
@@ -26,7 +27,16 @@ from moegeom.routing_cells.exact.exact_nearest import (
     inner,
     root_bracket,
 )
-from tests.oracle.helpers import ahead, in_fractions, shortest_move
+from moegeom.routing_cells.walk import _level_diagram, _level_vertex
+from moegeom.routing_cells.walk.enumeration import (
+    Enumeration,
+    enumerate_cells,
+    experts_of,
+    masks_of,
+)
+from moegeom.routing_cells.walk.level_walk import level_walk
+from tests.oracle.exact_cells import exact_walk
+from tests.oracle.helpers import PLENTY, ahead, in_fractions, router, shortest_move
 
 #: Brackets are no wider than this share of the distance.
 RTOL = 1e-7
@@ -90,32 +100,6 @@ def test_brackets_hold_the_exact_distance(shape):
         assert_holds(kernel.lower[n], kernel.upper[n], exact.squared)
         point = [float(value) for value in exact.point]
         assert_allclose(point, case.centre + kernel.step[n], rtol=1e-5, atol=1e-5)
-
-
-def test_facets_that_a_search_of_a_ball_lists_have_the_distances_that_they_have_alone():
-    """Two loops over one compiled answer: in this process it is compiled once for both."""
-    case = Case(12, 3, 3)
-    problem = BallProblem.of(case.weight, case.bias, 3, case.centre, 1.5)
-    found = cells_of_ball(problem, 10_000)
-    assert found.is_whole
-    assert len(found.facets) > 20
-    cells = [frozenset(row) for row in found.expert_set.tolist()]
-    case.places = [
-        (sorted(one), (out, into)) for one in cells for out in one for into in set(range(12)) - one
-    ]
-    alone = case.distances(1.5)
-    brackets = {
-        frozenset({frozenset(one), frozenset(one) ^ {*pair}}): (lower, upper)
-        for (one, pair), state, lower, upper in zip(
-            case.places, alone.state, alone.lower, alone.upper, strict=True
-        )
-        if state == MET
-    }
-    listed = [frozenset({cells[one], cells[other]}) for one, other in found.facets.tolist()]
-    assert set(listed) == brackets.keys()
-    lower, upper = np.array([brackets[facet] for facet in listed]).T
-    assert (lower <= found.facet_distance[:, 1]).all()
-    assert (found.facet_distance[:, 0] <= upper).all()
 
 
 def test_facets_far_from_the_centre_are_proved_in_float64():
@@ -239,3 +223,42 @@ def test_square_roots_are_bracketed_by_neighbours():
         assert Fraction(lower) ** 2 <= value <= Fraction(upper) ** 2
         assert upper - lower <= 4.0 * math.ulp(lower)
     assert root_bracket(Fraction(0)) == (0.0, 0.0)
+
+
+# ------------------------------------------------------------------------------- the walk by levels
+def fractions(weight: np.ndarray, bias: np.ndarray) -> Arrangement:
+    return Arrangement(in_fractions(weight), in_fractions(bias))
+
+
+def test_every_link_is_the_edge_that_exact_arithmetic_shoots():
+    weight, bias = router(10, 3, 2)
+    walked = level_walk(weight, bias, 4, PLENTY)
+    assert len(walked.on) == exact_walk(fractions(weight, bias), 4).num_vertices
+    assert walked.gap > 1.0
+    for vertex, on in enumerate(walked.on.tolist()):
+        exact = dictionary(fractions(weight, bias), on)
+        assert exact is not None
+        assert exact.above == frozenset(experts_of(masks_of(walked.bits[[vertex]])[0]))
+        for edge, end in enumerate(walked.links[vertex].tolist()):
+            if end == -1:
+                continue
+            met = exact.shot(edge // 2, edge % 2 == 1)
+            if end == -2:
+                assert met is None
+            else:
+                assert set(walked.on[end].tolist()) == {*on, met} - {on[edge // 2]}
+
+
+def test_kernels_are_compiled_for_all_numbers_of_dimensions_at_once():
+    for dims in (2, 3, 4):
+        assert isinstance(enumerate_cells(*router(9, dims, 6), 3), Enumeration)
+    kernels = [_level_vertex.advance, _level_vertex.check_links, _level_diagram.gather_cells]
+    kernels += [_level_diagram.gather_facets, _level_diagram.gather_open_facets]
+    assert [len(kernel.signatures) for kernel in kernels] == [1] * len(kernels)
+
+
+def test_a_budget_ends_the_walk_and_says_so():
+    weight, bias = router(32, 3, 1)
+    part = level_walk(weight, bias, 4, 100)
+    assert [level_walk(weight, bias, 4, PLENTY).is_whole, part.is_whole] == [True, False]
+    assert len(part.on) <= 100

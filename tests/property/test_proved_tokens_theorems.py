@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moegeom.core.router import GroupMask, LogitMap, Provenance, Router, Rule, Weights
+from moegeom.core.router import GroupMask, LogitMap, Router, Rule, Weights
 from moegeom.engine.choice import float_bound
 from moegeom.engine.flipping import ReferenceChoice, flip_of
 from moegeom.engine.prepared import prepare
@@ -16,6 +16,7 @@ from moegeom.geometry.selection import route
 from moegeom.kernels.table import load_kernels
 from moegeom.variants.arithmetic import arithmetic, arithmetic_names
 from moegeom.variants.emulated import emulate
+from tests.unit.scan.made import router_with
 
 SEEDS = st.integers(0, 2**32 - 1)
 KERNELS = load_kernels("cpu")
@@ -48,13 +49,9 @@ def drawn(seed: int, rule: Rule, scale: float, bias_scale: float):
     # half the exponent in each, so that products fall out of the range and operands do not
     root = np.sqrt(scale / np.sqrt(WIDTH))
     bias = (bias_scale * random.standard_normal(EXPERTS)).astype(np.float32)
-    made = Router(
-        name="text/0",
-        stack="text",
-        layer=0,
-        weight=(weight * root * both).astype(np.float32),
-        rule=rule,
-        provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F32"),
+    made = router_with(
+        (weight * root * both).astype(np.float32),
+        rule,
         logit_bias=bias if rule.has_logit_bias else None,
         selection_bias=bias if rule.has_selection_bias else None,
     )

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegeom.core.metric import RouterFacts
-from moegeom.core.router import GroupMask, LogitMap, Projection, Provenance, Router, Rule, Weights
+from moegeom.core.router import GroupMask, LogitMap, Projection, Rule, Weights
 from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
 from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.rows import composed_rows
 from moegeom.geometry.selection import SCORES, route
 from moegeom.metrics import METRICS
 from moegeom.router.family import families, load_family
+from tests.unit.scan.made import router_with
 
 SEEDS = st.integers(0, 2**32 - 1)
 EXPERTS = 8
@@ -162,16 +163,9 @@ def test_nothing_is_certified_where_cosines_are_scored_before_a_bias_is_added():
     """The range of a cosine is not that of the product that stands for it."""
     rows, projection, bias, _ = router_of_cosines(3)
     weight, offset = composed_rows(rows, projection, bias)
-    plain = Router(
-        name="text/0",
-        stack="text",
-        layer=0,
-        weight=weight,
-        rule=Rule(1, "softmax", Weights("scores"), has_logit_bias=True),
-        provenance=Provenance("made", ("gate.weight",), "made.safetensors", "F64"),
-        logit_bias=offset,
-        projection=Projection(projection, bias, SCALE),
-    )
+    rule = Rule(1, "softmax", Weights("scores"), has_logit_bias=True)
+    projected = Projection(projection, bias, SCALE)
+    plain = router_with(weight, rule, logit_bias=offset, projection=projected)
     rule = replace(plain.rule, score="sigmoid", has_selection_bias=True)
     biased = replace(plain, rule=rule, selection_bias=np.linspace(0.0, 9.0, EXPERTS))
     metric, quantities = METRICS["reachability"], {"effective_rows": effective_rows(weight, None)}

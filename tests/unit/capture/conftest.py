@@ -1,7 +1,5 @@
 """Sample checkpoints, as models that run and with the recordings made of them elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache

@@ -2,8 +2,6 @@
 against the same training without the callback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``moegeom capture`` as it is typed, and killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@ the families name and on tiny gated attention; and the recordings that came with
 which another processor made, up to float32 rounding.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ fold together, against one process.
 As a script it is both ranks: ``test_two_ranks.py FOLDER``.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

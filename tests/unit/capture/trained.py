@@ -1,7 +1,5 @@
 """A tiny model, padded texts, and a Trainer of transformers on the processor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

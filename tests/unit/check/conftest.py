@@ -1,7 +1,5 @@
 """Small checkpoints, recordings and baselines that a test may spoil in one place."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

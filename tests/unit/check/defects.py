@@ -1,7 +1,5 @@
 """One constructed defect for each check: the smallest change that must make it fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -2,8 +2,6 @@
 found, and no others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """What a config leaves open, forbids or asks of quantisers is said, and read without harm."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Profiles: what a file may say, the built-in ones, where one counts, and how its thresholds judge."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

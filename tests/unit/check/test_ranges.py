@@ -2,8 +2,6 @@
 that is out of its range is a finding, wherever it stands.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from dataclasses import replace

@@ -2,8 +2,6 @@
 checked is counted.
 """
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

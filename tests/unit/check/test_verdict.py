@@ -4,8 +4,6 @@ why. The exit code follows from the outcomes alone: failed before inconclusive b
 Of figures with a standard error the worst is told first, and its p-value is Student's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 from itertools import combinations, product

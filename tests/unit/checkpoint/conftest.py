@@ -1,7 +1,5 @@
 """Files written by hand, so that every field can be wrong."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

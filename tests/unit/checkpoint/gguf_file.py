@@ -1,7 +1,5 @@
 """GGUF files, as the package of that name writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

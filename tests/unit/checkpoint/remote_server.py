@@ -1,7 +1,5 @@
 """A web server of files that counts what it sends and misbehaves on request."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import threading

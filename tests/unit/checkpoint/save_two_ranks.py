@@ -1,7 +1,5 @@
 """What two ranks of torch save, each in a process of its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import warnings
 from pathlib import Path

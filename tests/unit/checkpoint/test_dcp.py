@@ -1,7 +1,5 @@
 """Oracle: torch's own writer and reader of distributed checkpoints, with one rank and with two."""
 
-from __future__ import annotations
-
 import argparse
 import enum
 import os

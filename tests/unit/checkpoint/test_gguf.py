@@ -1,7 +1,5 @@
 """Oracle: the gguf package writes, and its reader and decoder say what the numbers are."""
 
-from __future__ import annotations
-
 import json
 import struct
 import sys
@@ -200,15 +198,7 @@ def test_a_value_of_each_type_is_read_alone_and_in_arrays(kind, tmp_path):
 def test_a_config_without_architecture_or_whose_key_is_a_value_and_a_table_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"m\.gguf: general\.architecture is not given"):
         assert open_checkpoint(_raw(tmp_path)).config
-    for key in (
-        "a",
-        "a.b.c",
-        "general",
-        "general.name",
-        "model_type",
-        "architecture.x",
-        "attention",
-    ):
+    for key in "a a.b.c general general.name model_type architecture.x attention".split():
 
         def settings(writer: gguf.GGUFWriter, key: str = key) -> None:
             writer.add_uint32("qwen3moe.a.b", 1)

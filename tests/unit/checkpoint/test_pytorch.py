@@ -2,8 +2,6 @@
 reads what is harmless; it also shows what is not.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import copyreg
@@ -610,7 +608,7 @@ def test_globals_are_names_and_persistent_ids_what_the_caller_makes_of_them():
 class _Touching:
     """Leaves a file behind when it is made, or when it is given a state."""
 
-    def __new__(cls, path: str = "", *, name: str = "") -> _Touching:
+    def __new__(cls, path: str = "", *, name: str = "") -> "_Touching":
         if path or name:
             Path(path or name).touch()
         return super().__new__(cls)

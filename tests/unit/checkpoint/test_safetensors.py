@@ -2,8 +2,6 @@
 format is opened.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

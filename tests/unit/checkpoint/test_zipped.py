@@ -1,7 +1,5 @@
 """Oracle: the zipfile module writes the archives, or reads those made by hand."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zipfile

@@ -2,8 +2,6 @@
 ties and boundaries, by directions, draws, closed forms and mpmath.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

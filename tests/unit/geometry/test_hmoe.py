@@ -1,7 +1,5 @@
 """What data can tell of gated attention: ranks by position, splits, exchanges of channels."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

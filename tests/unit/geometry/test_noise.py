@@ -1,7 +1,5 @@
 """Noise: flips, exits from a cell, rounding. Oracles: simulation, Python's sets, ways to break ties."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -341,13 +341,10 @@ def test_names_come_in_natural_order_under_any_prefix_layers_behind_the_last_apa
 
 
 def test_other_gates_are_never_routers():
-    for leaf in (
-        "mlp.gate_proj.weight",
-        "mlp.experts.gate_up_proj",
-        "mlp.shared_expert_gate.weight",
-        "mlp.experts.3.gate_proj.weight",
-        "self_attn.gate.weight",
-    ):
+    for leaf in """
+        mlp.gate_proj.weight mlp.experts.gate_up_proj mlp.shared_expert_gate.weight
+        mlp.experts.3.gate_proj.weight self_attn.gate.weight
+    """.split():
         names = {f"model.layers.0.{leaf}": None}
         assert match_routers(names, _OLMOE, Settings({})) == Matches((), ()), leaf
 

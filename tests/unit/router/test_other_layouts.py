@@ -191,16 +191,11 @@ _OPTIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("shape", [(6,), (1, 6)])
 def test_a_bias_of_the_choice_that_the_family_lacks_is_refused(shape, make_olmoe):
-    for leaf in (
-        "mlp.e_score_correction_bias",
-        "mlp.expert_bias",
-        "mlp.expert_bias_E",
-        "mlp.experts.e_score_correction_bias",
-        "mlp.moe_statics.e_score_correction_bias",
-        "mlp.router.balancing_bias",
-        "mlp.routing.bias",
-        "exp_probs_b.bias",
-    ):
+    for leaf in """
+        mlp.e_score_correction_bias mlp.expert_bias mlp.expert_bias_E mlp.routing.bias
+        mlp.experts.e_score_correction_bias mlp.moe_statics.e_score_correction_bias
+        mlp.router.balancing_bias exp_probs_b.bias
+    """.split():
         name = f"model.layers.1.{leaf}"
         error = refusal(make_olmoe({name: torch.ones(shape)}))
         assert error.message == (

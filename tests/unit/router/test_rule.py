@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +5,7 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import RouterError
-from moegeom.core.router import Provenance, Router, RouterSet, Rule, Weights
+from moegeom.core.router import RouterSet, Rule, Weights
 from moegeom.router.family import load_family
 from moegeom.router.rule import (
     build_rule,
@@ -19,6 +17,7 @@ from moegeom.router.rule import (
     rule_text,
 )
 from moegeom.router.settings import Settings
+from tests.unit.scan.made import router_with
 
 _DEEPSEEK = load_family("deepseek_v3")
 _STACK = _DEEPSEEK.stacks[0]
@@ -153,14 +152,7 @@ def test_a_fork_that_names_another_score_is_refused(key):
         check_required(family, Settings({key: "softmax"}))
 
 
-ROUTER = Router(
-    name="text/0",
-    stack="text",
-    layer=0,
-    weight=np.eye(4, 8, dtype=np.float32),
-    rule=Rule(2, "softmax", Weights("scores")),
-    provenance=Provenance("mixtral", ("gate.weight",), "model.safetensors", "F32"),
-)
+ROUTER = router_with(np.eye(4, 8, dtype=np.float32), Rule(2, "softmax", Weights("scores")))
 ROUTERS = RouterSet((ROUTER,), "model", "mixtral", "softmax, top 2 of 4", "sha256:0")
 
 IN_WORDS = {

@@ -13,6 +13,7 @@ from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.pipeline import merge as merge_parts
 from moegeom.results.schema import arrow_schema, metric_tables, table_of
+from tests.columns import columns_of
 
 SOFTMAX = Weights("scores")
 SUM_TO_ONE = Weights("scores", renormalise=True)
@@ -48,12 +49,9 @@ def columns(tokens: int, domain: np.ndarray | None = None) -> TokenColumns:
     """Documents of 97 tokens, three in four of them with a domain."""
     token = np.arange(tokens)
     document = token // 97
-    return TokenColumns(
-        document=document,
-        position=(token % 97).astype(np.int32),
-        token_id=(token % 1000).astype(np.int32),
-        domain=np.array([0, 1, -1, 0], np.int16)[document % 4] if domain is None else domain,
-    )
+    if domain is None:
+        domain = np.array([0, 1, -1, 0])[document % 4]
+    return columns_of(document, token % 1000, domain)
 
 
 def unlabelled(tokens: int) -> TokenColumns:

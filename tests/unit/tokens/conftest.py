@@ -12,6 +12,7 @@ from moegeom.core.tokens import OUTPUT_KINDS, TokenColumns, TopLogits
 from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.stages import FLOAT_DTYPES
+from tests.columns import columns_of
 
 ROUTERS = ("text/0", "text/1")
 DOMAINS = ("code", "prose")
@@ -30,12 +31,8 @@ class Content:
     def __init__(self, num_tokens: int, width: int = 12, top_k: int = 3) -> None:
         random = np.random.default_rng(0)
         token = np.arange(num_tokens)
-        self.columns = TokenColumns(
-            document=(token // 37).astype(np.int64),
-            position=(token % 37).astype(np.int32),
-            token_id=random.integers(0, 50000, num_tokens).astype(np.int32),
-            domain=(token % 3 - 1).astype(np.int16),
-        )
+        token_id = random.integers(0, 50000, num_tokens)
+        self.columns = columns_of(token // 37, token_id, token % 3 - 1)
         rows = lambda *row: {
             r: random.standard_normal((num_tokens, *row), dtype=np.float32) for r in ROUTERS
         }

@@ -1,7 +1,5 @@
 """Rows of a trace, or of another run, find their tokens and only theirs, or are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +21,7 @@ from moegeom.tokens.traces.alignment import (
     match_run_b,
 )
 from moegeom.tokens.traces.trace import RequestTrace, Trace
+from tests.columns import columns_of
 from tests.unit.tokens.dialects.written import Truth, rows_in_memory, truth
 
 TRUTH = truth()
@@ -133,13 +132,8 @@ class Choices(ArraySource):
 
 
 def columns() -> TokenColumns:
-    count = sum(LENGTHS)
-    return TokenColumns(
-        document=np.repeat(np.arange(len(LENGTHS)), LENGTHS),
-        position=np.concatenate([np.arange(n) for n in LENGTHS]).astype(np.int32),
-        token_id=np.random.default_rng(1).integers(0, 500, count).astype(np.int32),
-        domain=np.full(count, -1, np.int16),
-    )
+    document = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    return columns_of(document, np.random.default_rng(1).integers(0, 500, sum(LENGTHS)))
 
 
 def choices(seed: int = 0) -> dict[str, np.ndarray]:

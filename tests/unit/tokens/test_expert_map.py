@@ -1,7 +1,5 @@
 """Traces that name places become those of the experts that lie there, or the map is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

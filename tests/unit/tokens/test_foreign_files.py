@@ -2,8 +2,6 @@
 say, before it is made.
 """
 
-from __future__ import annotations
-
 import base64
 import bz2
 import io

@@ -37,6 +37,7 @@ from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.rows import SCRATCH_BYTES
 from moegeom.tokens.stages import FLOAT_DTYPES, OUTPUT_TENSORS, STAGE_TENSORS, VALUE_STAGES
 from tests.by_day import IS_NIGHT
+from tests.columns import columns_of
 from tests.unit.tokens.conftest import ROUTERS, SIZES, Content, record, refusal, refusal_to_open
 
 
@@ -652,13 +653,8 @@ def test_nan_and_signed_zero_keep_their_bits(tmp_path):
 def test_a_shard_of_wide_rows_holds_fewer_tokens(tmp_path):
     num_tokens, width = 3000, 1 << 15  # 64 KiB a row: 128 MiB hold 2048
     values = np.zeros((num_tokens, width), np.float16)
-    columns = TokenColumns(
-        np.zeros(num_tokens, np.int64),
-        np.arange(num_tokens, dtype=np.int32),
-        *(np.full(num_tokens, -1, dtype) for dtype in (np.int32, np.int16)),
-    )
     with RecordingWriter(tmp_path / "part", "router_input", ("a",)) as writer:
-        writer.append(columns, {"a": values})
+        writer.append(columns_of(np.zeros(num_tokens)), {"a": values})
     merge_recordings([tmp_path / "part"], tmp_path / "merged")
     sizes = [file.stat().st_size for file in sorted((tmp_path / "merged").glob("router_input*"))]
     assert [size // (2 * width) for size in sizes] == [2048, 952]
@@ -688,11 +684,8 @@ def test_parts_of_different_runs_are_refused_with_the_part_and_the_difference(tm
 
 def test_parts_with_other_routers_or_widths_are_refused(tmp_path):
     def part(name, routers, width):
-        columns = TokenColumns(
-            np.array([0]), np.zeros(1, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int16)
-        )
         with RecordingWriter(tmp_path / name, "logits", routers) as writer:
-            writer.append(columns, {r: np.ones((1, width), np.float32) for r in routers})
+            writer.append(columns_of([0], 0), {r: np.ones((1, width)) for r in routers})
         return tmp_path / name
 
     one, routers, width = part("one", ("a",), 4), part("routers", ("b",), 4), part("w", ("a",), 5)

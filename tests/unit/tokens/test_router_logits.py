@@ -2,8 +2,6 @@
 which values are believed to be router inputs, and the prior that stands for them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 

@@ -1,7 +1,5 @@
 """What is trained is written as a checkpoint whose routers are read, recognised and verified."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable
@@ -15,7 +13,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from moegeom.core.errors import UsageError
-from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.trainable import (
     CentredRouter,
@@ -31,6 +28,7 @@ from moegeom.trainable import (
 )
 from moegeom_cli.app import exit_code
 from tests.by_day import by_day
+from tests.columns import columns_of
 
 EXPERTS, K, HIDDEN, TOKENS = 8, 2, 16, 256
 
@@ -108,13 +106,7 @@ def trained(kind: str) -> Model:
 def record(model: Model, folder: Path, has_inputs: bool) -> None:
     with torch.no_grad():
         _, inputs, routed = model(torch.randn(4, TOKENS // 4, HIDDEN))
-    token = np.arange(TOKENS)
-    columns = TokenColumns(
-        document=token // 16,
-        position=(token % 16).astype(np.int32),
-        token_id=np.full(TOKENS, -1, np.int32),
-        domain=np.zeros(TOKENS, np.int16),
-    )
+    columns = columns_of(np.arange(TOKENS) // 16, domain=0)
     names = ("text/0", "text/1")
     chosen = {n: r.chosen.numpy().astype(np.int32) for n, r in zip(names, routed, strict=True)}
     read = {n: x.reshape(TOKENS, HIDDEN).numpy() for n, x in zip(names, inputs, strict=True)}

@@ -8,8 +8,6 @@ All arithmetic is such that no order of addition shows: router inputs are rounde
 gates to sixty-fourths, so that logits are exact, and everything else runs in float64.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ def exact_model() -> Any:
 
 
 @torch.no_grad()
-def router_inputs(requests: Sequence[Request]) -> dict[str, list[torch.Tensor]]:
+def router_inputs(requests: Sequence["Request"]) -> dict[str, list[torch.Tensor]]:
     model, read = exact_model(), []
     for layer in model.model.layers:
         layer.mlp.register_forward_pre_hook(lambda module, arguments: read.append(arguments[0][0]))

@@ -1,7 +1,5 @@
 """Oracle: ``RouterRecorder`` on the same model of transformers, one whole request at a time."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import operator

@@ -615,17 +615,3 @@ def test_slots_share_a_router_and_counters_and_nothing_else(with_answers):
     assert device.used == 0
     slots = slots_of(device, 2 * TILE, with_answers)
     assert slots and one_tile < device.used < 2 * one_tile
-
-
-def test_slots_that_do_not_fit_leave_nothing_behind():
-    device = emulated()[0]
-    slots = slots_of(device)
-    needed = device.used
-    del slots
-    for room in range(0, needed, needed // 7):
-        device = emulated(room=room)[0]
-        with pytest.raises(OutOfDeviceMemory):
-            slots_of(device)
-        assert device.used == 0
-    device = emulated(room=needed)[0]
-    assert slots_of(device) and device.used == needed

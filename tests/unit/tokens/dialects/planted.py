@@ -1,7 +1,5 @@
 """What goes wrong with traces, planted, and what must become of it in each dialect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -69,16 +67,8 @@ def _empty_a_layer(ids: np.ndarray) -> None:
     ids[:, 2] = 0
 
 
-def _empty_layer_everywhere(requests: list[Written]) -> list[Written]:
-    return [_first(_empty_a_layer)([request])[0] for request in requests]
-
-
 def _fill_dense_layer(requests: list[Written]) -> list[Written]:
     return _each(lambda r: np.concatenate([r.ids[:, 1:2], r.ids[:, 1:]], axis=1))(requests)
-
-
-def _wrap(requests: list[Written]) -> list[Written]:
-    return [replace(request, ids=request.ids % 256, dtype="uint8") for request in requests]
 
 
 def _shift_rows(request: Written) -> np.ndarray:
@@ -87,10 +77,6 @@ def _shift_rows(request: Written) -> np.ndarray:
 
 def _turn_layers(request: Written) -> np.ndarray:
     return np.concatenate([request.ids[:, :FIRST], np.roll(request.ids[:, FIRST:], 1, axis=1)], 1)
-
-
-def _tell(requests: list[Written]) -> list[Written]:
-    return [replace(request, ids=request.ids[4:], cached=4) for request in requests]
 
 
 def _other_text(requests: list[Written]) -> list[Written]:
@@ -197,7 +183,9 @@ PLANTED = (
     ),
     Planted(
         "ids have wrapped",
-        _wrap,
+        lambda requests: [
+            replace(request, ids=request.ids % 256, dtype="uint8") for request in requests
+        ],
         _refused("cannot name 512 experts"),
         dict.fromkeys(
             ("vllm 0.21", "sglang", "megatron", "log", "nemo_rl", "areal", "tunix"),
@@ -239,7 +227,7 @@ PLANTED = (
     ),
     Planted(
         "a layer was not gathered",
-        _empty_layer_everywhere,
+        lambda requests: [_first(_empty_a_layer)([request])[0] for request in requests],
         _refused("holds none in layers 2, which have one"),
     ),
     Planted("a dense layer holds choices", _fill_dense_layer, _IN_FRONT, _ROUTERS_ALONE),
@@ -278,7 +266,7 @@ PLANTED = (
 _AS_SAID = _cleaned("leading positions omitted, as the file says: 12")
 OMITTED = Planted(
     "the prefix is omitted and the reply says so",
-    _tell,
+    lambda requests: [replace(request, ids=request.ids[4:], cached=4) for request in requests],
     _cleaned("leading positions omitted, as many as the engine had cached: 12"),
     {"sglang": _AS_SAID, "prime_rl": _AS_SAID},
     53,

@@ -1,7 +1,5 @@
 """Logs of counts: imatrix files written by gguf, the recorder of SGLang, Megatron's counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

@@ -2,8 +2,6 @@
 file, and in a scan it gives load figures of its choices, everything else null with reason.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

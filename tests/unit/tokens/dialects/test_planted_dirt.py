@@ -1,7 +1,5 @@
 """Every dialect meets the same dirt; each case is cleaned with a count or refused by name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Traces as engines write them, by their documented layouts (versions stand at the writers)."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -20,7 +18,7 @@ import torch
 from safetensors.numpy import save_file
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.tokens import TokenColumns, TokenSource
+from moegeom.core.tokens import TokenSource
 from moegeom.tokens.files import TokenFiles
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import KnownRouter
@@ -28,6 +26,7 @@ from moegeom.tokens.traces.alignment import Reference, TraceRows, rows_of
 from moegeom.tokens.traces.source import trace_source
 from moegeom.tokens.traces.survey import FileOf, first_pass
 from moegeom.tokens.traces.trace import Dialect, Trace
+from tests.columns import columns_of
 
 #: Layer 0 is dense; three layers of 64 experts choose 4.
 FIRST, NUM_LAYERS, EXPERTS, TOP_K = 1, 4, 64, 4
@@ -117,12 +116,8 @@ class Truth:
     @property
     def reference(self) -> Reference:
         lengths = [len(tokens) for tokens in self.tokens]
-        columns = TokenColumns(
-            document=np.repeat(np.arange(len(lengths)), lengths),
-            position=np.concatenate([np.arange(n) for n in lengths]).astype(np.int32),
-            token_id=np.concatenate(self.tokens).astype(np.int32),
-            domain=np.full(sum(lengths), -1, np.int16),
-        )
+        document = np.repeat(np.arange(len(lengths)), lengths)
+        columns = columns_of(document, np.concatenate(self.tokens))
         return Reference("rec", columns, np.concatenate(self.ids))
 
 
