@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
-
-COMMAND = Command(Group.measure, 4, "moegeom report RESULTS --format md")
+from moegeom_cli.command import Group
+from moegeom_cli.groups import PlotOptions, ScreenOptions, command
 
 
-@with_groups
-def run(
+@command(Group.measure, 4, "moegeom report RESULTS --format md")
+def report(
     results: Annotated[Path, typer.Argument(help="Results directory of a scan.")],
     screen: ScreenOptions,
     plots: PlotOptions,
