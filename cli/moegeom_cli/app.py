@@ -12,7 +12,7 @@ import typer
 
 from moegeom.core.errors import MoeGeomError, OutputError, is_full
 from moegeom_cli import EXIT_INTERRUPTED, is_interruption
-from moegeom_cli.command import Commands, Interrupted, command_names
+from moegeom_cli.command import Commands, Interrupted, command_names, option_of_variable
 from moegeom_cli.streams import error_line, error_width, open_closed_streams, put_out
 
 #: BadParameter < UsageError < this: the base of all errors of the parser, which typer takes from
@@ -115,11 +115,9 @@ def _refused(error: MoeGeomError) -> int:
 
 def _from_environment(message: str) -> list[str]:
     """Options in a message that the environment sets: nobody may have typed them."""
-    names = (name for name in os.environ if name.startswith("MOEGEOM_"))
-    options = {
-        name: f"--{name.removeprefix('MOEGEOM_').lower().replace('_', '-')}" for name in names
-    }
-    return [f"{n} is set in the environment." for n, o in options.items() if o in message.split()]
+    names = [name for name in os.environ if name.startswith("MOEGEOM_")]
+    typed = [name for name in names if option_of_variable(name) in message.split()]
+    return [f"{name} is set in the environment." for name in typed]
 
 
 def _internal(error: Exception) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
 
 from moegeom_cli.streams import Format, put_out
 
@@ -13,6 +15,11 @@ if TYPE_CHECKING:
     from moegeom.document.model import Document, View
 
 T = TypeVar("T")
+
+ReportFiles = Annotated[
+    list[str] | None,
+    typer.Option("--report", help="NAME=FILE, repeatable: junit, github, md, html, json, table."),
+]
 
 #: Columns of a table that goes to a file.
 _FILE_WIDTH = 100

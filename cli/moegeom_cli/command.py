@@ -42,37 +42,41 @@ class Command:
     """Where a command stands in ``moegeom --help``, and a line to begin with: ``example``.
 
     ``place`` orders the commands of a group. Without arguments a command that needs some shows
-    its help.
+    its help. The parser calls ``run``; None is what is made of a study when it is typed.
     """
 
     group: Group
     place: int
     example: str
     needs_arguments: bool = True
+    run: Callable[..., Any] | None = None
 
     @classmethod
-    def of(cls, study: Study) -> Command:
+    def of(cls, study: Study, run: Callable[..., Any] | None = None) -> Command:
         """That of a study."""
         group = Group[study.group]
         has_words = len(study.example.split()) > (3 if group in BRANCHES else 2)
-        return cls(group, study.place, study.example, needs_arguments=has_words)
+        return cls(group, study.place, study.example, has_words, run)
 
 
-#: Every module of the folder is a command: COMMAND says what it is, ``run`` is what it does.
-_MODULES = modules_of("moegeom_cli.commands")
+#: Modules that hold the command of their name; ``list`` holds those of that branch.
+_MODULES = set(modules_of("moegeom_cli.commands")) - {Group.list}
 
 
 class _Commands:
-    """The commands of the folder, each imported by itself, and one for each study."""
+    """The commands of the folder, each module imported by itself, and one for each study."""
 
     def names(self) -> list[str]:
         """Their names in Python, sorted."""
-        return sorted({*_MODULES, *studies()})
+        return sorted({*_MODULES, *studies(), *self._listings()})
+
+    def __contains__(self, name: str) -> bool:
+        return name in _MODULES or name in studies() or name in self._listings()
 
     def __getitem__(self, name: str) -> Command:
         if name in _MODULES:
-            return importlib.import_module(f"moegeom_cli.commands.{name}").COMMAND
-        return Command.of(studies()[name])
+            return getattr(importlib.import_module(f"moegeom_cli.commands.{name}"), name)
+        return Command.of(studies()[name]) if name in studies() else self._listings()[name]
 
     def all(self) -> list[Command]:
         """Every command, in the order of names."""
@@ -80,11 +84,13 @@ class _Commands:
 
     def run(self, name: str) -> Callable[..., Any]:
         """What the parser calls."""
-        if name in _MODULES:
-            return importlib.import_module(f"moegeom_cli.commands.{name}").run
-        from moegeom_cli.study_command import command_of
+        from moegeom_cli.groups import command_of
 
-        return command_of(studies()[name])
+        return self[name].run or command_of(studies()[name])
+
+    def _listings(self) -> dict[str, Command]:
+        module = vars(importlib.import_module(f"moegeom_cli.commands.{Group.list}"))
+        return {name: one for name, one in module.items() if isinstance(one, Command)}
 
 
 COMMANDS = _Commands()
@@ -178,13 +184,12 @@ class Commands(TyperGroup):
         if cmd_name not in self.commands:
             if cmd_name in self.branches():
                 self.commands[cmd_name] = _branch(Group(cmd_name))
-            elif module in COMMANDS.names() and cmd_name == typed_name(module):
-                self._add(cmd_name, module)
+            elif cmd_name == typed_name(module) and self._has(module):
+                self.commands[cmd_name] = built(module)
         return self.commands.get(cmd_name)
 
-    def _add(self, typed: str, module: str) -> None:
-        if COMMANDS[module].group in self.groups:
-            self.commands[typed] = built(module)
+    def _has(self, module: str) -> bool:
+        return module in COMMANDS and COMMANDS[module].group in self.groups
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As the parser does, which suggests a spelling from those it has seen.
@@ -197,7 +202,7 @@ class Commands(TyperGroup):
         name = args[0] if args else ""
         if name and self.get_command(ctx, name) is None:
             module = _RENAMED.get(name, name.replace("-", "_"))
-            if module in COMMANDS.names():
+            if module in COMMANDS:
                 typed = f"moegeom {typed_words(module)}"
                 raise UsageError(f"{name}: no such command.", f"Did you mean {typed}?")
             for one in self.list_commands(ctx):
@@ -270,6 +275,16 @@ class Helpful(TyperCommand):
                     formatter.write_dl(rows)
 
 
+def variable_of(option: str) -> str:
+    """``MOEGEOM_THREADS`` for ``--threads``: what sets an option in the environment."""
+    return f"MOEGEOM_{option.lstrip('-').replace('-', '_').upper()}"
+
+
+def option_of_variable(name: str) -> str:
+    """``--threads`` for ``MOEGEOM_THREADS``."""
+    return f"--{name.removeprefix('MOEGEOM_').lower().replace('_', '-')}"
+
+
 def built(module: str) -> Any:
     """A command as the parser has it."""
     command = COMMANDS[module]
@@ -277,13 +292,13 @@ def built(module: str) -> Any:
     alone.command(name=typed_name(module), cls=Helpful, no_args_is_help=command.needs_arguments)(
         COMMANDS.run(module)
     )
-    built = typer.main.get_command(alone)
-    assert isinstance(built, Helpful)
-    built.example = command.example
-    for param in built.params:
+    parsed = typer.main.get_command(alone)
+    assert isinstance(parsed, Helpful)
+    parsed.example = command.example
+    for param in parsed.params:
         if param.param_type_name == "option":
-            param.envvar = f"MOEGEOM_{param.opts[0].lstrip('-').replace('-', '_').upper()}"
-    return built
+            param.envvar = variable_of(param.opts[0])
+    return parsed
 
 
 def _heading(param: Any) -> str:

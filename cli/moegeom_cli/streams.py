@@ -7,14 +7,9 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
-
-#: Numbers that one range may stand for.
-_MOST_NUMBERS = 100_000
 
 
 class Format(StrEnum):
@@ -55,32 +50,6 @@ def folded(text: str, columns: int | None, indent: str) -> str:
     return textwrap.fill(
         text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def parse_map(entries: Sequence[str]) -> dict[str, str]:
-    """``KEY=ROUTER`` entries as a mapping; UsageError for anything else."""
-    pairs = [entry.partition("=") for entry in entries]
-    if any(not sign or not key or not router for key, sign, router in pairs):
-        from moegeom.core.errors import UsageError
-
-        raise UsageError("--map expects KEY=ROUTER.", "For example --map layer3=text/3.")
-    return {key: router for key, _, router in pairs}
-
-
-def parse_numbers(option: str, text: str | None) -> tuple[int, ...]:
-    """Numbers such as ``3,17,40-42`` in their order; UsageError for anything else."""
-    indices: list[int] = []
-    for part in (text or "").split(",") if text else ():
-        first, dash, last = part.strip().partition("-")
-        numbers = (first, last) if dash else (first, first)
-        is_known = all(n.isdecimal() and len(n) < 10 for n in numbers)
-        if not is_known or int(numbers[1]) - int(numbers[0]) > _MOST_NUMBERS:
-            from moegeom.core.errors import UsageError
-
-            hint = f"For example {option} 3,17,40."
-            raise UsageError(f"{option} {text}: expected numbers.", hint)
-        indices += range(int(numbers[0]), int(numbers[1]) + 1)
-    return tuple(indices)
 
 
 def width(unknown: int = 100) -> int:
@@ -159,20 +128,6 @@ def log_to_stderr(is_verbose: bool) -> bool:
     return is_verbose
 
 
-class Watching(Protocol):
-    """What a running scan tells, and how it ends."""
-
-    def start(self, num_tokens: int) -> None: ...
-
-    def begin(self, what: str) -> None: ...
-
-    def advance(self, num_tokens: int) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
 #: Said when the first kernel is compiled, by whether it is kept: the bar stands still meanwhile.
 COMPILING = {
     True: "compiling kernels, once per machine and version of moegeom ...",
@@ -181,21 +136,39 @@ COMPILING = {
 }
 
 
-def _announce_compiling(listening: ExitStack, say: Callable[[str], None], unit: str) -> None:
-    """Until ``listening`` ends, the first kernel that is compiled is announced."""
-    if unit != "routers":  # weights alone: nothing is compiled
-        from moegeom.kernels.cpu.compilation import told_once
+class Silence:
+    """No progress: stderr is no terminal, or --quiet, which says nothing at all."""
 
-        listening.enter_context(told_once(lambda is_kept: say(COMPILING[is_kept])))
+    def __init__(self, quiet: bool, unit: str) -> None:
+        self._quiet, self._unit, self._listening = quiet, unit, ExitStack()
+
+    def start(self, num_tokens: int) -> None:
+        """Until the end the first kernel that is compiled is announced; weights alone need none."""
+        if not self._quiet and self._unit != "routers":
+            from moegeom.kernels.cpu.compilation import told_once
+
+            self._listening.enter_context(told_once(lambda is_kept: self.say(COMPILING[is_kept])))
+
+    def begin(self, what: str) -> None: ...
+
+    def advance(self, num_tokens: int) -> None: ...
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            print(folded(text, error_width(), "  "), file=sys.stderr)
+
+    def close(self) -> None:
+        self._listening.close()
 
 
-class ProgressBar:
+class ProgressBar(Silence):
     """One line on stderr with rate and time left, in tokens times routers or another ``unit``."""
 
     def __init__(self, unit: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+        super().__init__(False, unit)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -206,13 +179,11 @@ class ProgressBar:
             transient=True,
         )
         self._task = self._progress.add_task("", total=None, rate="")
-        self._unit = unit
-        self._listening = ExitStack()
 
     def start(self, num_tokens: int) -> None:
         self._progress.update(self._task, total=num_tokens)
         self._progress.start()
-        _announce_compiling(self._listening, self.say, self._unit)
+        super().start(num_tokens)
 
     def begin(self, what: str) -> None:
         self._progress.update(self._task, description=f"{what:<10}")
@@ -228,33 +199,11 @@ class ProgressBar:
         self._progress.console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        self._listening.close()
+        super().close()
         self._progress.stop()
 
 
-class Silence:
-    """No progress: stderr is no terminal, or --quiet, which says nothing at all."""
-
-    def __init__(self, quiet: bool, unit: str) -> None:
-        self._quiet, self._unit, self._listening = quiet, unit, ExitStack()
-
-    def start(self, num_tokens: int) -> None:
-        if not self._quiet:
-            _announce_compiling(self._listening, self.say, self._unit)
-
-    def begin(self, what: str) -> None: ...
-
-    def advance(self, num_tokens: int) -> None: ...
-
-    def say(self, text: str) -> None:
-        if not self._quiet:
-            print(folded(text, error_width(), "  "), file=sys.stderr)
-
-    def close(self) -> None:
-        self._listening.close()
-
-
-def watching(quiet: bool, unit: str = "tokens") -> Watching:
-    """A progress bar where somebody can see it."""
+def watching(quiet: bool, unit: str = "tokens") -> Silence:
+    """What listens to the work: a progress bar where somebody can see it."""
     is_still = quiet or _is_dumb() or not sys.stderr.isatty()
     return Silence(quiet, unit) if is_still else ProgressBar(unit)

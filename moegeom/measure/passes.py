@@ -134,6 +134,14 @@ class Pass:
     skip_non_finite: bool = True
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The passes of a router, and the arithmetics whose whole effect its inputs hold already."""
+
+    passes: tuple[Pass, ...]
+    recorded_effects: Sequence[str]
+
+
 #: Why a synthetic prior gives some metrics no value.
 PRIOR = "a synthetic prior says where boundaries are, not which tokens come (geometry only)"
 
@@ -161,22 +169,22 @@ def measure_in_step(runs: Sequence[RouterRun]) -> Iterator[MeasuredRouter]:
     The runs are of one source, and differ in the router alone.
     """
     started = time.perf_counter()
-    planned = [plan_passes(run) for run in runs]
+    plans = [plan_passes(run) for run in runs]
     even_runs = [
-        dataclasses.replace(run, advanced=_evenly(run, passes))
-        for run, passes in zip(runs, planned, strict=True)
+        dataclasses.replace(run, advanced=_evenly(run, plan.passes))
+        for run, plan in zip(runs, plans, strict=True)
     ]
-    together = _Together(even_runs, planned)
+    together = _Together(even_runs, [plan.passes for plan in plans])
     planning = (time.perf_counter() - started) / len(runs)
-    for run, passes in zip(even_runs, planned, strict=True):
+    for run, plan in zip(even_runs, plans, strict=True):
         started, before = time.perf_counter(), together.seconds
-        progress = {one.name: fold_pass(run, one, together.scan) for one in passes}
+        progress = {one.name: fold_pass(run, one, together.scan) for one in plan.passes}
         if not run.is_whole:
             yield MeasuredRouter({}, {})
             continue
         alone = time.perf_counter() - started - (together.seconds - before)
         seconds = planning + alone + together.seconds / len(runs)
-        yield finish_passes(run, passes, progress, seconds)
+        yield finish_passes(run, plan, progress, seconds)
 
 
 class _Together:
@@ -259,12 +267,12 @@ def _evenly(run: RouterRun, passes: Sequence[Pass]) -> Callable[[int], None] | N
     return advance
 
 
-def plan_passes(run: RouterRun, first: tuple[int, int] | None = None) -> tuple[Pass, ...]:
+def plan_passes(run: RouterRun, first: tuple[int, int] | None = None) -> Plan:
     """Every pass that the metrics need; reads the first tile, for the usual length of an input.
 
     ``first`` is where that tile lies, at the beginning of the source by default.
     """
-    own, needs = prepare(run.router), _wanted(run)
+    own, needs, recorded = prepare(run.router), _wanted(run), effects_recorded(run)
     typical = typical_norm(run, own, first)
     num_tokens = run.source.facts.num_tokens
     all_tiles = range(-(-num_tokens // TILE))
@@ -290,8 +298,8 @@ def plan_passes(run: RouterRun, first: tuple[int, int] | None = None) -> tuple[P
             passes.append(Pass(name, task, tiles, skips))
     if random is not None and "flips" not in _missing(run):
         passes += _side_passes(run, own, typical, all_tiles)
-        passes += _arithmetic_passes(run, own, random, typical, all_tiles, some)
-    return tuple(passes)
+        passes += _arithmetic_passes(run, own, random, recorded, typical, all_tiles, some)
+    return Plan(tuple(passes), recorded)
 
 
 def _is_sampled(run: RouterRun, reduction: str) -> bool:
@@ -317,13 +325,13 @@ def _arithmetic_passes(
     run: RouterRun,
     own: PreparedRouter,
     random: PreparedRouter,
+    recorded: Sequence[str],
     typical: float | None,
     tiles: Sequence[int],
     some: Sequence[int],
 ) -> Iterator[Pass]:
     """The router under each arithmetic on all tokens, its random router on a sample of them."""
     reference = run.options.reference and arithmetic(run.options.reference)
-    recorded = effects_recorded(run)
     for how in map(arithmetic, run.options.arithmetics):
         if how.name in recorded:
             continue
@@ -360,14 +368,14 @@ def effects_recorded(run: RouterRun) -> list[str]:
 
 
 def finish_passes(
-    run: RouterRun, passes: Sequence[Pass], progress: Mapping[str, Progress], seconds: float
+    run: RouterRun, plan: Plan, progress: Mapping[str, Progress], seconds: float
 ) -> MeasuredRouter:
     """Rows and facts from what every pass folded.
 
     BLAS keeps to one thread: the last bit of a product may depend on their number.
     """
     with threadpool_limits(1, user_api="blas"):
-        rows, reasons = _finished_rows(run, passes, progress)
+        rows, reasons = _finished_rows(run, plan.passes, progress)
     main = progress[MAIN]
     _refuse_too_many(run, main)
     measured = int(main.states["token_counts"]["counts"][..., TOKENS].sum())
@@ -379,7 +387,7 @@ def finish_passes(
         "reasons": reasons,
         "seconds": seconds,
         "disagreements": _disagreements(main),
-        "recorded_effects": effects_recorded(run),
+        "recorded_effects": plan.recorded_effects,
     }
     return MeasuredRouter(rows, facts)
 

@@ -13,7 +13,8 @@ from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Titl
 from moegeom.document.rule_brief import rule_brief
 from moegeom.engine.run_facts import router_facts
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.recorder.run import AttentionPlan, Captured, CapturePlan, CaptureRequest
+from moegeom.recorder.request import CaptureRequest
+from moegeom.recorder.run import AttentionPlan, Captured, CapturePlan
 
 _KEPT = {
     "router_input": "what each router reads",

@@ -24,6 +24,7 @@ from moegeom.core.tokens import (
     enough_logits,
     expert_bytes,
 )
+from moegeom.recorder.request import ATTENTION
 from moegeom.recorder.taps import Place, as_array
 from moegeom.tokens.recording.writer import Values
 
@@ -33,9 +34,6 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "outputs": ("shared_output", "routed_output"),
     "outputs:every-expert": ("shared_output", "routed_output", "expert_output"),
 }
-
-#: What people write for sums over heads of attention, alone or before ":LAYERS".
-ATTENTION = "attention"
 
 #: What people write, and the stage of a recording that holds it.
 STAGES: dict[str, Stage] = {

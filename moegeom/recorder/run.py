@@ -24,13 +24,11 @@ from moegeom.core.router import RouterSet
 from moegeom.core.text import quoted
 from moegeom.pipeline import Watch
 from moegeom.recorder.attention import AttentionRecorder, listened_layers
-from moegeom.recorder.keep import ATTENTION, Keep, parse_keep
+from moegeom.recorder.keep import Keep, parse_keep
 from moegeom.recorder.recorder import RouterRecorder
+from moegeom.recorder.request import CaptureRequest, TextFile
 from moegeom.router.load import load_routers
-from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
-
-#: Tokens that give usable errors for most layers.
-DEFAULT_TOKENS = 16_384
+from moegeom.router.requested_family import NOTHING_ASKED
 
 #: Tokens that a model reads at once, unless it can read fewer.
 DEFAULT_LENGTH = 2048
@@ -39,42 +37,6 @@ DEFAULT_LENGTH = 2048
 _OF_TRANSFORMERS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
 
 _DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
-
-
-@dataclass(frozen=True)
-class CaptureRequest:
-    """What was asked for.
-
-    ``dtype`` None runs the model as it is stored, ``eager`` with the plainest attention and
-    experts (numbers that do not depend on which fused kernels are there), ``device`` is one of
-    torch's, or ``auto`` for transformers' own placement. ``tokens_per_document`` None spreads the
-    tokens over all documents.
-    """
-
-    model: Path
-    texts: tuple[TextFile, ...]
-    out: Path
-    keep: str | None = None
-    num_tokens: int = DEFAULT_TOKENS
-    tokens_per_document: int | None = None
-    length: int | None = None
-    dtype: str | None = None
-    device: str = "cpu"
-    eager: bool = False
-    tokenizer: str | None = None
-    fold: bool = False
-    restart: bool = False
-    asked: RequestedFamily = NOTHING_ASKED
-
-    @property
-    def is_attention(self) -> bool:
-        """Whether sums over heads of attention are asked for, and no recording for scans."""
-        return (self.keep or "").partition(":")[0] == ATTENTION
-
-    @property
-    def attention_layers(self) -> str | None:
-        """The layers of ``attention:LAYERS``; None for all."""
-        return (self.keep or "").partition(":")[2] or None
 
 
 @dataclass(frozen=True)
@@ -360,19 +322,6 @@ _HINT = 'Each line is one document: {"text": "...", "domain": "..."}; or "token_
 
 
 @dataclass(frozen=True)
-class TextFile:
-    """A file of documents; ``domain`` is that of documents that do not name their own."""
-
-    path: Path
-    domain: str | None = None
-
-    @property
-    def holds_many(self) -> bool:
-        """Whether each line is a document; else the whole file is one."""
-        return self.path.suffix.lower() in (".jsonl", ".ndjson")
-
-
-@dataclass(frozen=True)
 class TextDocument:
     """One text as token ids."""
 
@@ -388,14 +337,6 @@ class TextPiece:
     document: int
     position: int
     domain: str | None
-
-
-def parse_text_file(text: str) -> TextFile:
-    """``FILE`` or ``DOMAIN=FILE``; a file that exists by the whole name is one without domain."""
-    domain, sign, path = text.partition("=")
-    if not sign or Path(text).exists():
-        return TextFile(Path(text))
-    return TextFile(Path(path), domain)
 
 
 def files_digest(files: Sequence[TextFile]) -> str:

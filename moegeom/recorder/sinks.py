@@ -206,7 +206,8 @@ class _RouterFold:
 
     def _plan(self, first: tuple[int, int]) -> None:
         folds = []
-        for planned in plan_passes(self._run, first):
+        self._planned = plan_passes(self._run, first)
+        for planned in self._planned.passes:
             extent = extent_of(planned.task)
             if self._is_open:
                 extent = dataclasses.replace(extent, num_tokens=None)
@@ -232,7 +233,7 @@ class _RouterFold:
         """Rows from what all processes folded of the stream of ``num_tokens`` tokens."""
         if not self._folds:
             self._plan((0, 0))
-        passes = [fold.planned for fold in self._folds]
+        passes = self._planned.passes
         progress = {
             planned.name: merged([part.progress for part in parts[planned.name].values()])
             for planned in passes
@@ -242,7 +243,7 @@ class _RouterFold:
                 planned.name: _ended(planned, progress[planned.name], num_tokens)
                 for planned in passes
             }
-        return finish_passes(self._run, passes, progress, self._seconds)
+        return finish_passes(self._run, self._planned, progress, self._seconds)
 
 
 def _ended(planned: Pass, progress: Progress, num_tokens: int) -> Progress:

@@ -18,7 +18,6 @@ from moegeom.core.digest import digest_of
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.core.registry import unknown_name
 from moegeom.core.shapes import Float32, Shaped
-from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.tokens.foreign.arrays import (
     BATCH,
@@ -26,6 +25,7 @@ from moegeom.tokens.foreign.arrays import (
     MASK,
     TOKENS,
     Form,
+    columns_of_batch,
     layers_in_memory,
     open_arrays,
     refuse_hidden_states,
@@ -152,24 +152,8 @@ def _of_batch(value: Mapping[Any, Any]) -> dict[str, Shaped[np.ndarray, "..."]]:
     layers = _stacked(logits) if isinstance(logits, list | tuple) else as_array(logits)
     beside = {name: as_array(value[name]) for name in (MASK, TOKENS) if name in value}
     num_rows = layers.shape[-2] if layers.ndim > 1 else 0
-    for name, array in beside.items():
-        if array.ndim != 2 or array.size != num_rows:
-            raise RecordingError(
-                f"{NAME}: {name} has shape {array.shape}; {BATCH} has "
-                f"{number_of(num_rows, 'row')}: expected (sequences, length), as many.",
-                "Give those of the same batch.",
-            )
-    if not beside:
-        return {BATCH: layers}
-    shape = next(iter(beside.values())).shape
-    used = beside[MASK].reshape(-1) != 0 if MASK in beside else np.full(num_rows, True)
-    arrays = {
-        BATCH: layers[..., used, :],
-        "document": np.repeat(np.arange(shape[0]), shape[1])[used],
-    }
-    if TOKENS in beside:
-        arrays["token_id"] = beside[TOKENS].reshape(-1)[used].astype(np.int64)
-    return arrays
+    used, columns = columns_of_batch(beside, num_rows, NAME, "Give")
+    return {BATCH: layers[..., used, :] if beside else layers, **columns}
 
 
 def as_array(value: Any) -> Shaped[np.ndarray, "..."]:

@@ -29,7 +29,8 @@ from moegeom.engine.parts import MissingParts, StoredPart, read_part
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.pipeline import scan
 from moegeom.recorder.document import captured_document, plan_document
-from moegeom.recorder.run import Captured, CaptureRequest, TextFile, plan_capture
+from moegeom.recorder.request import CaptureRequest
+from moegeom.recorder.run import Captured, plan_capture
 from moegeom.studies.check.document import page_document
 from moegeom.studies.parts import missing_document, part_document
 from moegeom.studies.routers import document as routers_document
@@ -50,7 +51,7 @@ ENDINGS = {"table": "txt", "md": "md", "json": "json", "html": "html", "junit": 
 
 
 def _capture() -> CaptureRequest:
-    return CaptureRequest(Path(MODEL), (TextFile(Path("sample_ckpts/README.md")),), Path("rec"))
+    return CaptureRequest(Path(MODEL), ("sample_ckpts/README.md",), Path("rec"))
 
 
 def _planned() -> Document:

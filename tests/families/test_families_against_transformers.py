@@ -35,7 +35,8 @@ from moegeom.geometry.selection import SCORES, Routing, mapped_logits, route
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.recorder import RouterRecorder
-from moegeom.recorder.run import CaptureRequest, TextFile, plan_capture
+from moegeom.recorder.request import CaptureRequest
+from moegeom.recorder.run import plan_capture
 from moegeom.results.reader import Results, open_results
 from moegeom.router.family import families, family_of, load_family
 from moegeom.router.load import load_routers
@@ -421,7 +422,7 @@ def test_what_capture_refuses_is_counted_from_what_its_refusal_proposes(tmp_path
     """A trace of an engine, which lacks the last token; ids of one's own loop are tested above."""
     seen = _seen("zaya")
     (tmp_path / "a.txt").write_text("ab")
-    request = CaptureRequest(saved("zaya"), (TextFile(tmp_path / "a.txt"),), tmp_path / "rec")
+    request = CaptureRequest(saved("zaya"), (str(tmp_path / "a.txt"),), tmp_path / "rec")
     with pytest.raises(RouterError, match="cannot be measured: it") as caught:
         plan_capture(request)
     for way in ("--tokens REC, a trace of an engine", "RecordingWriter", "capture does not record"):

@@ -8,15 +8,13 @@ from typing import Annotated
 import typer
 
 from moegeom.studies.check.record import GateRequest
-from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
-from moegeom_cli.options import ReportFiles
-
-COMMAND = Command(Group.ship, 1, "moegeom check CKPT --baseline moegeom-baseline.json")
+from moegeom_cli.check_reports import ReportFiles, parse_reports, write_reports
+from moegeom_cli.command import Group
+from moegeom_cli.groups import PlotOptions, ScreenOptions, command
 
 
-@with_groups
-def run(
+@command(Group.ship, 1, "moegeom check CKPT --baseline moegeom-baseline.json")
+def check(
     request: GateRequest,
     screen: ScreenOptions,
     plots: PlotOptions,
@@ -32,8 +30,6 @@ def run(
 
     Exit code 0 passed, 1 failed, 4 inconclusive.
     """
-    from moegeom_cli.check_reports import parse_reports, write_reports
-
     if explain is not None:
         from moegeom.checks.check import find_check, page_of
         from moegeom.studies.check.document import page_document

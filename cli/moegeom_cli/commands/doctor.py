@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from moegeom_cli.command import Command, Group
-from moegeom_cli.options import PrintFormat
+from moegeom_cli.command import Group
+from moegeom_cli.groups import PrintFormat, command
 from moegeom_cli.streams import Format
 
-COMMAND = Command(Group.more, 2, "moegeom doctor", needs_arguments=False)
 
-
-def run(format: PrintFormat = Format.table) -> None:
+@command(Group.more, 2, "moegeom doctor", needs_arguments=False)
+def doctor(format: PrintFormat = Format.table) -> None:
     """What is installed: versions, BLAS, extras."""
     from moegeom.core.extras import install_command
     from moegeom.engine.diagnosis import diagnose

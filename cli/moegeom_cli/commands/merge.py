@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from moegeom.engine.request import MergeRequest
-from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
-
-COMMAND = Command(Group.more, 1, "moegeom merge parts/* --out RESULTS")
+from moegeom_cli.command import Group
+from moegeom_cli.groups import PlotOptions, ScreenOptions, command
 
 
-@with_groups
-def run(request: MergeRequest, screen: ScreenOptions, plots: PlotOptions) -> int:
+@command(Group.more, 1, "moegeom merge parts/* --out RESULTS")
+def merge(request: MergeRequest, screen: ScreenOptions, plots: PlotOptions) -> int:
     """Add up the parts of a scan.
 
     Exit code 4 when some are missing.

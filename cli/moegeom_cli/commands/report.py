@@ -7,17 +7,15 @@ from typing import Annotated
 
 import typer
 
-from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
-
-COMMAND = Command(Group.measure, 4, "moegeom report RESULTS --format md")
+from moegeom_cli.command import Group
+from moegeom_cli.groups import PlotOptions, ScreenOptions, command
 
 #: Results that can stand beside each other.
 _MOST = 2
 
 
-@with_groups
-def run(
+@command(Group.measure, 4, "moegeom report RESULTS --format md")
+def report(
     results: Annotated[
         list[Path], typer.Argument(help="Results directory of a scan; two stand beside each other.")
     ],

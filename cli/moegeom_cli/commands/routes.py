@@ -7,14 +7,12 @@ from typing import Annotated
 import typer
 
 from moegeom.studies.routes.record import RoutesRequest
-from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import ScreenOptions, with_groups
-
-COMMAND = Command(Group.ship, 3, "moegeom routes replies.jsonl --validate")
+from moegeom_cli.command import Group
+from moegeom_cli.groups import ScreenOptions, command
 
 
-@with_groups
-def run(
+@command(Group.ship, 3, "moegeom routes replies.jsonl --validate")
+def routes(
     request: RoutesRequest,
     screen: ScreenOptions,
     validate: Annotated[

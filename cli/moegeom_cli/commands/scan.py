@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from moegeom.engine.request import ScanRequest
-from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
-from moegeom_cli.parts import show_part
-
-COMMAND = Command(Group.measure, 2, "moegeom scan CKPT --tokens REC")
+from moegeom_cli.command import Group
+from moegeom_cli.groups import PlotOptions, ScreenOptions, command
 
 
-@with_groups
-def run(request: ScanRequest, screen: ScreenOptions, plots: PlotOptions) -> None:
+@command(Group.measure, 2, "moegeom scan CKPT --tokens REC")
+def scan(request: ScanRequest, screen: ScreenOptions, plots: PlotOptions) -> int:
     """Measure every router on recorded tokens.
 
     Without tokens: what weights alone tell.
@@ -23,6 +20,6 @@ def run(request: ScanRequest, screen: ScreenOptions, plots: PlotOptions) -> None
     with screen.watching("tokens" if request.tokens or request.prior else "routers") as watch:
         written = scan(request, watch)
     if request.part is not None:
-        show_part(screen, written)
-        return
+        return screen.show_part(written)
     screen.show(results_document, open_results(written), plots=plots)
+    return 0

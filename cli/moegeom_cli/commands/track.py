@@ -7,15 +7,13 @@ from typing import Annotated
 import typer
 
 from moegeom.studies.track.record import TrackRequest
-from moegeom_cli.command import Command, Group
-from moegeom_cli.groups import PlotOptions, ScreenOptions, with_groups
-from moegeom_cli.options import ReportFiles
-
-COMMAND = Command(Group.measure, 5, "moegeom track CKPT_100 CKPT_200 --plot curves.svg")
+from moegeom_cli.check_reports import ReportFiles, parse_reports, write_reports
+from moegeom_cli.command import Group
+from moegeom_cli.groups import PlotOptions, ScreenOptions, command
 
 
-@with_groups
-def run(
+@command(Group.measure, 5, "moegeom track CKPT_100 CKPT_200 --plot curves.svg")
+def track(
     request: TrackRequest,
     screen: ScreenOptions,
     plots: PlotOptions,
@@ -28,7 +26,6 @@ def run(
     """
     from moegeom.studies.track.document import document
     from moegeom.studies.track.study import track
-    from moegeom_cli.check_reports import parse_reports, write_reports
 
     reports = parse_reports(report or (), screen.format)
     with screen.watching() as watch:

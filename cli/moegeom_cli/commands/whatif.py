@@ -8,11 +8,9 @@ import typer
 
 from moegeom.studies.whatif import STUDY
 from moegeom_cli.command import Command
+from moegeom_cli.groups import command_of
 from moegeom_cli.listing import render_listing
 from moegeom_cli.streams import Format
-from moegeom_cli.study_command import command_of
-
-COMMAND = Command.of(STUDY)
 
 
 def _list(is_asked: bool) -> None:
@@ -28,4 +26,4 @@ _List = Annotated[
     typer.Option("--list", help="What-ifs and their parameters.", callback=_list, is_eager=True),
 ]
 
-run = command_of(STUDY, list_what_ifs=_List)
+whatif = Command.of(STUDY, command_of(STUDY, list_what_ifs=_List))

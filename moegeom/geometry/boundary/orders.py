@@ -300,7 +300,7 @@ class _Search:
         self, logits: Float64[np.ndarray, "experts"], tied: Experts
     ) -> tuple[Bool[np.ndarray, "experts"], Bool[np.ndarray, "experts"]]:
         """Experts that are above the tied ones, and below, by more than the slack."""
-        excess = logits - logits[list(tied)].mean()
+        excess = logits - logits[tied[0]]
         excess[list(tied)] = 0.0
         return excess > self.metric.slack, excess < -self.metric.slack
 

@@ -70,6 +70,35 @@ class ReadArray(Protocol):
     def __call__(self, key: str, dtypes: Collection[np.dtype], form: Form, /) -> Sequence[Rows]: ...
 
 
+def columns_of_batch(
+    beside: Mapping[str, np.ndarray], num_rows: int, subject: str | Path, verb: str
+) -> tuple[Bool[np.ndarray, "rows"] | slice, dict[str, Int64[np.ndarray, "tokens"]]]:
+    """Which rows of a batch, (sequences, length), are no padding, and the columns of those.
+
+    ``beside`` are its mask and its token ids, as far as there are any; its sequences are documents.
+
+    Raises
+    ------
+    RecordingError
+        When one of them is of another batch; ``verb`` says how ``subject`` comes to the right one.
+    """
+    for name, array in beside.items():
+        if array.ndim != 2 or array.size != num_rows:
+            raise RecordingError(
+                f"{subject}: {name} has shape {array.shape}; {BATCH} has "
+                f"{number_of(num_rows, 'row')}: expected (sequences, length), as many.",
+                f"{verb} those of the same batch.",
+            )
+    used = beside[MASK].reshape(-1) != 0 if MASK in beside else slice(None)
+    columns = {}
+    if beside:
+        num_documents, length = next(iter(beside.values())).shape
+        columns["document"] = np.repeat(np.arange(num_documents), length)[used]
+    if TOKENS in beside:
+        columns["token_id"] = beside[TOKENS].reshape(-1)[used].astype(np.int64)
+    return used, columns
+
+
 def refuse_other_form(
     shape: tuple[int, ...], form: Form, subject: str, noun: str = "array"
 ) -> None:

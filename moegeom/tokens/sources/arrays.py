@@ -45,6 +45,7 @@ from moegeom.tokens.foreign.arrays import (
     TOKENS,
     Form,
     assign_layers,
+    columns_of_batch,
     foreign_source,
     foreign_tensor,
     layers_in_file,
@@ -248,23 +249,9 @@ def _of_batch(
     mask = None if MASK not in beside else beside[MASK].reshape(-1) != 0
     layers = reader.all_layers(root[BATCH], dtypes, mask)
     num_rows = layers[0].num_rows if mask is None else len(mask)
-    for name, tensor in beside.items():
-        if tensor.ndim != 2 or tensor.size != num_rows:
-            raise RecordingError(
-                f"{reader.path.name}: {name} has shape {tensor.shape}; {BATCH} has "
-                f"{number_of(num_rows, 'row')}: expected (sequences, length), as many.",
-                "Save those of the same batch.",
-            )
-    rows = assign_layers(reader.path, BATCH, layers, request)
-    if not beside:
-        return rows, {}
-    shape = next(iter(beside.values())).shape
-    columns = {"document": np.repeat(np.arange(shape[0]), shape[1])}
-    if TOKENS in beside:
-        columns["token_id"] = beside[TOKENS].reshape(-1).astype(np.int64)
-    used = slice(None) if mask is None else mask
-    return rows, {
-        name: ArrayRows(values[used][:, None], reader.path.name) for name, values in columns.items()
+    _, columns = columns_of_batch(beside, num_rows, reader.path.name, "Save")
+    return assign_layers(reader.path, BATCH, layers, request), {
+        name: ArrayRows(values[:, None], reader.path.name) for name, values in columns.items()
     }
 
 

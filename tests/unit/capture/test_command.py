@@ -13,16 +13,8 @@ from moegeom.document.model import Document, View
 from moegeom.document.render import render
 from moegeom.recorder import recorder
 from moegeom.recorder.document import captured_document, plan_document
-from moegeom.recorder.run import (
-    CaptureRequest,
-    TextDocument,
-    TextFile,
-    capture,
-    cut,
-    parse_text_file,
-    plan_capture,
-    read_documents,
-)
+from moegeom.recorder.request import CaptureRequest, TextFile
+from moegeom.recorder.run import TextDocument, capture, cut, plan_capture, read_documents
 from moegeom.tokens.open import open_tokens
 from moegeom_cli.app import exit_code
 from tests.unit.capture.conftest import Sample
@@ -40,9 +32,9 @@ def text(balanced: Sample, tmp_path: Path) -> Path:
     return path
 
 
-def request_of(sample: Sample, text: Path, out: Path, **options: object) -> CaptureRequest:
+def request_of(sample: Sample, source: Path, out: Path, **options: object) -> CaptureRequest:
     usual = CaptureRequest(
-        sample.path, (TextFile(text),), out, dtype="float32", eager=True, tokenizer="bytes"
+        sample.path, (str(source),), out, dtype="float32", eager=True, tokenizer="bytes"
     )
     return dataclasses.replace(usual, **options)  # type: ignore[arg-type] - any of its fields
 
@@ -91,8 +83,8 @@ def test_few_documents_are_said_as_soon_as_they_are_counted(balanced, text, tmp_
 def test_tokens_of_text_are_those_of_its_pieces_up_to_a_number(balanced, text, tmp_path):
     (tmp_path / "a.txt").write_text("x" * 100, "utf-8")
     (tmp_path / "b.jsonl").write_text('{"text": "yy"}\n\n{"text": "z", "domain": "d"}\n', "utf-8")
-    both = (TextFile(tmp_path / "a.txt", "long"), TextFile(tmp_path / "b.jsonl"))
-    request = request_of(balanced, text, tmp_path / "rec", keep="ids", length=40, texts=both)
+    both = (f"long={tmp_path / 'a.txt'}", str(tmp_path / "b.jsonl"))
+    request = request_of(balanced, text, tmp_path / "rec", keep="ids", length=40, text=both)
     found = open_tokens(run(request))
     columns = found.read_columns(0, 103)
     assert columns.document.tolist() == [0] * 100 + [1, 1, 2]
@@ -104,8 +96,8 @@ def test_tokens_of_text_are_those_of_its_pieces_up_to_a_number(balanced, text, t
     pieces = list(cut(documents, 40, 55))
     assert [(p.position, len(p.token_ids)) for p in pieces] == [(0, 40), (40, 15)]
     (tmp_path / "a=b").write_text("", "utf-8")
-    assert parse_text_file("code=x.txt") == TextFile(Path("x.txt"), "code")
-    assert parse_text_file(str(tmp_path / "a=b")) == TextFile(tmp_path / "a=b")
+    assert TextFile.of("code=x.txt") == TextFile(Path("x.txt"), "code")
+    assert TextFile.of(str(tmp_path / "a=b")) == TextFile(tmp_path / "a=b")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +119,7 @@ def test_text_that_is_none_is_refused_with_its_place(tmp_path, name, content, me
     assert message in found.value.message
 
 
-NOWHERE = (TextFile(Path("nowhere.txt")),)
+NOWHERE = ("nowhere.txt",)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +129,9 @@ NOWHERE = (TextFile(Path("nowhere.txt")),)
         ({"dtype": "int3"}, UsageError, "--dtype int3"),
         ({"keep": "logits", "fold": True}, UsageError, "--fold measures router inputs"),
         ({"model": Path("nowhere")}, CheckpointError, "no such file or folder"),
-        ({"texts": ()}, UsageError, "no text to read"),
+        ({"text": ()}, UsageError, "no text to read"),
         ({"num_tokens": 10**15}, UsageError, "GB are to be written; the disk has"),
-        ({"texts": NOWHERE}, RecordingError, "nowhere.txt: cannot be read"),
+        ({"text": NOWHERE}, RecordingError, "nowhere.txt: cannot be read"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(balanced, text, tmp_path, options, error, message):

@@ -29,7 +29,8 @@ from moegeom.geometry.rows import normed
 from moegeom.geometry.selection import route
 from moegeom.recorder import AttentionRecorder, RouterRecorder, merge_parts
 from moegeom.recorder.keep import Keep, RowReader
-from moegeom.recorder.run import CaptureRequest, capture, parse_text_file, plan_capture
+from moegeom.recorder.request import CaptureRequest
+from moegeom.recorder.run import capture, plan_capture
 from moegeom.recorder.taps import ModelStore, Place, Tap, find_places
 from moegeom.router.expert_functions import open_expert_functions, open_shared_experts
 from moegeom.router.load import load_routers
@@ -562,7 +563,7 @@ def _request(folder: Path, tmp_path: Path, **given: Any) -> CaptureRequest:
     text = tmp_path / "texts.jsonl"
     text.write_text("\n".join(json.dumps({"token_ids": one}) for one in TEXTS))
     usual = {"keep": "attention", "tokenizer": "bytes"}
-    usual |= {"texts": (parse_text_file(str(text)),), "out": tmp_path / "rec"}
+    usual |= {"text": (str(text),), "out": tmp_path / "rec"}
     return CaptureRequest(folder, **usual | given)
 
 

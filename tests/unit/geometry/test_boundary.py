@@ -452,3 +452,10 @@ def test_logits_of_a_ball_are_those_of_its_points(experts, hidden):
     for width in (0.05, 0.3):
         near = [(np.abs(z[:, 0] - z[:, 1]) < width * away).mean() for z in (drawn, direct)]
         assert_allclose(*near, rtol=0.0, atol=0.006)
+
+
+def test_experts_of_one_logit_are_above_and_below_none_of_each_other():
+    """Three times 0.1, divided by 3, is more than 0.1: a mean of the tied ones would be above."""
+    logits = np.full(6, 0.1)
+    search = ties._Search(ties._Euclidean.at(logits, np.eye(6), ties.rows_apart(np.eye(6))), 3, 2)
+    assert not np.any(search._sides(logits, (0, 1, 2)))
