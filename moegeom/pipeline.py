@@ -73,7 +73,7 @@ from moegeom.measure.finish import (
     measure_weights_of,
 )
 from moegeom.measure.passes import RouterRun, measure_in_step, with_what_ifs
-from moegeom.metrics import METRICS, metrics_of_scan
+from moegeom.metrics import METRICS, by_topic, metrics_of_scan
 from moegeom.results.reader import MemoryResults, Results, open_results
 from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
@@ -160,7 +160,7 @@ def scan(
     if request.engine is not None:
         with parts_by_ray(request, source, _part_files, watch) as parts:
             return scan(dataclasses.replace(request, engine=None), watch, opened, parts)
-    with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
+    with ResultsWriter(out, plan, by_topic(metrics), request.restart, request.overwrite) as writer:
         if watch:
             work = _work(chosen, source, setting.num_passes)
             watch.start(sum(work.values()))
@@ -318,7 +318,7 @@ def write_folded(
     columns = column_versions(METRICS.all())
     plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind, columns)
     out = request.out or default_out(request, plan)
-    with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
+    with ResultsWriter(out, plan, by_topic(metrics), request.restart, request.overwrite) as writer:
         for router in chosen:
             part = measured[router.name]
             writer.add_part(router.name, writer.new_part(router.name), part.rows, part.facts)

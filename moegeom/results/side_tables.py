@@ -17,13 +17,13 @@ VARIANTS = {
 
 
 def domain_rows(layers: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row for each domain with its number of tokens, sorted."""
+    """A row for each domain with its number of tokens."""
     tokens = {
         row["population"]: row["num_tokens"]
         for row in layers
         if row["variant"] == "as_stored" and is_domain(row["population"])
     }
-    return [{"population": name, "num_tokens": number} for name, number in sorted(tokens.items())]
+    return [{"population": name, "num_tokens": number} for name, number in tokens.items()]
 
 
 def what_if_rows(parts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -36,7 +36,14 @@ from moegeom.core.metric import Metric
 from moegeom.core.parquet import parquet_facts, read_columns, write_table
 from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, differing_parts, is_begun
 from moegeom.results.reader import SCHEMA_VERSION, is_results
-from moegeom.results.schema import OTHER_TABLES, arrow_schema, metric_tables, other_schema, table_of
+from moegeom.results.schema import (
+    OTHER_TABLES,
+    arrow_schema,
+    as_written,
+    metric_tables,
+    other_schema,
+    table_of,
+)
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -244,14 +251,15 @@ class ResultsWriter:
         """Puts the parts together, writes ``run.json`` and moves everything to ``out``."""
         whole = self._partial / "whole"
         text = json.dumps({"schema": SCHEMA_VERSION, **run}, indent=1, sort_keys=True)
+        tables = {table: self.gather(table, routers) for table in self._schemas}
+        tables |= {
+            name: table_of(others.get(name, ()), other_schema(name)) for name in OTHER_TABLES
+        }
         with writing(self._out):
             shutil.rmtree(whole, ignore_errors=True)
             whole.mkdir()
-            for table in self._schemas:
-                write_table(self.gather(table, routers), whole / f"{table}.parquet")
-            for table in OTHER_TABLES:
-                rows = table_of(others.get(table, []), other_schema(table))
-                write_table(rows, whole / f"{table}.parquet")
+            for name, table in tables.items():
+                write_table(as_written(table, run["routers"]), whole / f"{name}.parquet")
             for router in routers:
                 tokens = self.part_folder(router) / "tokens.parquet"
                 if tokens.exists():
