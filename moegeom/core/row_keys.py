@@ -1,4 +1,4 @@
-"""Names in the columns ``router``, ``population`` and ``variant`` of the results, and their order."""
+"""Names in the columns ``router``, ``population`` and ``variant`` of results, and their order."""
 
 from __future__ import annotations
 
