@@ -19,6 +19,7 @@ from moegeom.core.errors import InternalError, RouterError, UsageError
 from moegeom.core.files import read_regular
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
+from moegeom.core.row_keys import AS_STORED, is_domain
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenSource
 from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
@@ -48,7 +49,6 @@ from moegeom.engine.run_facts import (
     arithmetic_facts,
     checkpoint_b_facts,
     column_versions,
-    compared_rows,
     explain_command,
     initialised_facts,
     plain,
@@ -56,6 +56,7 @@ from moegeom.engine.run_facts import (
     refused_facts,
     run_b_facts,
     run_facts,
+    variant_rows,
 )
 from moegeom.engine.session import Session
 from moegeom.engine.sources import (
@@ -73,9 +74,8 @@ from moegeom.measure.finish import (
     measure_weights_of,
 )
 from moegeom.measure.passes import RouterRun, measure_in_step, with_what_ifs
-from moegeom.metrics import METRICS, metrics_of_scan
+from moegeom.metrics import METRICS, by_topic, metrics_of_scan
 from moegeom.results.reader import MemoryResults, Results, open_results
-from moegeom.results.side_tables import domain_rows, variant_rows, what_if_rows
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
 from moegeom.router.facts import token_table_facts
 from moegeom.tokens.traces.alignment import RunB
@@ -160,7 +160,7 @@ def scan(
     if request.engine is not None:
         with parts_by_ray(request, source, _part_files, watch) as parts:
             return scan(dataclasses.replace(request, engine=None), watch, opened, parts)
-    with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
+    with ResultsWriter(out, plan, by_topic(metrics), request.restart, request.overwrite) as writer:
         if watch:
             work = _work(chosen, source, setting.num_passes)
             watch.start(sum(work.values()))
@@ -318,7 +318,7 @@ def write_folded(
     columns = column_versions(METRICS.all())
     plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind, columns)
     out = request.out or default_out(request, plan)
-    with ResultsWriter(out, plan, metrics, request.restart, request.overwrite) as writer:
+    with ResultsWriter(out, plan, by_topic(metrics), request.restart, request.overwrite) as writer:
         for router in chosen:
             part = measured[router.name]
             writer.add_part(router.name, writer.new_part(router.name), part.rows, part.facts)
@@ -519,31 +519,31 @@ def finish(
     """Judges what was measured and moves the results into place."""
     names = [router.name for router in measured_routers]
     parts = {name: writer.part_facts(name) for name in names}
-    layers = writer.gather("layers", names).to_pylist()
-    experts = writer.rows("experts", names)
+    layers, experts = (writer.gather(n, names).to_pylist() for n in ("layers", "experts"))
     reasons = {name: part["reasons"] for name, part in parts.items()}
     tokens, options = tokens_text(request.tokens) or NO_NAME, request.typed_again()
     run = {**facts, "parts": parts}
     measured = measured_rows(layers, experts, request.checkpoint, tokens, run, options=options)
     findings, codes = judge(measured, reasons, routers.notes)
     refuse_disproved(layers)
-    others = {
-        "domains": domain_rows(layers),
-        "variants": variant_rows(
-            layers,
-            request.seed,
-            compared_rows(
-                request.arithmetics,
-                [what_if.name for what_if in parse_what_ifs(request.what_ifs)],
-                facts.get("run_b"),
-                facts.get("checkpoint_b"),
-                [writer.part_folder(name) for name in names],
-            ),
-        ),
-        "findings": [dataclasses.asdict(finding) for finding in findings],
+    folders = [writer.part_folder(name) for name in names]
+    sides = facts.get("run_b"), facts.get("checkpoint_b")
+    domains = {
+        row["population"]: row["num_tokens"]
+        for row in layers
+        if row["variant"] == AS_STORED and is_domain(row["population"])
     }
-    if request.what_ifs:
-        others["whatif"] = what_if_rows(parts)
+    others = {
+        "domains": [{"population": name, "num_tokens": number} for name, number in domains.items()],
+        "variants": variant_rows(layers, request, *sides, folders),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "whatif": [
+            {"router": router, "variant": name, "quantity": quantity, "value": value}
+            for router, part in parts.items()
+            for name, tried in part.get("what_ifs", {}).items()
+            for quantity, value in tried.get("figures", {}).items()
+        ],
+    }
     run = {"plan": writer.plan, "parts": parts, **codes, "seed": request.seed}
     return writer.finish(names, run | dict(facts), others)
 

@@ -82,6 +82,10 @@ class Rooms(Generic[N]):
         """Every plug-in in the order of names."""
         return [self[name] for name in self.names()]
 
+    def in_rooms(self) -> list[N]:
+        """Every plug-in, module by module, as it stands there."""
+        return [*self._records().values()]
+
     def _records(self) -> dict[str, N]:
         if self._by_name is None:
             by_name: dict[str, N] = {}

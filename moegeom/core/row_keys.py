@@ -1,6 +1,19 @@
-"""Names in the columns ``population`` and ``variant`` of the results."""
+"""Names in the columns ``router``, ``population`` and ``variant`` of results, and their order."""
 
 from __future__ import annotations
+
+import re
+
+from moegeom.core.text import natural
+
+# ------------------------------------------------------------------------------------------- router
+
+
+def layer_of(router: str) -> int | None:
+    """31 of ``text/31`` and ``text/31/second``; None where no number stands there."""
+    number = re.match(r"[^/]*/([0-9]{1,9})(?:/|$)", router)
+    return None if number is None else int(number[1])
+
 
 # --------------------------------------------------------------------------------------- population
 #: Every token of a recording.
@@ -42,3 +55,13 @@ def under_random(variant: str) -> str:
 def is_random(variant: str) -> bool:
     """Whether a variant is a random router, under whatever arithmetic."""
     return variant == RANDOM or variant.startswith(f"{RANDOM}+")
+
+
+# -------------------------------------------------------------------------------------------- order
+def row_order(name: str) -> tuple[int, list[tuple[str, int]], bool]:
+    """The key that sorts variants, and populations: as stored, and the whole, first; each random
+    router behind what it stands beside; outliers last; numbers by their value.
+    """
+    base = name.removeprefix(RANDOM).removeprefix("+") or AS_STORED if is_random(name) else name
+    place = 0 if base == AS_STORED or is_whole(base) else 2 if base == OUTLIERS else 1
+    return place, natural(base), is_random(name)

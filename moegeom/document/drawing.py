@@ -27,16 +27,6 @@ class FigureResults:
     results: Results
 
     @cached_property
-    def _kept(self) -> dict[str, Results]:
-        return {}
-
-    def _holding(self, table: str) -> Results:
-        """Results that hold this table in memory: many columns are asked of a few tables."""
-        if table not in self._kept:
-            self._kept[table] = Results(None, self.results.run, {table: self.results.table(table)})
-        return self._kept[table]
-
-    @cached_property
     def routers(self) -> list[str]:
         """Names of the routers, in the order of the layers."""
         return [router["name"] for router in self.results.run["routers"]]
@@ -44,7 +34,7 @@ class FigureResults:
     @cached_property
     def population(self) -> str:
         """What was measured as a whole: all tokens, or those of a prior."""
-        columns = self._holding("layers").columns("layers", ["population"], variant=AS_STORED)
+        columns = self.results.columns("layers", ["population"], variant=AS_STORED)
         return next((name for name in columns["population"] if is_whole(name)), ALL)
 
     @cached_property
@@ -61,7 +51,7 @@ class FigureResults:
         """Whether a table is there and holds these columns."""
         if table not in self.results.tables():
             return False
-        rows = self._holding(table).table(table)
+        rows = self.results.table(table)
         return all(c in rows.column_names and rows[c].null_count < len(rows) for c in columns)
 
     def columns(
@@ -69,7 +59,7 @@ class FigureResults:
     ) -> dict[str, list[Any]]:
         """Columns of the whole population of the routers as stored, unless ``equal`` says more."""
         where = {"variant": AS_STORED, "population": self.population} | equal
-        return self._holding(table).columns(table, names, **where)
+        return self.results.columns(table, names, **where)
 
     def by_router(
         self, table: str, names: Sequence[str], **equal: str | Sequence[str]
@@ -128,7 +118,7 @@ def figures_of(results: Results, names: Sequence[str] = ()) -> list[Chart]:
 
     In the order of a page.
     """
-    source = FigureResults(results)
+    source = FigureResults(results.in_memory())
     drawings = [DRAWINGS[name] for name in names] or DRAWINGS.all()
     ordered = sorted(drawings, key=lambda drawing: (drawing.place, drawing.name))
     return [figure for drawing in ordered for figure in drawing.draw(source)]

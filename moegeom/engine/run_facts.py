@@ -21,7 +21,7 @@ from moegeom.core.extras import is_installed
 from moegeom.core.files import reading
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
-from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, under_random
+from moegeom.core.row_keys import AS_STORED, CHECKPOINT_B, RANDOM, RUN_B, is_whole, under_random
 from moegeom.core.shapes import Float
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
@@ -34,6 +34,7 @@ from moegeom.tokens.files import TokenFiles, paths_of
 from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.traces.alignment import RunB
 from moegeom.variants.arithmetic import arithmetic
+from moegeom.variants.what_if import parse_what_ifs
 
 #: Libraries whose version can change a bit of the results; a check of weights need not have them.
 _LIBRARIES = ("numpy", "scipy", "numba", "pyarrow")
@@ -311,42 +312,48 @@ def explain_command(request: ScanRequest) -> str:
     return f"{shlex.join(['moegeom', 'explain', *typed])} {request.typed_again()}".rstrip()
 
 
-def compared_rows(
-    arithmetics: Sequence[str],
-    what_ifs: Sequence[str],
+#: What variants are that every scan has.
+_VARIANTS = {
+    AS_STORED: "the routers as the checkpoint stores them",
+    RANDOM: "rows replaced by random directions of the same length; rule and biases kept",
+}
+
+
+def variant_rows(
+    layers: Sequence[Mapping[str, Any]],
+    request: ScanRequest,
     run_b: Mapping[str, Any] | None,
     checkpoint_b: Mapping[str, Any] | None,
     folders: Sequence[Path],
-) -> dict[str, dict[str, Any]]:
-    """What each variant is, by name, and how many tokens it flips at one layer at least.
+) -> list[dict[str, Any]]:
+    """A row for each variant that was measured: what it is, the tokens it was measured on, and how
+    many it flips at one layer at least.
 
     ``folders`` are those with the bitmaps of the routers.
     """
-    described: dict[str, dict[str, Any]] = {}
+    described: dict[str, dict[str, Any]] = {
+        name: {"text": text} for name, text in _VARIANTS.items()
+    }
     if run_b is not None:
         text = f"choices of another run: {run_b['name']}"
         described[RUN_B] = {"text": text, "engine": run_b["engine"]}
     if checkpoint_b is not None:
         text = f"routers of another checkpoint on the same inputs: {checkpoint_b['name']}"
         described[CHECKPOINT_B] = {"text": text}
-    described |= {name: {"text": f"what-if: {name}"} for name in what_ifs}
-    for name in arithmetics:
+    for what_if in parse_what_ifs(request.what_ifs):
+        described[what_if.name] = {"text": f"what-if: {what_if.name}"}
+    for name in request.arithmetics:
         how = arithmetic(name)
-        described |= {
-            variant: {
-                "text": how.text,
-                "engine": how.engine,
-                "version": how.version,
-                "source": how.source,
-                "ties": how.ties,
-            }
-            for variant in (name, under_random(name))
-        }
-    for variant, facts in described.items():
-        joined = any_flipped(folders, variant)
-        if joined is not None:
-            facts["num_flipped_any_layer"], facts["num_tokens_all_layers"] = joined
-    return described
+        facts = {key: getattr(how, key) for key in ("text", "engine", "version", "source", "ties")}
+        described |= dict.fromkeys((name, under_random(name)), facts)
+    tokens = {row["variant"]: row["num_tokens"] for row in layers if is_whole(row["population"])}
+    rows = []
+    for name, num_tokens in tokens.items():
+        row = {**described.get(name, {}), "variant": name, "seed": request.seed}
+        if joined := any_flipped(folders, name):
+            row["num_flipped_any_layer"], row["num_tokens_all_layers"] = joined
+        rows.append(row | {"num_tokens": num_tokens})
+    return rows
 
 
 def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[str, Any]:

@@ -8,6 +8,20 @@ from moegeom.results.reader import DERIVED
 
 METRICS = Rooms("metric", "moegeom.metrics", Metric)
 
+#: Rooms in the order of columns: what tokens choose, how near they are to choosing otherwise, what
+#: reaches the router and leaves the experts, and the weights.
+_TOPICS = (
+    *("tokens", "load", "expert_sets", "specialisation", "scores", "margins", "flips"),
+    *("inputs", "outputs", "rows", "storage"),
+)
+
+
+def by_topic(metrics: Sequence[Metric]) -> list[Metric]:
+    """The metrics in the order of their columns: by topic, and as the room of a topic has them."""
+    ranks = {f"{__name__}.{room}": rank for rank, room in enumerate(_TOPICS)}
+    every = sorted(METRICS.in_rooms(), key=lambda m: ranks.get(m.finish.__module__, len(ranks)))
+    return [metric for metric in every if metric in metrics]
+
 
 def metrics_of_scan(
     compares: bool = False, is_noisy: bool = False, has_experts: bool = False

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 #: Version of the tables and of run.json; a reader refuses others.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+#: Key in the metadata of a table under which the columns are listed that would hold nothing.
+EMPTY_COLUMNS = b"moegeom_empty_columns"
 
 RUN_FILE = "run.json"
 
@@ -86,26 +89,14 @@ class Results:
     def layers(self, variant: str = AS_STORED, population: str = ALL) -> pa.Table:
         """One row for each router, in the order of the layers, of one variant and population.
 
-        ``router``, ``layer``, ``num_experts`` and ``top_k`` come first; columns that hold nothing
-        are left out.
+        ``router``, ``stack``, ``layer``, ``num_experts`` and ``top_k`` come first; columns that
+        hold nothing are left out.
         """
-        import pyarrow as pa
         import pyarrow.compute as pc
 
-        is_asked = (pc.field("variant") == variant) & (pc.field("population") == population)
-        table = self.table("layers").filter(is_asked)
-        row = {name: number for number, name in enumerate(table["router"].to_pylist())}
-        facts = [router for router in self.run["routers"] if router["name"] in row]
-        table = table.take(pa.array([row[router["name"]] for router in facts], pa.int64()))
-        first = {
-            "router": table["router"],
-            "layer": pa.array([int(router["name"].split("/")[1]) for router in facts]),
-            "num_experts": pa.array([router["num_experts"] for router in facts]),
-            "top_k": pa.array([router["top_k"] for router in facts]),
-        }
-        left_out = {"variant", "population", *first}
-        names = [n for n in table.column_names if table[n].null_count < len(table)]
-        return pa.table(first | {name: table[name] for name in names if name not in left_out})
+        is_selected = (pc.field("variant") == variant) & (pc.field("population") == population)
+        table = self.table("layers").filter(is_selected).drop_columns(["variant", "population"])
+        return table.select([n for n in table.column_names if table[n].null_count < len(table)])
 
     def tables(self) -> list[str]:
         """Names of the tables, sorted."""
@@ -116,6 +107,8 @@ class Results:
     def table(self, name: str) -> pa.Table:
         """The table ``<name>.parquet``; ``layers`` with the columns that are derived from others.
 
+        Columns that its file lists in its metadata, as nothing is known of them, are null.
+
         Raises
         ------
         ResultsError
@@ -123,6 +116,8 @@ class Results:
         UsageError
             When there is no table of that name in memory.
         """
+        import pyarrow as pa
+
         if self.path is None:
             if name not in self.memory:
                 raise unknown_name("table", name, self.memory)
@@ -130,13 +125,18 @@ class Results:
         path = self.path / f"{name}.parquet"
         try:
             facts = parquet_facts(path)
-            most, values = RESULT_VALUES + path.stat().st_size, facts.count_values()
-            if values > most or len(facts.names) > RESULT_COLUMNS:
+            listed = (facts.schema.metadata or {}).get(EMPTY_COLUMNS, b"").decode(errors="replace")
+            empty = {*listed.split(",")} - {"", *facts.names}
+            columns, most = len(facts.names) + len(empty), RESULT_VALUES + path.stat().st_size
+            values = facts.count_values() + len(empty) * sum(facts.sizes)
+            if values > most or columns > RESULT_COLUMNS:
                 raise DocumentError(
-                    f"has {values:,} values in {len(facts.names):,} columns; at most {most:,} in "
+                    f"has {values:,} values in {columns:,} columns; at most {most:,} in "
                     f"{RESULT_COLUMNS:,} are read"
                 )
             table = read_columns(facts, facts.names)
+            for column in sorted(empty):
+                table = table.append_column(column, pa.nulls(len(table)))
         except (OSError, DocumentError) as error:
             raise ResultsError(
                 f"{path}: table cannot be read: {error}.", "Run the scan again."

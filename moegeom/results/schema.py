@@ -1,7 +1,7 @@
 """Tables of the results: which columns, of which type, with which facts attached.
 
-Schema version 1. A new metric column does not change the version; a changed meaning changes the
-version of its metric, which stands in the field metadata.
+A new metric column does not change the version of the schema; a changed meaning changes the version
+of its metric, which stands in the field metadata.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from moegeom.core.metric import Column, Metric
+from moegeom.core.row_keys import layer_of, row_order
 from moegeom.core.text import spelled
-from moegeom.results.reader import SCHEMA_VERSION, plain_value
+from moegeom.results.reader import EMPTY_COLUMNS, SCHEMA_VERSION, plain_value
 
 #: Columns that every metric table begins with.
 KEYS = (
@@ -68,6 +70,20 @@ _TYPES: dict[str, pa.DataType] = {
     "str": pa.string(),
 }
 
+#: Texts that recur, as files hold them.
+_CODES = pa.dictionary(pa.int32(), pa.string())
+
+#: What stands behind the keys in every table with a column ``router``.
+ROUTER_FACTS = pa.schema(
+    pa.field(name, kind, metadata={"text": text})
+    for name, kind, text in (
+        ("stack", _CODES, "first part of the router's name"),
+        ("layer", pa.int32(), "number of the layer, in its stack"),
+        ("num_experts", pa.int64(), "experts of the router as stored"),
+        ("top_k", pa.int64(), "experts that the router as stored chooses for a token"),
+    )
+)
+
 #: Element type of each list column.
 _LIST_TYPES = {
     "beaten_by": pa.int32(),
@@ -99,6 +115,7 @@ TEXTS = frozenset(
         "quantity",
         "reach",
         "selection_bias_digest",
+        "stack",
         "weight_digest",
         *(column.name for column in KEYS),
     ]
@@ -116,8 +133,10 @@ def is_truth(column: str) -> bool:
 
 
 def fits(table: str, field: pa.Field) -> bool:
-    """True when a column of a file holds what is written under its name."""
-    if table in OTHER_TABLES:
+    """True when a column of a file holds what is written under its name, or nothing at all."""
+    if pa.types.is_null(field.type):
+        return True
+    if table in OTHER_TABLES and field.name not in ROUTER_FACTS.names:
         kinds = {column.name: column.kind for column in OTHER_TABLES[table]}
         kind = kinds.get(field.name, "none")
     else:
@@ -125,7 +144,7 @@ def fits(table: str, field: pa.Field) -> bool:
     if field.name in _LIST_TYPES:
         item = getattr(field.type, "value_type", pa.null())
         return _is_of(item, "str" if _LIST_TYPES[field.name] == pa.string() else "number")
-    return pa.types.is_null(field.type) or _is_of(field.type, kind)
+    return _is_of(field.type, kind)
 
 
 def _is_of(dtype: pa.DataType, kind: str) -> bool:
@@ -177,6 +196,43 @@ def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def as_written(table: pa.Table, routers: Iterable[Mapping[str, Any]] = ()) -> pa.Table:
+    """The table as a file holds it; ``routers`` are what run.json says of them, in its order.
+
+    Rows are in the order of the routers, then of :func:`row_order` of variant and population.
+    ``ROUTER_FACTS`` stand behind the keys, and texts that recur are dictionaries. A column that
+    holds nothing in any row is left out: its name stands in the metadata.
+    """
+    facts = {router["name"]: router for router in routers}
+    places = {name: place for place, name in enumerate(facts)}
+    codes: dict[str, pa.DictionaryArray] = {}
+    for place, field in enumerate(table.schema):
+        if is_text(field.name):
+            texts = table[field.name].combine_chunks()
+            values = texts.drop_null().unique().to_pylist()
+            values.sort(key=lambda text: (places.get(text, len(places)), row_order(text)))
+            array = pa.array(values, pa.string())
+            of_rows = pc.call_function("index_in", [texts], pc.SetLookupOptions(array))
+            codes[field.name] = pa.DictionaryArray.from_arrays(of_rows, array)
+            table = table.set_column(place, field.with_type(_CODES), codes[field.name])
+    keys = [column.name for column in KEYS if column.name in codes]
+    if "router" in keys:
+        of_each = [
+            {"stack": name.partition("/")[0], "layer": layer_of(name), **facts.get(name, {})}
+            for name in codes["router"].dictionary.to_pylist()
+        ]
+        of_rows = table_of(of_each, ROUTER_FACTS).take(codes["router"].indices)
+        for place, field in enumerate(ROUTER_FACTS, len(keys)):
+            table = table.add_column(place, field, of_rows[field.name])
+    if keys:
+        ranks = pa.table({name: codes[name].indices for name in keys})
+        by = pc.SortOptions([(name, "ascending") for name in keys])
+        table = table.take(pc.call_function("sort_indices", [ranks], by))
+    empty = [name for name in table.column_names if 0 < len(table) == table[name].null_count]
+    metadata = {**(table.schema.metadata or {}), EMPTY_COLUMNS: ",".join(empty)}
+    return table.drop_columns(empty).replace_schema_metadata(metadata)
 
 
 #: Types of cells that Arrow takes as they are.

@@ -36,7 +36,14 @@ from moegeom.core.metric import Metric
 from moegeom.core.parquet import parquet_facts, read_columns, write_table
 from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, differing_parts, is_begun
 from moegeom.results.reader import SCHEMA_VERSION, is_results
-from moegeom.results.schema import OTHER_TABLES, arrow_schema, metric_tables, other_schema, table_of
+from moegeom.results.schema import (
+    OTHER_TABLES,
+    arrow_schema,
+    as_written,
+    metric_tables,
+    other_schema,
+    table_of,
+)
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -84,7 +91,7 @@ class ResultsWriter:
         self._sound: set[str] = set()
         self._kept: dict[tuple[str, str], pa.Table] = {}
         self._room = _MEMORY_BYTES
-        self._held: dict[str, tuple[Rows, dict[str, Any]]] = {}
+        self._held: dict[str, dict[str, Any]] = {}
         self._gathered: dict[str, pa.Table] = {}
 
     @property
@@ -182,7 +189,9 @@ class ResultsWriter:
         """Counts a router as finished whose part would take as long to write as to measure again:
         an interruption loses it.
         """
-        self._held[router] = rows, json.loads(json.dumps(facts))
+        self._held[router] = json.loads(json.dumps(facts))
+        for table, schema in self._schemas.items():
+            self._kept[router, table] = table_of(rows.get(table, ()), schema)
 
     def part_folder(self, router: str) -> Path:
         """The folder of a finished router, with what was put there beside its rows."""
@@ -191,7 +200,7 @@ class ResultsWriter:
     def part_facts(self, router: str) -> dict[str, Any]:
         """The facts passed to :meth:`add_part` or :meth:`hold`."""
         if router in self._held:
-            return self._held[router][1]
+            return self._held[router]
         path = self.part_folder(router) / "facts.json"
         try:
             facts = parse_json(read_regular(path, MOST_JSON))
@@ -201,31 +210,14 @@ class ResultsWriter:
             raise _damaged(path, error) from None
         return facts
 
-    def rows(self, table: str, routers: Sequence[str]) -> list[Mapping[str, Any]]:
-        """Rows of a metric table of all routers, in that order; empty cells may be left out."""
-        rows = self._held_rows(table, routers)
-        return self.gather(table, routers).to_pylist() if rows is None else rows
-
     def gather(self, table: str, routers: Sequence[str]) -> pa.Table:
-        """The same rows as the Arrow table that is written."""
+        """Rows of a metric table of all routers, in that order."""
         if table not in self._gathered:
-            rows = self._held_rows(table, routers)
-            self._gathered[table] = (
-                pa.concat_tables([self._part_rows(table, router) for router in routers])
-                if rows is None
-                else table_of(rows, self._schemas[table])
-            )
+            parts = [self._part_rows(table, router) for router in routers]
+            self._gathered[table] = pa.concat_tables(parts)
         return self._gathered[table]
 
-    def _held_rows(self, table: str, routers: Sequence[str]) -> list[Mapping[str, Any]] | None:
-        """Rows of routers that are all in memory still; None where a part was written."""
-        if not self._held.keys() >= set(routers):
-            return None
-        return [row for name in routers for row in self._held[name][0].get(table, ())]
-
     def _part_rows(self, table: str, router: str) -> pa.Table:
-        if router in self._held:
-            return table_of(self._held[router][0].get(table, ()), self._schemas[table])
         if (router, table) in self._kept:
             return self._kept[router, table]
         part = self.part_folder(router) / f"{table}.parquet"
@@ -244,14 +236,15 @@ class ResultsWriter:
         """Puts the parts together, writes ``run.json`` and moves everything to ``out``."""
         whole = self._partial / "whole"
         text = json.dumps({"schema": SCHEMA_VERSION, **run}, indent=1, sort_keys=True)
+        tables = {table: self.gather(table, routers) for table in self._schemas}
+        tables |= {
+            name: table_of(others.get(name, ()), other_schema(name)) for name in OTHER_TABLES
+        }
         with writing(self._out):
             shutil.rmtree(whole, ignore_errors=True)
             whole.mkdir()
-            for table in self._schemas:
-                write_table(self.gather(table, routers), whole / f"{table}.parquet")
-            for table in OTHER_TABLES:
-                rows = table_of(others.get(table, []), other_schema(table))
-                write_table(rows, whole / f"{table}.parquet")
+            for name, table in tables.items():
+                write_table(as_written(table, run["routers"]), whole / f"{name}.parquet")
             for router in routers:
                 tokens = self.part_folder(router) / "tokens.parquet"
                 if tokens.exists():

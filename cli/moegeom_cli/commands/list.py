@@ -44,8 +44,9 @@ def families(words: Words = None, format: PrintFormat = Format.table) -> None:
 @command(Group.list, 3, "moegeom list metrics margin", needs_arguments=False)
 def metrics(words: Words = None, format: PrintFormat = Format.table) -> None:
     """What a scan measures: every column by topic, or in full those with a word."""
-    from moegeom.metrics import METRICS, read_columns_of
+    from moegeom.metrics import METRICS, by_topic, read_columns_of
 
+    metrics = by_topic(METRICS.all())
     rows = matching(
         [
             {
@@ -55,7 +56,7 @@ def metrics(words: Words = None, format: PrintFormat = Format.table) -> None:
                 "unit": column.unit,
                 "meaning": column.text,
             }
-            for metric in METRICS.all()
+            for metric in metrics
             for table in metric.columns
             for column in read_columns_of(metric, table)
         ],
@@ -65,7 +66,7 @@ def metrics(words: Words = None, format: PrintFormat = Format.table) -> None:
     if format is not Format.table or words:
         typer.echo(render_listing(rows, format, "metrics"))
     else:
-        typer.echo("\n\n".join(_topic(METRICS[name].text, rows, name) for name in METRICS.names()))
+        typer.echo("\n\n".join(_topic(m.text, rows, m.name) for m in metrics))
         typer.echo("\nmoegeom list metrics WORD prints the columns with a word in full.")
 
 

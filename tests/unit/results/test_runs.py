@@ -381,5 +381,5 @@ def test_a_kill_of_each_kind_leaves_no_results_or_whole_ones(disk, forker, tmp_p
         assert forker.run(out, moment) == signal.SIGKILL, moment
         assert list(partial.glob(pattern)), moment
         assert out.exists() == (moment == "moved")
-    assert open_results(out).run["schema"] == 1
+    assert open_results(out).run["schema"] == 2
     disk.assert_undisturbed(out)

@@ -34,12 +34,14 @@ from moegeom.engine.loop import Progress, read_snapshot, write_snapshot
 from moegeom.metrics import METRICS
 from moegeom.results import reader, run_file
 from moegeom.results.counts import expert_counts, write_counts
-from moegeom.results.reader import DERIVED, is_results, open_results, with_derived
+from moegeom.results.reader import DERIVED, EMPTY_COLUMNS, is_results, open_results, with_derived
 from moegeom.results.run_file import fault
 from moegeom.results.schema import (
     KEYS,
     OTHER_TABLES,
+    ROUTER_FACTS,
     arrow_schema,
+    as_written,
     fits,
     is_text,
     metric_tables,
@@ -84,25 +86,32 @@ def test_pandas_duckdb_and_polars_read_what_was_written(disk, table):
     np.testing.assert_equal(plain(by_duckdb), expected)
 
 
+def empty_in(schema) -> list[str]:
+    """Columns that the file lacks, as it says: they would hold nothing."""
+    return schema.metadata[EMPTY_COLUMNS].decode().split(",")
+
+
 def test_every_metric_column_says_what_it_is(disk):
     for metric in OF_A_SCAN:
         for table, columns in metric.columns.items():
             schema = pq.read_schema(disk.undisturbed / f"{table}.parquet")
-            assert schema.metadata[b"moegeom_schema"] == b"1"
+            assert schema.metadata[b"moegeom_schema"] == b"2"
             for column in columns:
+                if column.name in empty_in(schema):
+                    continue
                 facts = schema.field(column.name).metadata
                 assert facts[b"metric_version"] == str(metric.version).encode()
                 assert facts[b"text"].decode() == column.text
                 assert facts.get(b"unit", b"").decode() == column.unit
                 assert facts.get(b"formula", b"").decode() == column.formula
-                if column.has_se:
+                if column.has_se and f"{column.name}_se" not in empty_in(schema):
                     assert schema.field(f"{column.name}_se").metadata[b"metric"] == facts[b"metric"]
 
 
 def test_every_router_has_rows_for_itself_its_null_and_its_domains(disk):
     for table in metric_tables(OF_A_SCAN):
         names = pq.read_schema(disk.undisturbed / f"{table}.parquet").names
-        assert names[:3] == ["router", "variant", "population"]
+        assert names[:7] == [*(column.name for column in KEYS), *ROUTER_FACTS.names]
     rows = open_results(disk.undisturbed).rows("layers")
     keys = [(row["router"], row["variant"], row["population"]) for row in rows]
     expected = [
@@ -112,6 +121,55 @@ def test_every_router_has_rows_for_itself_its_null_and_its_domains(disk):
         for population in ("all", "domain=code", "outliers")
     ]
     assert keys == expected
+
+
+def test_rows_are_in_natural_order_and_say_stack_layer_and_size_of_their_router():
+    routers = [
+        {"name": name, "num_experts": experts, "top_k": 2}
+        for name, experts in (("text/2", 8), ("text/10/second", 16), ("mtp/0", 4))
+    ]
+    variants = ["as_stored", "random", "bf16", "random+bf16", "topk:2", "topk:10"]
+    populations = ["all", "domain=a2", "domain=a10", "outliers"]
+    expected = list(itertools.product([r["name"] for r in routers], variants, populations))
+    shuffled = random.Random(0).sample(expected, len(expected))
+    columns = dict(
+        zip(["router", "variant", "population"], zip(*shuffled, strict=True), strict=True)
+    )
+    table = as_written(pa.table(columns | {"nothing": pa.nulls(len(shuffled))}), routers)
+    rows = table.to_pylist()
+    assert [tuple(row[column.name] for column in KEYS) for row in rows] == expected
+    sizes = [tuple(row[name] for name in ROUTER_FACTS.names) for row in rows]
+    assert list(dict.fromkeys(sizes)) == [("text", 2, 8, 2), ("text", 10, 16, 2), ("mtp", 0, 4, 2)]
+    assert empty_in(table.schema) == ["nothing"]
+    assert table.schema.field("layer").type == pa.int32()
+    # categories of a frame sort as the rows do
+    assert list(table.to_pandas()["variant"].cat.categories) == variants
+    # of names of other tables: sorted by their numbers, and no number is no layer
+    others = as_written(pa.table({"router": ["text/10", "text/2", "text/0-2"], "load": [1.0] * 3}))
+    assert others.select(["router", "layer"]).to_pylist() == [
+        {"router": "text/0-2", "layer": None},
+        {"router": "text/2", "layer": 2},
+        {"router": "text/10", "layer": 10},
+    ]
+    assert others.column_names == ["router", "stack", "layer", "load"]
+
+
+def test_a_column_that_would_hold_nothing_is_not_written_and_is_none_to_who_asks(disk, results):
+    for path in results.glob("*.parquet"):
+        table = pq.read_table(path)
+        assert all(table[name].null_count < max(len(table), 1) for name in table.column_names), path
+    opened = open_results(results)
+    assert opened.table("layers")["group_max_vio"].null_count == len(opened.table("layers"))
+    assert {row["group_max_vio"] for row in opened.rows("layers")} == {None}
+    assert {*opened.columns("experts", ["selection_bias"])["selection_bias"]} == {None}
+    with pytest.raises(ResultsError, match="no column 'group_max'"):
+        opened.rows("layers")[0]["group_max"]
+    pq.write_table(
+        pq.read_table(results / "layers.parquet").drop_columns("num_dead"),
+        results / "layers.parquet",
+    )
+    with pytest.raises(ResultsError, match="no column 'num_dead'"):
+        open_results(results).rows("layers")[0]["num_dead"]
 
 
 def test_nan_is_null_and_a_row_may_lack_what_another_holds():
@@ -131,7 +189,7 @@ def test_nan_is_null_and_a_row_may_lack_what_another_holds():
 
 def test_results_are_opened_from_run_json_and_name_no_path_and_no_token_id(disk):
     results = open_results(disk.undisturbed)
-    assert results.run["schema"] == 1
+    assert results.run["schema"] == 2
     assert results.run["parts"]["text/1"]["num_non_finite"] == 0
     assert repr(results).startswith("Results(") and len(repr(results)) < 300
     assert f"2 routers, {TOKENS:,} tokens" in repr(results)
@@ -144,7 +202,7 @@ def test_what_is_missing_damaged_or_of_a_later_schema_is_an_error_of_results(dis
     with pytest.raises(ResultsError, match=r"no results: run\.json cannot be read"):
         open_results(tmp_path)
     (tmp_path / "run.json").write_text('{"schema": 99}')
-    with pytest.raises(ResultsError, match=r"schema 99.*reads schema 1"):
+    with pytest.raises(ResultsError, match=r"schema 99.*reads schema 2"):
         open_results(tmp_path)
     (tmp_path / "run.json").write_bytes((disk.undisturbed / "run.json").read_bytes())
     with pytest.raises(ResultsError, match="cannot be read"):
@@ -170,7 +228,7 @@ def test_layers_are_the_rows_of_the_routers_of_a_variant_on_all_tokens(disk):
         assert {n: v for n, v in row.items() if n in same} == {
             n: v for n, v in same.items() if n in row
         }
-    assert layers.column_names[:4] == ["router", "layer", "num_experts", "top_k"]
+    assert layers.column_names[:5] == ["router", *ROUTER_FACTS.names]
     assert not any(layers[name].null_count == len(layers) for name in layers.column_names)
     assert results.layers("random")["margin_p50"] != layers["margin_p50"]
     assert results.layers("bf16").num_rows == 0
@@ -504,12 +562,13 @@ def test_a_table_of_rows_that_repeat_or_of_more_than_is_read_is_refused(results,
     with pytest.raises(ResultsError, match=rf"{len(table)} rows with the router, variant and"):
         open_results(results).rows("layers")
     monkeypatch.setattr(reader, "RESULT_COLUMNS", 9)
-    with pytest.raises(ResultsError, match=f"values in {table.num_columns} columns; at most"):
+    num_columns = table.num_columns + len(empty_in(table.schema))
+    with pytest.raises(ResultsError, match=f"values in {num_columns} columns; at most"):
         open_results(results).rows("layers")
     pq.write_table(
         pa.concat_tables([table.select([column.name for column in KEYS])] * 400_000), path
     )
-    with pytest.raises(ResultsError, match="has [0-9]{1,2},[0-9]{3},000 values in 3 columns"):
+    with pytest.raises(ResultsError, match="has [0-9]{3},[0-9]{3},000 values in [0-9]{2} "):
         open_results(results).rows("layers")
 
 
