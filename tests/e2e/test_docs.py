@@ -3,7 +3,6 @@ the README and docs/start.md every command runs too, in the order in which a rea
 a screen is what its command prints. Pages of metrics and of the museum follow from the code.
 """
 
-import importlib.util
 import json
 import re
 import shlex
@@ -22,6 +21,7 @@ from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
+from tests.doc_scripts import script
 from tests.e2e.conftest import environment
 from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
 
@@ -235,11 +235,7 @@ def test_every_table_is_documented(world):
 
 @pytest.fixture(scope="module")
 def pages():
-    path = ROOT / "docs/refresh_metrics.py"
-    spec = importlib.util.spec_from_file_location("refresh_metrics", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("refresh_metrics")
 
 
 def test_the_page_of_a_metric_explains_itself_and_the_index_leads_to_it(pages):

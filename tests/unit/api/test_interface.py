@@ -2,7 +2,6 @@
 
 import dataclasses
 import doctest
-import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -18,6 +17,7 @@ from moegeom.router.requested_family import RequestedFamily
 from moegeom.studies.study import studies
 from moegeom_cli.command import COMMANDS, built
 from tests.by_day import by_day
+from tests.doc_scripts import script
 from tests.unit.studies.samples import BALANCED, SAMPLES, sides
 
 ROOT = SAMPLES.parent
@@ -209,15 +209,6 @@ def test_a_value_of_an_opened_object_gives_way_to_an_option():
     opened = mg.open(CKPT, layers=0)
     assert [r["name"] for r in mg.scan(opened).run["routers"]] == ["text/0"]
     assert [r["name"] for r in mg.scan(opened, layers=1).run["routers"]] == ["text/1"]
-
-
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_says_what_the_docstrings_say():
