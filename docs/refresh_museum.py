@@ -1,4 +1,4 @@
-"""Writes docs/museum.md: one table of every incident of tests/museum, from what exhibits state.
+"""Writes the page of the museum: a table of every incident of tests/museum, as exhibits state it.
 
 Tests hold what is stated against what moegeom says; recipes state nothing, and are asked here (two
 minutes of a processor, with torch). `make docs` has it written; it is not in the repository.
