@@ -108,12 +108,13 @@ hashes: $(CREATED)
 	printf '%s\n' hatchling hatch-vcs | $(HASHES) requirements-check.txt -o hashes-check.txt
 	printf '%s\n' hatchling hatch-vcs | $(HASHES) pyproject.toml -o hashes-all.txt
 
-$(DOCS): $(CREATED) pyproject.toml constraints.txt
+$(DOCS): $(TEST)
 	$(PIP) install --quiet -c constraints.txt -e '.[docs,plots]'
-	@touch $(CORE) $@
+	@touch $@
 
 docs: $(DOCS)
 	$(BIN)/python docs/refresh_metrics.py
+	PYTHONPATH=. $(BIN)/python docs/refresh_museum.py
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 

@@ -6,6 +6,7 @@ A message is one sentence: where, what was found, what was expected. The hint sa
 from __future__ import annotations
 
 import errno
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,11 @@ class MoeGeomError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+    def _render_traceback_(self) -> list[str]:
+        """Lines that IPython prints in place of the frames: they say nothing that these do not."""
+        notes = [f"  note: {note}" for note in getattr(self, "__notes__", ())]
+        return [f"{type(self).__name__}: {self}", *notes]
 
 
 class UsageError(MoeGeomError):
@@ -105,6 +111,9 @@ class InternalError(MoeGeomError):
     """A promise inside moegeom is broken; always a bug."""
 
     exit_code = 5
+
+    def _render_traceback_(self) -> list[str]:
+        return traceback.format_exception(self)  # the frames show the bug
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import UsageError
-from moegeom.core.router import Router, RouterSet
+from moegeom.core.router import Router, RouterSet, format_layers
 from moegeom.core.text import number_of
+from moegeom.core.tokens import StoredValues
 from moegeom.document.model import Document, Table, Title
 from moegeom.document.render import render
 from moegeom.document.report import Report, ScanReport
@@ -23,6 +24,7 @@ from moegeom.engine.request import Terms, Tokens, tokens_path
 from moegeom.router.rule import describe_router, rule_origin
 from moegeom.tokens.files import TokenFiles, are_paths
 from moegeom.tokens.memory import HeldArrays, hold
+from moegeom.tokens.stages import VALUE_STAGES
 
 if TYPE_CHECKING:
     from moegeom.checkpoint.store import TensorStore
@@ -84,9 +86,6 @@ class Checkpoint:
         page = Document("routers", self.path, [[Title(self.path, subtitle), table]], dict)
         return render(page, "table").rstrip("\n")
 
-    def _repr_html_(self) -> str:
-        return self.report()._repr_html_()
-
 
 #: What a line of a checkpoint says of a router.
 _COLUMNS = ("router", "experts", "top_k", "hidden", "stored", "selection")
@@ -118,23 +117,34 @@ class Recording:
                 "arrays in memory do not say which routers they are of.",
                 "Name the checkpoint: open(checkpoint).",
             )
-        whole = () if checkpoint is None else _opened(checkpoint).routers
+        if isinstance(checkpoint, str | os.PathLike):
+            checkpoint = Checkpoint(os.fspath(checkpoint))
+        whole = () if checkpoint is None else checkpoint.routers
         source = open_source(request_of(Terms, **self.options), self.tokens, whole, whole)
         assert source is not None
         return source
 
     def __repr__(self) -> str:
-        paths = isinstance(self.tokens, TokenFiles) and list(self.tokens.paths)
-        path = tokens_path(self.tokens)
-        what = paths or path or "in memory"
-        arguments = [f"{name}={value!r}" for name, value in self.options.items()]
+        path, several = tokens_path(self.tokens), getattr(self.tokens, "paths", ())
+        parts = [repr([*several] or path or "in memory")]
+        parts += [f"{name}={value!r}" for name, value in self.options.items()]
         if isinstance(self.tokens, HeldArrays):
-            arguments += [f"{key} {array.shape}" for key, array in self.tokens.arrays.items()][:4]
+            parts += [f"{key} {a.shape} {a.dtype}" for key, a in self.tokens.arrays.items()][:4]
         elif path and (Path(path) / "recording.json").is_file():
-            facts = self.open().facts
-            kind = f"{facts.stage} of {number_of(len(facts.routers), 'router')}"
-            arguments.append(f"{number_of(facts.num_tokens, 'token')}, {kind}")
-        return f"Recording({', '.join([repr(what), *arguments])})"
+            source = self.open()
+            facts, dtype = source.facts, ""
+            if isinstance(source, StoredValues) and facts.stage in VALUE_STAGES:
+                dtype = f" in {source.stored_dtype(facts.routers[0])}"
+            layers = format_layers({int(name.split("/")[1]) for name in facts.routers})
+            num_documents = facts.num_documents
+            documents = f" in {number_of(num_documents, 'document')}" if num_documents else ""
+            parts += [
+                f"{number_of(facts.num_tokens, 'token')}{documents}",
+                f"{facts.stage} of {number_of(len(facts.routers), 'router')}{dtype}",
+                f"layers {layers}",
+                f"{'with' if facts.has_chosen else 'without'} the model's choices",
+            ]
+        return f"Recording({', '.join(parts)})"
 
 
 def asked_request(
@@ -146,9 +156,13 @@ def asked_request(
         if isinstance(value, Checkpoint):
             fields[name] = value.path
         elif isinstance(value, Recording) and name == "run_b":
+            if (path := tokens_path(value.tokens)) is None:
+                raise UsageError(
+                    "run_b holds tokens in memory; expected the path of a recording.",
+                    "moegeom.tokens.recording.writer.RecordingWriter writes one.",
+                )
             # a recording with options of its own
-            fields |= {f"{key}_b": option for key, option in value.options.items()}
-            fields[name] = _path_of(value)
+            fields |= {name: path} | {f"{key}_b": of for key, of in value.options.items()}
         elif name == "rerun" and value is not None:
             rerun = of_tokens(value)
             fields = merged(fields, {key: of for key, of in rerun.items() if key != "tokens"})
@@ -183,28 +197,19 @@ def side(
         terms = {n: getattr(target.terms, n) for n in fields}
         return {name: target.path} | {n: v for n, v in terms.items() if v != getattr(default, n)}
     if isinstance(target, ScanReport):
-        if target.value.path is None and takes_held:
+        if target.value.path is not None:
+            return {name: str(target.value.path)}
+        if takes_held:
             return {name: target.value}
-        if target.value.path is None:
-            raise UsageError(
-                f"{name} holds results in memory; expected a checkpoint or a folder.",
-                "scan(..., out=FOLDER) keeps results.",
-            )
-        return {name: str(target.value.path)}
+        raise UsageError(
+            f"{name} holds results in memory; expected a checkpoint or a folder.",
+            "scan(..., out=FOLDER) keeps results.",
+        )
     if isinstance(target, str | os.PathLike):
         return {name: os.fspath(target)}
     raise UsageError(
         f"{name} is a {type(target).__name__}; expected a path, a URL, or what open() returned."
     )
-
-
-def _opened(target: str | Path | Checkpoint) -> Checkpoint:
-    return target if isinstance(target, Checkpoint) else Checkpoint(os.fspath(target))
-
-
-def is_source(tokens: Any) -> bool:
-    """Whether the object implements the token source protocol."""
-    return hasattr(tokens, "facts") and hasattr(tokens, "read_values")
 
 
 def of_tokens(tokens: Any) -> dict[str, Any]:
@@ -215,7 +220,8 @@ def of_tokens(tokens: Any) -> dict[str, Any]:
         return {"tokens": os.fspath(tokens)}
     if are_paths(tokens):
         return {"tokens": TokenFiles.of(tokens)}
-    return {"tokens": tokens if is_source(tokens) else hold(tokens)}
+    is_source = hasattr(tokens, "facts") and hasattr(tokens, "read_values")
+    return {"tokens": tokens if is_source else hold(tokens)}
 
 
 def of_sides(sides: Any) -> dict[str, Any]:
@@ -233,13 +239,3 @@ def of_steps(steps: Any) -> dict[str, Any]:
     options = {str(name): of_tokens(one) for name, one in steps.items()}
     tokens = {name: one.pop("tokens") for name, one in options.items()}
     return merged(*options.values()) | {"tokens": tokens}
-
-
-def _path_of(recording: Recording) -> str:
-    path = tokens_path(recording.tokens)
-    if path is None:
-        raise UsageError(
-            "run_b holds tokens in memory; expected the path of a recording.",
-            "moegeom.tokens.recording.writer.RecordingWriter writes one.",
-        )
-    return path

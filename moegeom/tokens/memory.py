@@ -35,7 +35,7 @@ from moegeom.tokens.foreign.arrays import (
 from moegeom.tokens.recording.columns import unknown_columns
 from moegeom.tokens.rows import ArrayRows, check_range
 from moegeom.tokens.source import Request
-from moegeom.tokens.stages import STAGE_TENSORS, check_output_kind
+from moegeom.tokens.stages import STAGE_TENSORS, check_output_kind, stage_of
 
 #: What messages call them.
 NAME = Path("arrays in memory")
@@ -68,7 +68,7 @@ class HeldArrays:
         RecordingError
             When they cannot be assigned to routers, or are no numbers of that kind.
         """
-        if request.stage not in STAGE_TENSORS:
+        if stage_of(request.stage) is None:
             raise UsageError(
                 f"{NAME} do not say what their numbers are.",
                 f"Add --stage, one of {', '.join(STAGE_TENSORS)}.",

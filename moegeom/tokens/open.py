@@ -8,13 +8,12 @@ from pathlib import Path
 from moegeom.core.errors import RecordingError, UsageError, about
 from moegeom.core.files import reading
 from moegeom.core.loaded_code import refuse_code_within
-from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import Stage, TokenSource
 from moegeom.tokens.files import TokenFiles, name_of, paths_of
 from moegeom.tokens.foreign.npy import npy_shape, npz_shapes
 from moegeom.tokens.source import SOURCES, Company, KnownRouter, Request, Source
 from moegeom.tokens.sources.recorded import holds_traces, open_traces, recognises
-from moegeom.tokens.stages import STAGE_TENSORS
+from moegeom.tokens.stages import STAGE_TENSORS, stage_of
 from moegeom.tokens.traces.trace import DIALECTS, find_dialect
 
 #: What else people store hidden states in.
@@ -48,7 +47,7 @@ def open_tokens(
     """
     named = path.paths[0] if isinstance(path, TokenFiles) else path
     with about("tokens", named):
-        of_stage, by_key = _parse_stage(stage), dict(router_map or {})
+        of_stage, by_key = stage_of(stage), dict(router_map or {})
         request = Request(of_stage, by_key, routers, known, dialect, expert_map, company)
         with reading(Path(named), RecordingError):
             paths = paths_of(path)
@@ -97,15 +96,6 @@ def _of_several(paths: Sequence[Path], request: Request) -> TokenSource:
             "--dialect vllm, if they are that.",
         )
     return open_traces(paths, request)
-
-
-def _parse_stage(text: str | None) -> Stage | None:
-    for stage in STAGE_TENSORS:
-        if text == stage:
-            return stage
-    if text is None:
-        return None
-    raise unknown_name("stage", text, STAGE_TENSORS)
 
 
 def _recognise(path: Path, request: Request) -> Source:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import ml_dtypes
 import numpy as np
 
 from moegeom.core.errors import InternalError, RecordingError
+from moegeom.core.registry import unknown_name
 from moegeom.core.tokens import OUTPUT_KINDS, Stage
 
 #: What a float tensor may be stored as; all are read as float32.
@@ -73,6 +75,13 @@ INPUT_STAGES: frozenset[Stage] = frozenset({"router_input", "pre_norm"})
 
 #: Stages whose rows are read by ``TokenSource.read_values``.
 VALUE_STAGES: frozenset[Stage] = frozenset({"router_input", "pre_norm", "logits"})
+
+
+def stage_of(text: str | None) -> Stage | None:
+    """The stage of that name; UsageError where there is none."""
+    if text is not None and text not in STAGE_TENSORS:
+        raise unknown_name("stage", text, STAGE_TENSORS)
+    return cast("Stage | None", text)
 
 
 def stored_tensors(

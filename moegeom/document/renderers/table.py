@@ -129,6 +129,7 @@ def _printed(lines: Sequence[Text], view: View) -> str:
         force_terminal=view.colours,
         color_system="standard" if view.colours else None,
         highlight=False,
+        force_jupyter=False,  # which shows lines and writes none
     )
     for line in lines:
         console.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)

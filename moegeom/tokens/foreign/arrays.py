@@ -132,7 +132,8 @@ def flattening(noun: str, num_axes: int, form: Form = "rows") -> str:
 
 #: Where an array of other numbers is meant, by the kind of its dtype and of those expected.
 _CASTS = {
-    ("u", "f"): "Bits of bfloat16 are array.view(ml_dtypes.bfloat16).",
+    ("u", "f"): "Bits of bfloat16 are array.view(ml_dtypes.bfloat16).astype(numpy.float32).",
+    ("V", "f"): "np.save forgets the name of bfloat16: save float32, or use safetensors.",
     ("i", "f"): "Whole numbers are expert ids: stage ids.",
     ("f", "i"): "Ids as floats are array.astype(numpy.int32); logits are stage logits.",
     ("f", "u"): "Ids as floats are array.astype(numpy.int32); logits are stage logits.",

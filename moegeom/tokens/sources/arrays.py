@@ -129,13 +129,7 @@ def _check_header(
             f"{where}: the array holds pickled Python objects, which are never opened.",
             "Save an array of numbers.",
         )
-    if header.dtype.newbyteorder("=") not in dtypes:
-        raise RecordingError(
-            f"{where}: the array is {header.dtype}; expected {', '.join(map(str, dtypes))}.",
-            "np.save forgets the name of bfloat16: save float32, or use safetensors."
-            if header.dtype.kind == "V"
-            else "",
-        )
+    refuse_other_dtype(header.dtype.newbyteorder("="), dtypes, f"{where}: the array")
     refuse_other_form(header.shape, form, f"{where}: the array")
     if header.is_fortran:
         raise RecordingError(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import doctest
-import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -12,12 +11,14 @@ import pytest
 
 import moegeom as mg
 from moegeom import api
+from moegeom.core.errors import InternalError
 from moegeom.engine.parameters import in_python, option_of, parameters_of, request_of
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.router.requested_family import RequestedFamily
 from moegeom.studies.study import studies
 from moegeom_cli.command import COMMANDS, built
 from tests.by_day import by_day
+from tests.doc_scripts import script
 from tests.unit.studies.samples import BALANCED, SAMPLES, sides
 
 ROOT = SAMPLES.parent
@@ -141,12 +142,40 @@ def test_inputs_of_another_shape_are_refused():
         mg.route(router, np.ones((2, 64))).chosen = None
 
 
-def test_a_checkpoint_is_shown_with_a_row_for_each_router(monkeypatch):
+def test_what_was_opened_is_shown_once_with_what_it_holds(monkeypatch):
     monkeypatch.chdir(ROOT)
-    lines = repr(mg.open("sample_ckpts/olmoe-balanced/step_1500")).splitlines()
+    checkpoint = mg.open("sample_ckpts/olmoe-balanced/step_1500")
+    lines = repr(checkpoint).splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["text/0", "text/1", "text/2"]
     assert "softmax, top 4 of 16; rule assumed from config." in " ".join(lines)
     assert len(lines) <= 6
+    assert not hasattr(checkpoint, "_repr_html_"), "a notebook would show both"
+    assert repr(mg.recording("sample_ckpts/olmoe-balanced/rec/step_1500")) == (
+        "Recording('sample_ckpts/olmoe-balanced/rec/step_1500', 4,096 tokens in 64 documents, "
+        "router_input of 3 routers in float32, layers 0-2, with the model's choices)"
+    )
+    arrays = {"text.0": np.zeros((5, 64), np.float32), "document": np.zeros(5, int)}
+    assert repr(mg.recording(arrays, stage="logits")) == (
+        "Recording('in memory', stage='logits', text.0 (5, 64) float32, document (5,) int64)"
+    )
+
+
+def test_a_notebook_gets_text_and_of_an_error_what_it_says(monkeypatch):
+    """By the names that IPython looks for: a kernel's shell, and the lines in place of frames."""
+    expected = repr(mg.open(CKPT))
+    shell = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr("builtins.get_ipython", shell, raising=False)
+    assert repr(mg.open(CKPT)) == expected
+    error = refusal(mg.scan, CKPT, layers=7)
+    error.add_note("checkpoint: here")
+    assert error._render_traceback_() == [
+        "UsageError: layers 7 names no layer with a router.\n  hint: Known: 0, 1, 2.",
+        "  note: checkpoint: here",
+    ]
+    try:
+        raise InternalError("a promise is broken.")
+    except InternalError as bug:
+        assert "in test_a_notebook_gets" in "".join(bug._render_traceback_())
 
 
 def test_answers_are_short_in_a_console_and_pages_in_a_notebook():
@@ -154,13 +183,11 @@ def test_answers_are_short_in_a_console_and_pages_in_a_notebook():
     assert repr(found).startswith("GateReport(check: step_1500: PASSED IN PART: ")
     assert str(found).startswith("VERDICT  PASSED IN PART: ")
     assert "\n\nstep_1500  olmoe: " in str(found)
-    for shown in (found, mg.open(CKPT)):
-        assert shown._repr_html_().startswith("<iframe sandbox")
-        assert "<script" not in shown._repr_html_()
+    assert found._repr_html_().startswith("<iframe sandbox")
+    assert "<script" not in found._repr_html_()
     assert found.html().startswith("<!doctype html>")
     assert found.markdown().startswith("#")
     assert max(map(len, found.text(width=80).splitlines())) <= 100
-    assert "router_input of 3 routers" in repr(mg.recording(str(REC)))
     # only gates are false
     assert type(mg.Report.__dict__.get("__bool__")) is type(None)
     assert not mg.signoff(BALANCED / "step_1000", CKPT)
@@ -209,15 +236,6 @@ def test_a_value_of_an_opened_object_gives_way_to_an_option():
     opened = mg.open(CKPT, layers=0)
     assert [r["name"] for r in mg.scan(opened).run["routers"]] == ["text/0"]
     assert [r["name"] for r in mg.scan(opened, layers=1).run["routers"]] == ["text/1"]
-
-
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_page_says_what_the_docstrings_say():

@@ -415,7 +415,7 @@ INPUTS = np.random.default_rng(1).standard_normal((4, 2, 128, 64)).astype(np.flo
         ([DRAWN[0, 0], DRAWN[0, 1, :5]], "logits", "np.concatenate(layer) for layer in zip"),
         (DRAWN[0].view(np.uint16)[..., ::2], "logits", "array.view(ml_dtypes.bfloat16)"),
         (DRAWN[0], "ids", "array.astype(numpy.int32)"),
-        (DRAWN[0], "hidden", "Add stage, one of router_input"),
+        (DRAWN[0], "hidden", "Known: ids, logits, pre_norm, router_input"),
         ({"router_logits": [*DRAWN[0]], "attention_mask": np.ones((2, 9))}, "logits", "as many"),
     ],
 )

@@ -1,6 +1,7 @@
-"""The page docs/museum.md: one table of every incident, from what the exhibits state.
+"""Writes the page of the museum: a table of every incident of tests/museum, as exhibits state it.
 
-Tests hold what is stated against what moegeom says; recipes state nothing, and are asked here.
+Tests hold what is stated against what moegeom says; recipes state nothing, and are asked here (two
+minutes of a processor, with torch). `make docs` has it written; it is not in the repository.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,10 +13,10 @@ from tests.museum.incidents import DISAGREEMENTS, INCIDENTS, RECIPES
 from tests.museum.invariances import NEUTRAL
 from tests.museum.questions import SILENT, exit_of
 from tests.museum.recipe import Needs, Recipe, Said
-from tests.museum.score import Scored
+from tests.museum.score import Scored, answered
 from tests.museum.two_runs import Disagreement
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/museum.md"
+PAGE = Path(__file__).resolve().with_name("museum.md")
 
 #: What is asked of a recipe of the tuned half; an empty answer leaves its verdicts open.
 Ask = Callable[[Recipe], Sequence[Scored]]
@@ -36,8 +37,7 @@ stays here as missed.
 computed by an engine written for this page, with torch. Incidents with a grade (named, wrong
 cause, only something is off, missed) are scored, not tuned to one by one; those "kept apart" are
 the other half, whose verdicts nobody looks at while moegeom is improved
-(`python -m tests.museum.score untouched`). `python -m tests.museum.refresh_museum` writes this
-page, and tests keep it true.
+(`python -m tests.museum.score untouched`).
 """
 
 _NEUTRAL = (
@@ -143,3 +143,7 @@ def _stories() -> Iterator[str]:
 def _address(thread: str) -> str:
     repository, _, number = thread.partition("#")
     return f"https://github.com/{repository}/issues/{number}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(lambda recipe: list(answered(recipe))), encoding="utf-8")
