@@ -70,7 +70,11 @@ def compare_routers(
             kind, Biases.of(a), Biases.of(b), place, others.biases(kind, a.name) if others else {}
         )
     )
-    return RouterChange(a.name, (*rows, *biases, *experts), (*_beside(a, b), *gaps), place.tolist())
+    moved: list[float] = []
+    if _is_finite(a) and _is_finite(b):
+        moved = row_pair(a, b, place).row_sizes(b.rule.is_affine).tolist()
+    changes, notes = (*rows, *biases, *experts), (*_beside(a, b), *gaps)
+    return RouterChange(a.name, changes, notes, place.tolist(), moved)
 
 
 def _rows(
@@ -490,10 +494,8 @@ def rule_of(facts: Mapping[str, Any]) -> Rule:
     )
 
 
-def compare_projected(
-    a: ProjectedRouters, b: ProjectedRouters, router: str
-) -> tuple[RouterChange, RowPair | None]:
-    """The change of one router, and its projected rows in the order of B where there are any.
+def compare_projected(a: ProjectedRouters, b: ProjectedRouters, router: str) -> RouterChange:
+    """The change of one router.
 
     Equal weights and gains are exact; all else is approximate. Distances from 32 projections are
     true to 12 %. A fold of the gain shows as no change; a cast, a rotation, an update of low rank
@@ -503,7 +505,7 @@ def compare_projected(
     own = np.arange(after.shape[0])
     if before.shape != after.shape:
         shapes = "{} x {} in A, {} x {} in B".format(*before.shape, *after.shape)
-        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=shapes),)), None
+        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=shapes),))
     is_known = "weight" in before.digests and "weight" in after.digests  # else older results
     is_same = {
         part: is_known and before.digests.get(part) == after.digests.get(part)
@@ -513,18 +515,20 @@ def compare_projected(
     if "gain" not in before.digests and "gain" not in after.digests:
         beside = ()
     if all(is_same.values()):
-        return RouterChange(router, tuple(_biases(a, b, router, own)), (), own.tolist()), None
+        changes, moved = tuple(_biases(a, b, router, own)), [0.0] * len(own)
+        return RouterChange(router, changes, (), own.tolist(), moved)
     pair = _pair(a, b, router)
     if pair is None:
         kind = "no projections of its rows are known"
-        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=kind),), beside), None
+        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=kind),), beside)
     rows, left = _projected_rows(pair, **is_same)
     place = left.place
     changes = (*rows, *_biases(a, b, router, place))
     notes = (_UNKNOWN,) if (place != own).any() else ()
     lengths = None if pair.lengths is None else pair.lengths[place]
     aligned = dataclasses.replace(pair, a=pair.a[place], place=place, lengths=lengths)
-    return RouterChange(router, changes, (*beside, *notes), place.tolist()), aligned
+    moved, size = aligned.row_sizes(after.rule.is_affine).tolist(), aligned.change_size
+    return RouterChange(router, changes, (*beside, *notes), place.tolist(), moved, size)
 
 
 def _biases(

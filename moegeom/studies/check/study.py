@@ -46,7 +46,7 @@ from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.operators.rows import NOT_COMPARED
 from moegeom.studies.changes.record import RouterChange, phrase_of
 from moegeom.studies.changes.router import ProjectedRouter, compare_projected, projected_routers
-from moegeom.studies.changes.row_pair import KINDS, Biases, RowPair
+from moegeom.studies.changes.row_pair import KINDS, Biases
 from moegeom.studies.check.facts import attention_facts, expert_facts, loader_facts
 from moegeom.studies.check.record import Gate, GateRequest
 
@@ -289,20 +289,15 @@ def drifts_since(results: ResultsView, baseline: Baseline) -> Mapping[str, Drift
     }
     for name, router in now.items():
         if name in before and before[name].shape == router.shape:
-            changed, pair = compare_projected(before, now, name)
+            changed = compare_projected(before, now, name)
             if not any(
                 c.word == NOT_COMPARED.name and c.subject == "rows" for c in changed.changes
             ):
-                drifts[name] = _drift(changed, pair, router.rule)
+                drifts[name] = _drift(changed)
     return drifts
 
 
-def _drift(changed: RouterChange, pair: RowPair | None, rule: Rule) -> Drift:
-    place = np.array(changed.place, np.int64)
-    moved, size = np.zeros(len(place)), 0.0
-    if pair is not None:
-        # a vector added to every row changes a curved rule
-        moved, size = pair.row_sizes(is_shift_free=rule.is_affine), pair.change_size
+def _drift(changed: RouterChange) -> Drift:
     since = (
         SinceBaseline(
             change.word,
@@ -313,4 +308,5 @@ def _drift(changed: RouterChange, pair: RowPair | None, rule: Rule) -> Drift:
         )
         for change in changed.changes
     )
-    return Drift(place, moved, size, tuple(since))
+    place, moved = np.array(changed.place, np.int64), np.array(changed.moved)
+    return Drift(place, moved, changed.size, tuple(since))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from moegeom.core.text import figure_text, number_of, percent
-from moegeom.document.chart import Axis, Bars, Chart, Panel
+from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
 from moegeom.document.model import (
@@ -76,7 +76,7 @@ def document(report: Difference, view: View) -> Document:
         [_routers(report, view)],
         [Fact("means", f"{word}: {text}", "dim") for word, text in meanings.items()],
         [] if report.figures is None else [*_figures(report, report.figures, view)],
-        figures=lambda: [*difference_figures(report)],
+        figures=lambda: [*row_figures(report), *difference_figures(report)],
         record=lambda: _record(report),
     )
 
@@ -319,10 +319,10 @@ def _figures_sentence(figures: Figures) -> str:
     columns = {test.column for test in figures.tests}
     routers = {test.router for test in figures.tests}
     return (
-        f"{tokens}. {number_of(len(figures.tests), 'comparison')} "
-        f"({number_of(len(columns), 'figure')}, {number_of(len(routers), 'router')}), by blocks "
-        f"of documents, together wrong in {percent(figures.level)} of runs "
-        f"(Holm): {len(figures.significant)} changed."
+        f"{len(figures.significant)} of {number_of(len(figures.tests), 'comparison')} changed "
+        f"({number_of(len(columns), 'figure')}, {number_of(len(routers), 'router')}; {tokens}; "
+        f"chance alone changes any in {percent(figures.level)} of runs, Holm over blocks of "
+        "documents)."
     )
 
 
@@ -376,17 +376,16 @@ def _detectable(figures: Figures) -> str:
     if not named:
         return ""
     middle = {name: sorted(by_name[name])[len(by_name[name]) // 2] for name in named}
-    listed = ", ".join(f"{name} by {value:.2g}" for name, value in middle.items())
-    return f"Would have been found 9 times in 10 (median router): {listed}."
+    listed = ", ".join(f"{name} {value:.2g}" for name, value in middle.items())
+    return f"Smallest change this run can catch (9 times in 10, median router): {listed}."
 
 
 def _left_out(figures: Figures) -> Iterator[str]:
     """The reasons why figures were not compared, each with its first figures."""
     for reason, columns in figures.left_out.items():
         if columns:
-            more = " ..." if len(columns) > 3 else ""
-            number = f"{len(columns)} figure{'s' if len(columns) > 1 else ''}"
-            yield f"Not compared, {reason}: {number}, {', '.join(columns[:3])}{more}."
+            more = f" and {len(columns) - 3} more" if len(columns) > 3 else ""
+            yield f"Not compared ({reason}): {', '.join(columns[:3])}{more}."
 
 
 # ------------------------------------------------------------------------------------------- record
@@ -408,6 +407,7 @@ def _record(report: Difference) -> Mapping[str, Any]:
                     for change in router.changes
                 ],
                 "beside": router.beside,
+                "moved": router.moved,
             }
             for router in report.routers
         ],
@@ -425,6 +425,51 @@ def _figures_record(figures: Figures) -> Mapping[str, Any]:
         "left_out": figures.left_out,
         "tests": [{**dataclasses.asdict(test), "change": test.change} for test in figures.tests],
     }
+
+
+#: Routers up to which bars show the median row and the one that moved most; of more a map has
+#: every row.
+_FEW_ROUTERS = 12
+
+
+def row_figures(report: Difference) -> Iterator[Chart]:
+    """Nothing where no row moved, or none could be compared."""
+    compared = [router for router in report.routers if router.moved]
+    moved = [[100.0 * m if math.isfinite(m) else None for m in one.moved] for one in compared]
+    most = [max((value for value in row if value is not None), default=0.0) for row in moved]
+    if not any(most):
+        return
+    names = [place(one.router, [router.router for router in report.routers]) for one in compared]
+    layers = Axis("layer", names=names)
+    if len(compared) <= _FEW_ROUTERS:
+        middle = [sorted(value or 0.0 for value in row)[len(row) // 2] for row in moved]
+        bars = [Bars("median row", "tokens", middle), Bars("row that moved most", "other", most)]
+        panel = Panel("", layers, Axis("change of a row, %"), bars)
+    else:
+        width = max(map(len, moved))
+        rows = [[*row, *[None] * (width - len(row))] for row in moved]
+        experts = Axis("expert", names=[*map(str, range(width))])
+        panel = Panel("", experts, layers, [Heat(rows, "change of a row, %", 0.0, max(most))])
+    worst = max(range(len(most)), key=most.__getitem__)
+    expert = max(range(len(moved[worst])), key=lambda row: moved[worst][row] or 0.0)
+    still = sum(not value for value in most)
+    cells = [(one, expert) for one in compared for expert in range(len(one.moved))]
+    yield Chart(
+        "rows",
+        "How far the rows of each router moved",
+        "The length of each row's change from A to B, in percent of the row in A, both less the "
+        "mean of all rows; rows in another order are held against those that they were.",
+        "Which choices change: only tokens tell. A vector common to all rows, where it changes no "
+        "choice. Of results, which keep 32 projections of a row, it is true to 12 %.",
+        f"Most for expert {expert} of layer {names[worst]}: {figure_text(most[worst])} % of its "
+        f"row; {len(most) - still} of {number_of(len(most), 'router')} moved.",
+        [panel],
+        [
+            ("router", [one.router for one, _ in cells]),
+            ("expert", [expert for _, expert in cells]),
+            ("moved", [one.moved[expert] for one, expert in cells]),
+        ],
+    )
 
 
 #: Figures that get a panel, the most surely changed first.

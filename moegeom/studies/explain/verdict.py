@@ -183,10 +183,10 @@ def _fault(case: Evidence) -> CauseVerdict | None:
         return CauseVerdict("inconclusive", detail, best.router, (best.name,), margin(best, other))
     return CauseVerdict(
         best.cause,
-        f"{_named(best)} reproduces {_percent(best.reproduced[best.router])} of B's choices in "
-        f"{where}, nothing changed {_percent(best.before[best.router])}; it begins in {begins}, "
-        f"and explains {len(best.routers)} of {len(case.layers)} layers. It saves "
-        f"{best.bits:,.0f} bits{beside}.{_second(case, best)}",
+        f"{_named(best)}: gives {_percent(best.reproduced[best.router])} of B's choices in "
+        f"{where}, without it {_percent(best.before[best.router])}; begins in {begins}, explains "
+        f"{len(best.routers)} of {len(case.layers)} layers, saves {best.bits:,.0f} bits{beside}."
+        f"{_second(case, best)}",
         best.router,
         (best.name,),
         margin(best, other),
@@ -200,7 +200,7 @@ def _second(case: Evidence, best: Fault) -> str:
         return ""
     if best.cause == "unrelated":
         return ""  # chance alone explains what is left, spread in any way
-    return f" What it leaves is not spread as noise is: {odd[0].text}."
+    return f" What still differs is not spread as noise is: {odd[0].text}."
 
 
 def _named(fault: Fault) -> str:
@@ -255,7 +255,7 @@ def _innocent(case: Evidence) -> CauseVerdict | None:
     if not sizes:
         return CauseVerdict("not the router", f"{own}.")
     most = max(sizes)
-    differs = f"{own}; those inputs differ from A's by up to {_percent(most)} of their rms"
+    differs = f"{own}; inputs differ by up to {_percent(most)} of their rms"
     if most > _MOST_NOISE:
         begins = next(one for one in case.layers if one.inputs and one.inputs.size > _MOST_NOISE)
         return _upstream(case, begins, f"{differs}, more than rounding does.")
@@ -311,7 +311,7 @@ def _beyond_noise(case: Evidence) -> CauseVerdict | None:
                 f"{_share(case)} In {case.place(layer.router)} "
                 f"{number_of(noise.num_beyond, 'token')} that "
                 f"agreed before flip further from a boundary than noise of {_percent(noise.scale)} "
-                f"of the input, which fits the others, can carry. {_unexplained(case)}"
+                f"of the input, which fits the others, can move them. {_unexplained(case)}"
             )
             return CauseVerdict("beyond noise", detail, layer.router)
     return None

@@ -48,9 +48,8 @@ def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
     )
     recorded = size(_TOKENS * ids_bytes)
     sentence = (
-        f"not known until both ran over the same text ({_TOKENS:,} tokens of choices are "
-        f"{recorded} and one forward pass each). Equal routers do not decide it: what they read "
-        "comes from the rest of the model."
+        f"not tested. Record what both choose on one text ({_TOKENS:,} tokens: one forward pass "
+        f"and {recorded} each): equal routers can choose otherwise where other parts changed."
     )
     commands = (
         capture_command(a, "--out REC_A"),
@@ -60,8 +59,8 @@ def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
         + " --tokens REC_A --tokens REC_B --rerun REC_A2 --max-flipped SHARE",
     )
     engines = (
-        "capture runs folders of transformers; for any other model the trace of choices "
-        "that an engine writes serves as a recording (docs/capture/engines.md)."
+        "capture runs folders of transformers; of any engine, the trace of its choices serves as "
+        "well (docs/capture/engines.md)."
     )
     return Line("routing on text", "inconclusive", sentence, (engines,), commands)
 
@@ -141,8 +140,8 @@ def _measured(between: Flips, names: Sequence[str]) -> str:
 def _rerun_sentence(rerun: Flips | None, times: float | None) -> str:
     if rerun is None:
         return (
-            "How often A differs from itself in another run is not known: record A again, in other "
-            "batches or with other kernels, and add --rerun REC_A2."
+            "How often A differs from itself is not known: record A again, in other batches or "
+            "with other kernels, and add --rerun REC_A2."
         )
     text = (
         f"A run again differs from itself in {_percent(rerun.share)} of (token, layer) pairs, "

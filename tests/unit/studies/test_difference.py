@@ -469,7 +469,7 @@ def projected(folder, *models: Checkpoint) -> list[ProjectedRouters]:
 
 def test_exchanged_layers_and_rows_that_turned_are_told_where_results_are_left(tmp_path):
     a, b = projected(tmp_path / "exchanged", softmax(), exchanged(softmax()))
-    phrases = [compare_projected(a, b, name)[0].phrases for name in a]
+    phrases = [compare_projected(a, b, name).phrases for name in a]
     assert phrases == [("router of layer 1 of A",), ("router of layer 0 of A",)]
     random = np.random.default_rng(6)
     turn, _ = np.linalg.qr(random.standard_normal((256, 256)))
@@ -478,7 +478,7 @@ def test_exchanged_layers_and_rows_that_turned_are_told_where_results_are_left(t
         longer = np.exp(size * random.standard_normal((32, 1)))
         other = level.edited("weight", lambda w, _, longer=longer: w @ turn * longer)
         a, b = projected(tmp_path / word, level, other)
-        assert [words(compare_projected(a, b, name)[0]) for name in a] == [[word]] * 2
+        assert [words(compare_projected(a, b, name)) for name in a] == [[word]] * 2
 
 
 SUBSET = [0, 2, 3, 7, 8, 9, 14, 15]

@@ -216,8 +216,8 @@ def _not_followed(pair: RowPair) -> Iterator[RowFit]:
 NOT_FOLLOWED = Edit(
     "gain not followed",
     "{kind}, rows moved by {size}",
-    "the router reads other inputs than before, and the weight did not follow: choices change. "
-    "So smoothing does where it forgets the router, and training where the router is frozen.",
+    "the gain in front changed and the weight did not follow: choices change. Smoothing that "
+    "forgets the router does so, and training with a frozen one.",
     fit=_not_followed,
 )
 
@@ -301,7 +301,7 @@ ROTATED = Edit(
     "rotated",
     "rotated",
     "W diag(g)^2 W^T is the same: the same function if the hidden states were rotated alike, "
-    "which only the Gram matrix can tell and this checkpoint alone cannot.",
+    "which routers alone do not tell.",
     _judge,
     _rotated,
 )
@@ -343,7 +343,7 @@ def _low_rank(pair: RowPair) -> Iterator[RowFit]:
 LOW_RANK = Edit(
     "update of low rank",
     "update of rank {kind} by {size}",
-    "the change lives in few directions, as a merged adapter leaves it: tokens near a boundary "
-    "flip; how many only tokens can tell.",
+    "the change lives in few directions, as a merged adapter leaves it. Tokens near a boundary "
+    "can flip; only tokens tell how many.",
     fit=_low_rank,
 )

@@ -172,8 +172,7 @@ TRAINED = Edit(
     "trained on",
     "{kind} changed by {size}, no pattern",
     "no factor, common vector, rotation, update of low rank or other layer explains it, as "
-    "after training or quantisation: choices change where the change is more than the "
-    "distance to a boundary; how many only tokens can tell.",
+    "after training or quantisation. Tokens near a boundary can flip; only tokens tell how many.",
     of_rest=_trained,
 )
 

@@ -125,8 +125,8 @@ def _copied(pair: RowPair) -> Iterator[RowFit]:
 COPIED = Edit(
     "rows copied",
     "{kind}",
-    "logits of equal rows are equal for every token: a copy is chosen where the other row is, "
-    "and ties decide between them; what the row chose before is lost.",
+    "equal rows tie for every token: a copy is chosen where its source is; what the row chose "
+    "before is lost.",
     fit=_copied,
     gate=error,
 )
