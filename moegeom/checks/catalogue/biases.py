@@ -370,9 +370,7 @@ def bias_moved(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown
             if share > limits("moved", router):
                 limit = percent(limits("moved", router))
                 findings.append((share, _finding(measured, router, words, change, spread, limit)))
-    findings.sort(key=lambda pair: -pair[0])
-    for _, finding in findings:
-        yield finding
+    yield from (finding for _, finding in sorted(findings, key=lambda pair: -pair[0]))
 
 
 def _finding(

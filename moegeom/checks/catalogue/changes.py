@@ -204,9 +204,7 @@ def rows_moved(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown
                 ),
             )
         )
-    findings.sort(key=lambda pair: -pair[0])
-    for _, finding in findings:
-        yield finding
+    yield from (finding for _, finding in sorted(findings, key=lambda pair: -pair[0]))
 
 
 #: Pairs that a fix lists.

@@ -20,7 +20,7 @@ from moegeom.geometry.description import MatrixRegion, best_rows, best_run, row_
 from moegeom.geometry.rows import size
 from moegeom.results.reader import ResultsView
 from moegeom.router.rule import groups_in_words, map_in_words
-from moegeom.studies.changes.edit import EDITS, BiasFit, Edit, RowFit
+from moegeom.studies.changes.edit import EDITS, Edit, Fit
 from moegeom.studies.changes.operators.biases import CHANGED, rest_of
 from moegeom.studies.changes.operators.matrices import FOLDED, NOT_FOLLOWED
 from moegeom.studies.changes.operators.other_routers import UNRELATED
@@ -89,7 +89,7 @@ def _rows(
         if is_of_shape:
             for fit in rounding_of_broken(a, b):
                 if fit.evidence["dtypes"]:
-                    return own, [ROUNDED.of(b.rule, dataclasses.replace(fit, size=None))]
+                    return own, [ROUNDED.change(b.rule, dataclasses.replace(fit, size=None))]
         return own, [NOT_COMPARED.change(b.rule, kind="values that are not finite")]
     changes: list[Change] = []
     if not is_of_shape:
@@ -98,7 +98,7 @@ def _rows(
             kind = f"{shape_text(a)} in A, {shape_text(b)} in B"
             return None, [NOT_COMPARED.change(b.rule, kind=kind)]
         edit, own, fit = min(fits, key=lambda one: one[2].bits)
-        changes.append(edit.of(b.rule, fit))
+        changes.append(edit.change(b.rule, fit))
     pair = row_pair(a, b, own, None if others is None else others.beside(b))
     row_changes, pair = explained(pair)
     return pair.place, [*changes, *row_changes]
@@ -199,7 +199,7 @@ _EXACT, _LEAST_BIAS_BITS = 2.0**-30, 10.0
 @dataclass(frozen=True, eq=False)
 class _FittedEdit:
     edit: Edit
-    fit: RowFit
+    fit: Fit
     region: MatrixRegion
     saved: float
 
@@ -230,10 +230,10 @@ def explained(pair: RowPair) -> tuple[list[Change], RowPair]:
         pair = _applied(pair, best)
     is_exact = pair.is_rounding
     changes = [
-        one.edit.of(pair.rule, one.fit, one.where, bits=one.saved, is_exact=is_exact)
+        one.edit.change(pair.rule, one.fit, one.where, bits=one.saved, is_exact=is_exact)
         for one in edits
     ]
-    shift = [edit.of(pair.rule, fit) for edit in EDITS.all() for fit in edit.of_rest(pair)]
+    shift = [edit.change(pair.rule, fit) for edit in EDITS.all() for fit in edit.of_rest(pair)]
     if any(one.word == UNRELATED.name and one.phrase == UNRELATED.name for one in shift):
         # of another router nothing else is worth telling
         return [one for one in (*changes, *shift) if one.word in _BESIDE_ANOTHER], pair
@@ -310,23 +310,23 @@ def explained_biases(pair: BiasPair) -> list[Change]:
         proposals = _bias_proposals(pair) if len(changes) < _MOST else ()
         best = max(proposals, key=lambda one: one[0], default=None)
         if best is None:
-            return [*changes, CHANGED.of(pair.rule, rest_of(pair), subject=pair.kind)]
+            return [*changes, CHANGED.change(pair.rule, rest_of(pair), subject=pair.kind)]
         _, edit, fit = best
-        changes.append(edit.of(pair.rule, fit, subject=pair.kind))
-        pair = dataclasses.replace(pair, a=fit.values, named=(*pair.named, edit.name))
+        changes.append(edit.change(pair.rule, fit, subject=pair.kind))
+        pair = dataclasses.replace(pair, a=fit.rows, named=(*pair.named, edit.name))
     return changes
 
 
-def _bias_proposals(pair: BiasPair) -> Iterator[tuple[float, Edit, BiasFit]]:
+def _bias_proposals(pair: BiasPair) -> Iterator[tuple[float, Edit, Fit]]:
     before = float(np.linalg.norm(pair.b - pair.a))
     scale = float(np.linalg.norm(pair.b)) + float(np.linalg.norm(pair.a))
     for edit in EDITS.all():
         if edit.name in pair.named:
             continue
         for fit in edit.fit_bias(pair):
-            left = float(np.linalg.norm(pair.b - fit.values))
+            left = float(np.linalg.norm(pair.b - fit.rows))
             after = max(left, _EXACT * scale)
-            is_enough = float(np.abs(pair.b - fit.values).max()) <= pair.finest
+            is_enough = float(np.abs(pair.b - fit.rows).max()) <= pair.finest
             saved = len(pair.b) * float(np.log2(before / after)) - fit.bits if before else 0.0
             if saved >= _LEAST_BIAS_BITS and (is_enough or left <= _LEAVES * before):
                 yield saved, edit, fit

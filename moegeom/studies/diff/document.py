@@ -36,12 +36,10 @@ _MOST_GROUPS = 6
 #: Columns at most that all names of routers have in front of what happened to them.
 _MOST_INDENT = 22
 
-_HEADS = ("figure", "routers", "worst in", "A", "B", "change +- error", "p")
+_HEADS = ("figure", "routers", "worst in", "A", "B", "change", "error", "p")
 
 #: A and B go together: one of them without the other would only puzzle.
-_DROPS = (0, 0, 0, 1, 1, 0, 0)
-
-_PAGE_HEADS = ("figure", "routers", "worst in", "A", "B", "change", "error", "p")
+_DROPS = (0, 0, 0, 1, 1, 0, 0, 0)
 
 #: Columns named when it is told what could have been found, the best known first.
 _WELL_KNOWN = (
@@ -293,17 +291,16 @@ def _unchanged_beside(report: Difference) -> dict[str, list[str]]:
 
 def _figures(report: Difference, figures: Figures, view: View) -> Iterator[Block]:
     yield Fact("figures", _figures_sentence(figures))
-    if figures.significant:
-        rows = []
-        for test, count, of in _by_column(figures):
-            numbers = (test.before, test.after, test.change, test.error, test.p_value)
-            place = _where((test.router,), report)
-            rows.append((test.column, f"{count} of {of}", place, *(f"{n:.3g}" for n in numbers)))
-        page = Table([_PAGE_HEADS], rows)
-        screen, *shorter = (
-            [_table(report, figures, view.detail, most)] for most in range(_MOST_LINES, 2, -1)
+    lines = [(test, f"{count} of {of}") for test, count, of in _by_column(figures)]
+    if lines:
+        every = [(test, "") for test in figures.significant]
+        screens = (
+            [(every, len(every))]
+            if view.detail
+            else [(lines, n) for n in range(_MOST_LINES, 2, -1)]
         )
-        yield Excerpt(screen, [page], shorter=shorter)
+        screen, *shorter = ([_table(report, *one)] for one in screens)
+        yield Excerpt(screen, [_table(report, lines, len(lines))], shorter=shorter)
     notes = [Note(text) for text in (_detectable(figures), *_left_out(figures)) if text]
     yield in_part(notes, "note", view.detail, is_aside=True)
 
@@ -326,35 +323,17 @@ def _figures_sentence(figures: Figures) -> str:
     )
 
 
-def _table(report: Difference, figures: Figures, detail: bool, most: int) -> Table:
-    """One line for each figure, at its worst router; all of them with ``detail``."""
-    if detail:
-        chosen = [(test, "") for test in figures.significant]
-        lines = chosen
-    else:
-        chosen = [(test, f"{n} of {of}") for test, n, of in _by_column(figures)]
-        lines = chosen[:most]
-    rows = [_HEADS, *(_cells(test, count, report) for test, count in lines)]
-    rest = len(chosen) - len(lines)
-    return Table(
-        rows[:1],
-        rows[1:],
-        drops=_DROPS,
-        rest=f"and {number_of(rest, 'more figure')}: --detail" if rest else "",
-    )
-
-
-def _cells(test: FigureChange, count: str, report: Difference) -> tuple[str, ...]:
-    p_value = "<1e-9" if test.p_value < 1e-9 else f"{test.p_value:.0e}"
-    return (
-        test.column,
-        count,
-        _where((test.router,), report),
-        f"{test.before:.3g}",
-        f"{test.after:.3g}",
-        f"{test.change:+.2g} +- {test.error:.1g}",
-        p_value,
-    )
+def _table(report: Difference, lines: Sequence[tuple[FigureChange, str]], most: int) -> Table:
+    """A line for each test, with the number of routers beside it, and how many more there are."""
+    rows = []
+    for test, count in lines[:most]:
+        place, p_value = _where((test.router,), report), f"{test.p_value:.1e}"
+        numbers = (f"{test.before:.3g}", f"{test.after:.3g}", f"{test.change:+.3g}")
+        p_value = "<1e-9" if test.p_value < 1e-9 else p_value
+        rows.append((test.column, count, place, *numbers, f"{test.error:.2g}", p_value))
+    rest = len(lines) - len(rows)
+    more = f"and {number_of(rest, 'more figure')}: --detail" if rest else ""
+    return Table([_HEADS], rows, drops=_DROPS, rest=more)
 
 
 def _by_column(figures: Figures) -> list[tuple[FigureChange, int, int]]:

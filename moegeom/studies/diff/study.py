@@ -138,8 +138,11 @@ def tokens_line(run: Mapping[str, Any]) -> str:
         return ""
     num_documents = tokens["num_documents"]
     documents = f" in {number_of(num_documents, 'document')}" if num_documents else ""
-    stale = (run.get("trust") or {}).get("fingerprint") == "differs"
+    trust = run.get("trust") or {}
+    stale = trust.get("fingerprint") == "differs"
     of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
+    failed = len(trust.get("overridden") or ()) > int(stale)
+    of += ", FAILED ITS TESTS (unverified inputs allowed)" if failed else ""
     return f"{tokens['num_tokens']:,}{documents} ({tokens['name']}){of}{left_out_text(run)}"
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import figure_text, number_of, percent, small_percent
+from moegeom.core.text import figure_text, number_of, percent, percent_of_all, small_percent
 from moegeom.document.chart import Axis, Bars, Chart, Panel, Polyline
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, size, tokens_line
@@ -117,14 +117,14 @@ def _faults(report: Explanation, most: int | None) -> list[Block]:
     worth = [fault for fault in report.faults if fault.bits > 0.0 or fault.name in named]
     faults = report.faults if most is None else worth[:most]
     first = next((layer for layer in report.layers if layer.agreement < 1.0), report.layers[0])
-    place, equal = summary.place(first.router), _equal(first.reproduced)
+    place, equal = summary.place(first.router), percent_of_all(first.reproduced)
     rows = [("   nothing changed", "all", place, equal, "", "0")]
     paragraphs = [("      0", f"nothing changed: {equal} equal in layer {place}")]
     for fault in faults:
         arrow = "->" if fault.name in named else "  "
         where = summary.places(fault.routers)
-        gained = _equal(fault.reproduced[fault.routers[0]])
-        before = f"from {_equal(fault.before[fault.routers[0]])}"
+        gained = percent_of_all(fault.reproduced[fault.routers[0]])
+        before = f"from {percent_of_all(fault.before[fault.routers[0]])}"
         bits = f"{fault.bits:,.0f}"
         layers = where.removeprefix("layers ").removeprefix("layer ")
         rows.append((f"{arrow} {fault.text}", fault.scope or "all", layers, gained, before, bits))
@@ -219,7 +219,7 @@ def _figures(layer: LayerEvidence) -> Sequence[str]:
             f"{noise.num_beyond:,}",
             f"{noise.roundings:.2g}",
         )
-    return _equal(layer.agreement), f"{layer.num_clean:,}", *noisy
+    return percent_of_all(layer.agreement), f"{layer.num_clean:,}", *noisy
 
 
 def _ending(report: Explanation, view: View) -> list[Block]:
@@ -292,15 +292,6 @@ def _numbering(report: Explanation) -> str:
         f"numbers of experts: in {where} another numbering fits better (most in "
         f"{report.place(most.router)}: {most.num_renamed} experts)."
     )
-
-
-def _equal(share: float) -> str:
-    """A share of equal choices: rounded down, so that 100 % means all of them."""
-    value = 100.0 * share
-    if value == 100.0:
-        return "100 %"
-    digits = 3 if value > 99.9 else 2 if value > 99.0 else 1
-    return f"{math.floor(value * 10.0**digits) / 10.0**digits:.{digits}f} %"
 
 
 def _costs(report: Explanation) -> list[Block]:

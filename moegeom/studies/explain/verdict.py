@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.studies.explain.record import CauseVerdict, Evidence, LayerEvidence
 from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS
 from moegeom.studies.faults.score import Fault, believed, explaining, margin, rival
@@ -419,10 +419,7 @@ def _share(case: Evidence) -> str:
 
 
 def _percent(share: float) -> str:
-    value = 100.0 * share
-    if 99.0 < value < 100.0:
-        return f"{np.floor(100.0 * value) / 100.0:.2f} %"
-    return f"{value:.0f} %" if value in (0.0, 100.0) else f"{value:.2g} %"
+    return percent_of_all(share) if 0.99 < share < 1.0 else percent(share)
 
 
 #: In the order in which they are asked.

@@ -25,7 +25,7 @@ from moegeom.studies.changes.record import where
 from moegeom.studies.changes.router import is_same_norm, rule_differences, shape_text
 from moegeom.studies.changes.row_pair import RoutersOfA
 from moegeom.studies.diff.record import Side
-from moegeom.studies.diff.study import OpenedSide, describe, refuse_about_tokens
+from moegeom.studies.diff.study import OpenedSide, describe, refuse_about_tokens, tokens_line
 from moegeom.studies.signoff.function import JudgedRouter, judge, rotation_line, router_line
 from moegeom.studies.signoff.record import LINE_NAMES, Line, SignOff, SignOffRequest
 from moegeom.studies.signoff.text import (
@@ -81,21 +81,8 @@ def sign_off(request: SignOffRequest, watch: Watch | None = None) -> SignOff:
 
 def _described(target: str, side: Session, recorded: Session | None = None) -> Side:
     """A side as the header shows it."""
-    tokens = "" if recorded is None else _tokens_line(recorded)
+    tokens = "" if recorded is None else tokens_line(recorded.facts(recorded.chosen))
     return describe(OpenedSide(target, side.terms, side), tokens)
-
-
-def _tokens_line(recorded: Session) -> str:
-    """What the header says of a recording."""
-    assert recorded.trust is not None
-    facts, trust = _source(recorded).facts, recorded.trust
-    documents = f" in {number_of(facts.num_documents, 'document')}" if facts.num_documents else ""
-    stale = trust.fingerprint == "differs"
-    of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
-    failed = len(trust.overridden) > int(stale)
-    tests = ", FAILED ITS TESTS (unverified inputs allowed)" if failed else ""
-    first = f", {recorded.num_first:,} left out as first tokens" if recorded.num_first else ""
-    return f"{facts.num_tokens:,}{documents} ({facts.name}){first}{of}{tests}"
 
 
 def _refused(request: SignOffRequest, a: Session, refusal: RouterError) -> SignOff:
