@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from moegeom.core.text import figure_text, number_of, percent
+from moegeom.core.text import all_of, figure_text, number_of, percent
 from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
@@ -51,9 +51,6 @@ _WELL_KNOWN = (
     "bf16_flip_share_isotropic",
 )
 _MOST_NAMED = 4
-
-_ALL = {1: "the router is", 2: "both routers are"}
-_WHOSE = {1: "the router", 2: "both routers"}
 
 #: Told beside nearly every router, so not worth a line where nothing changed.
 _USUAL = "gain equal"
@@ -165,11 +162,10 @@ def verdict_sentence(report: Difference) -> str:
     if not routers:
         text = "the two have no router in common"
     elif same == len(routers):
-        same_routers = number_of(same, "router")
-        text = f"{_ALL.get(same, f'all {same_routers} are')} identical"
+        text = f"{all_of(same, 'router is', 'routers are')} identical"
         if report.unlike:
-            text = f"the weights of {_WHOSE.get(same, f'all {same_routers}')} are identical, and "
-            text += "the routers are not: they choose or weigh otherwise (UNLIKE)"
+            text = f"the weights of {all_of(same, 'router')} are identical, and the routers are "
+            text += "not: they choose or weigh otherwise (UNLIKE)"
         absent = [("A", len(report.only_first)), ("B", len(report.only_second))]
         text += "".join(f"; {number} more only in {side}" for side, number in absent if number)
     elif same:

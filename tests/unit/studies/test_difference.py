@@ -39,8 +39,7 @@ from moegeom.studies.diff.study import (
     figure_changes,
     is_free_of_t,
 )
-from moegeom.studies.signoff.function import judge
-from moegeom.studies.signoff.study import SignOffRequest, sign_off
+from moegeom.studies.signoff.study import SignOffRequest, judge, sign_off
 from tests.by_day import by_day
 from tests.museum.checkpoint import (
     BF16,
