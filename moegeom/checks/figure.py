@@ -85,20 +85,9 @@ def figure_check(
                 p_beyond=p_above(-value, -bound, error, freedom),
             )
 
-    check = Check(
-        name,
-        page,
-        judge,
-        code,
-        title,
-        "warning",
-        (column,),
-        (limit,),
-        "tokens",
-        absent=absent,
-        detects=detects,
-        severities={**WHILE_TRAINING_RUNS, **(severities or {})},
-    )
+    weights = {**WHILE_TRAINING_RUNS, **(severities or {})}
+    of = (name, page, judge, code, title, "warning", (column,), (limit,), "tokens")
+    check = Check(*of, absent=absent, detects=detects, severities=weights)
     return check
 
 
@@ -152,20 +141,8 @@ def change_check(
             key=lambda one: one.p_value if isinstance(one, Tested) else 2.0,
         )
 
-    check = Check(
-        name,
-        page,
-        judge,
-        code,
-        title,
-        "warning",
-        (column,),
-        (limit,),
-        "baseline and tokens",
-        absent=absent,
-        detects=detects,
-        severities=WHILE_TRAINING_RUNS,
-    )
+    of = (name, page, judge, code, title, "warning", (column,), (limit,), "baseline and tokens")
+    check = Check(*of, absent=absent, detects=detects, severities=WHILE_TRAINING_RUNS)
     return check
 
 

@@ -35,7 +35,7 @@ def test_figures_of_two_recordings_are_compared(moegeom, place):
     ran = moegeom(place, "diff", OLD, NEW, *TOKENS, *layers, forms=["table", "md"], code=0)
     screen = " ".join(ran.document["table"]["80"].split())
     assert "Tokens: 1,024 in 16 documents (step_1500)" in screen
-    assert "Would have been found 9 times in 10" in screen
+    assert "Smallest change this run can catch (9 times in 10" in screen
     page = ran.document["md"]["80"]
     assert page.startswith("## moegeom diff: ")
     assert "| text/0 | rows changed by 11 %, no pattern |" in page

@@ -87,8 +87,7 @@ def bias_cast(measured: Measured, limits: Limits) -> Iterator[Finding]:
     present) routes most tokens elsewhere.
 
     What to do: keep the tensor in float32 in every engine; or subtract a constant from all biases
-    of a layer before the cast, where the rule makes that neutral (the finding says so, with the
-    proof).
+    of a layer before the cast, where the finding proves that neutral.
     """
 
     def step(row: Row) -> float:
@@ -192,8 +191,7 @@ def bias_swallows_scores(measured: Measured, limits: Limits) -> Iterator[Finding
     A finding means: where an engine adds score and bias in bfloat16, most of the score is rounded
     away, and tokens are routed by the bias alone. In float32 scores below half a step vanish:
     experts that only they tell apart tie, and a kernel that takes the score back as sum minus bias
-    weighs them 0. A bias below 8 gives neither, so that biases that only balance loads raise no
-    false alarm.
+    weighs them 0. A bias below 8 gives neither.
 
     What to do: add in float32; or subtract a constant from all biases of the layer, which changes
     no choice unless masked groups are filled with 0.0. Keep the scores for the weights.
@@ -342,9 +340,8 @@ def bias_moved(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown
     Looked for: the selection bias and the logit bias of each expert beside the baseline, less what
     is common to all experts, over their spread in the baseline.
 
-    A finding means: these biases route other tokens than they did. Between two steps of a training
-    that is expected; after a conversion it is not. A bias that was permuted, negated, zeroed or
-    cast shows here.
+    A finding means: these biases route other tokens than they did: permuted, negated, zeroed, cast,
+    or trained. Between two steps of a training that is expected; after a conversion it is not.
 
     What to do: one layer alone points at a file, all layers at training. The limit is heuristic; a
     profile for conversions may well put it at 0.001.
@@ -370,9 +367,7 @@ def bias_moved(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown
             if share > limits("moved", router):
                 limit = percent(limits("moved", router))
                 findings.append((share, _finding(measured, router, words, change, spread, limit)))
-    findings.sort(key=lambda pair: -pair[0])
-    for _, finding in findings:
-        yield finding
+    yield from (finding for _, finding in sorted(findings, key=lambda pair: -pair[0]))
 
 
 def _finding(

@@ -47,8 +47,8 @@ def another_router(measured: Measured, limits: Limits) -> Iterator[Finding]:
 
     Looked for: the rule of each router step by step, with what its weights are divided and
     multiplied by; numbers of experts, chosen experts and hidden size; and the list of routers. A
-    baseline of an older version knows the family and the text of its rule only. Another format of
-    file may have another name for the same family.
+    baseline of an older version knows family and text of the rule only; another format of file may
+    name the same family otherwise.
 
     A finding means: the baseline belongs to another model, or a conversion changed the rule. Other
     comparisons with it mean nothing.
@@ -123,8 +123,8 @@ def gain_not_followed(measured: Measured, limits: Limits) -> Iterator[Finding | 
     same, so that the effective router W diag(g) is another one.
 
     A finding means: the router file is identical and routes differently. Smoothing (AWQ,
-    SmoothQuant) divided the gain by a scale that the router should have been multiplied by, the
-    gain was left out or applied in another way, or training went on with a frozen router.
+    SmoothQuant) divided the gain by a scale that the router lacks, the gain was left out or applied
+    in another way, or training went on with a frozen router.
 
     What to do: multiply the columns of the router by the scale, or leave the norm in front of
     routers out of the smoothing.
@@ -171,15 +171,14 @@ def rows_moved(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown
     Looked for: the distance of each centred effective row to its place in the baseline, over its
     length, from 32 seeded projections: right for a row that was scaled, turned round or zeroed,
     else to 12 % (one standard error). A vector that was added to all rows is taken out where the
-    rule does not depend on it, so that no row is blamed for another one that moved; rows that
-    changed places with their experts are compared in the new place. What has a name of its own is
-    MGI128's.
+    rule does not depend on it; rows that changed places with their experts are compared in the new
+    place. What has a name of its own is MGI128's.
 
     A finding means: these rows route other tokens than they did. Between two steps of a training
     that is expected; after a conversion or a quantisation it is not.
 
-    What to do: look at the numbers per layer: one layer alone points at a file, all layers at
-    training. The limit is heuristic; a profile for conversions may well put it at 0.01.
+    What to do: one layer alone points at a file, all layers at training. The limit is heuristic; a
+    profile for conversions may well put it at 0.01.
     """
     findings = []
     yield from without_drift(measured)
@@ -204,9 +203,7 @@ def rows_moved(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown
                 ),
             )
         )
-    findings.sort(key=lambda pair: -pair[0])
-    for _, finding in findings:
-        yield finding
+    yield from (finding for _, finding in sorted(findings, key=lambda pair: -pair[0]))
 
 
 #: Pairs that a fix lists.
@@ -228,11 +225,10 @@ _BIAS_MOVED = 0.1
 def rows_renumbered(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """No row changed places since the baseline without its expert, and no expert without it.
 
-    Looked for: rows that are far from their own place in the baseline and near another one. Then a
+    Looked for: rows that are far from their own place in the baseline and near another one, where a
     sample of every expert's weights and the selection bias tell whether the experts moved along;
     and experts whose sample is that of another expert in the baseline, while rows stayed. Experts
-    with other weights than any in the baseline, as after training, have no place to be compared
-    with.
+    with other weights than any in the baseline, as after training, have no place.
 
     A finding means: the rows of the router were permuted and the experts were not, or the reverse.
     Every token that chose an expert is now sent to another one.
@@ -360,8 +356,8 @@ def changed_by_fault(measured: Measured, limits: Limits) -> Iterator[Finding]:
     compared by 32 seeded projections, biases as they are.
 
     A finding means: training leaves none of these; a conversion wrote other numbers than it read.
-    What a baseline cannot know: columns that were scaled, small rotations, updates of low rank and
-    casts of rows look like training there (moegeom diff, with both checkpoints, tells them apart).
+    Columns that were scaled, small rotations, updates of low rank and casts of rows look like
+    training to a baseline (moegeom diff, with both checkpoints, tells them apart).
 
     What to do: compare with the source: moegeom diff SOURCE CHECKPOINT. Where the change is meant,
     write a new baseline (--update-baseline).

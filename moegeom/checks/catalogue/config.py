@@ -22,9 +22,9 @@ def config_contradicted(measured: Measured, limits: Limits) -> Iterator[Finding]
     by a key that the family's own classes do not read (``moe_layer_freq`` and its kin).
 
     A finding means: the config comes from another revision, a slice of a sharded save was taken for
-    the whole tensor, or layers were lost on the way. Whatever loads the model anyway routes by one
-    of the two. Where not every engine reads the key it is a warning, and an error in a release and
-    where the baseline held no such layer.
+    the whole tensor, or layers were lost on the way; whatever loads the model routes by one of the
+    two. Where not every engine reads the key it is a warning, and an error in a release and where
+    the baseline held no such layer.
 
     What to do: compare with the source of the checkpoint; for a sharded save, join the slices with
     the tool that wrote them.
@@ -71,11 +71,11 @@ def storage_unknown(measured: Measured, limits: Limits) -> Iterator[Finding]:
     Looked for: tensors in the router's own module that its family does not have, dtypes that are no
     floats, and scales whose shape fits no known storage.
 
-    A finding means: the weight may have to be multiplied by something before it is a weight. Read
-    without it, every figure about this router would be wrong, so nothing is read at all.
+    A finding means: the weight may have to be multiplied by something before it is a weight. Every
+    figure about this router would be wrong, so nothing is read.
 
-    What to do: check the original weights, or a checkpoint whose routers were left alone.
-    Quantisers have lists of modules to skip; routers belong there.
+    What to do: check the original weights, or a checkpoint whose routers were left alone: put
+    routers on the quantiser's list of modules to skip.
     """
     yield from storage_unknown.refused(measured)
 
@@ -112,8 +112,7 @@ def gating_unsaid(measured: Measured, limits: Limits) -> Iterator[Finding]:
     left out. The text stays plausible, half of the tokens go to other experts, and whatever is
     measured on the way (importance matrices, quantised weights) is measured of another model. Where
     the rule cannot be known at all this is an error, where a default is assumed a warning: an
-    engine with the same default is right. A config that names its keys gives no finding, so it
-    gives no false alarm.
+    engine with the same default is right.
 
     What to do: write the keys into the config or the header, as the source of the checkpoint has
     them.
@@ -141,12 +140,12 @@ def out_of_range(measured: Measured, limits: Limits) -> Iterator[Finding]:
 
     Looked for: numbers of the config that a rule or a norm takes (eps, factors, caps, counts), and
     the largest entry of rows, gains, biases and scales. A legal number is one that a rule can be
-    computed with; a usual one is near what families have by default. An unusual number is a
-    warning, and an error under the profile ``release``.
+    computed with; a usual one is near what families have by default. An unusual one is a warning,
+    and an error under the profile ``release``.
 
     A finding means: engines multiply, divide or cut by a number that no model was trained with:
-    logits vanish, overflow, or turn round. What is beyond float32, or beyond the dtype that the
-    config names, is loaded as infinity. The file was edited, damaged, or written in other units.
+    logits vanish, overflow, or turn round. What is beyond float32, or the dtype that the config
+    names, is loaded as infinity. The file was edited, damaged, or written in other units.
 
     What to do: compare the config and the file with their source.
     """
@@ -170,7 +169,7 @@ def not_looked_at(measured: Measured, limits: Limits) -> Iterator[Unknown]:
     asked for. Judged under the profile ``release`` only; elsewhere the verdict line counts them.
 
     A finding means: none is made. Where a router was left out the check is inconclusive (exit code
-    4), since nothing is known of it. It gives no false alarm: it counts names.
+    4), since nothing is known of it.
 
     What to do: ``moegeom list routers CKPT`` names what is skipped, with the reason. Layers that
     look their experts up by token id are judged by MGI111 and can be accepted here with a reason.

@@ -43,21 +43,18 @@ def _read(measured: Measured) -> list[Row]:
 def copied_router(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """No two layers hold the same router, or the same rows.
 
-    Looked for: router weights of two places of the checkpoint that are equal bit for bit, other
-    than rows of zeros; rows whose lengths are equal to the last digit in the same order, two or
-    more; and routers whose row lengths are all in one proportion, as close as the coarser of the
-    two dtypes allows: a copy that was cast or scaled. A router that encoder and decoder share is
-    read once, and is no copy.
+    Looked for: router weights of two places that are equal bit for bit, other than rows of zeros;
+    two or more rows, in one order, whose lengths are equal to the last digit; and routers whose row
+    lengths are all in one proportion, as close as the coarser of the two dtypes allows: a copy that
+    was cast or scaled. A router that encoder and decoder share is read once, and is no copy.
 
     A finding means: one layer was overwritten with the router of another, or with a block of its
-    rows, or a layer was copied whole. Training leaves no two routers equal. Where the gains of the
-    norm in front differ, the router alone was copied, and its experts meet the tokens of another
-    layer.
+    rows, or was copied whole; training leaves no two routers equal. Where the gains of the norm in
+    front differ, the router alone was copied, and its experts meet the tokens of another layer.
 
     What to do: compare the layers with the source of the checkpoint. A model that was grown by
     repeating layers has them on purpose until it is trained on: accept the code in a profile.
-    Routers whose rows all have one length are compared bit for bit only, so that they raise no
-    false alarm.
+    Routers whose rows all have one length are compared bit for bit only.
     """
     alike: dict[str, list[Row]] = {}
     for row in _read(measured):
@@ -192,14 +189,12 @@ def copies_differ(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """A router that is stored several times is the same everywhere.
 
     Looked for: files or folders of several ranks that hold tensors of one name (``model-rank-0``,
-    ``mp_rank_01``, ``tp1``), and a router under several names. Routers, biases and gains are
-    compared byte by byte.
+    ``mp_rank_01``, ``tp1``), and a router under several names; routers, biases and gains byte by
+    byte. A tensor that is cut over the ranks, as its shape says, is no copy.
 
-    A finding means: the replicas of a router drifted apart in training, as they do when its
-    gradient is not summed over the ranks, or the files are of two checkpoints. Which one an engine
-    loads is chance, and each rank trained another model. Copies that are equal give no finding, and
-    a tensor that is cut over the ranks is no copy where its shape says so: equal copies are never
-    an alarm.
+    A finding means: the replicas drifted apart in training, as they do when a gradient is not
+    summed over the ranks, or the files are of two checkpoints. Which one an engine loads is chance,
+    and each rank trained another model.
 
     What to do: find the step from which they differ. Where routers were meant to be cut over the
     ranks, join the slices with the tool that wrote them.
@@ -226,8 +221,6 @@ def loaders_disagree(measured: Measured, limits: Limits) -> Iterator[Finding | U
     A finding means: which routers a model has depends on who loads it. A shard holds a router that
     the index places in another one, a second copy of the weights lies beside the first, or the
     config names another file.
-
-    Copies that are equal give no finding.
 
     What to do: keep one copy of the weights in the folder, and write the index anew, as
     ``save_pretrained`` does. Merge an adapter that belongs to the model.

@@ -26,16 +26,16 @@ from moegeom.core.text import all_of, number_of
 def unreachable(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Some input reaches every expert, and some input leaves it out.
 
-    Looked for: experts that no input leaves out, and experts that at least k others beat for every
-    input that the norm in front lets through. The others are named: they are the certificate.
-    Reachable experts are proved by a point, or by affine independence of the rows; what is neither
-    is counted as open and is no finding.
+    Looked for: experts that no input leaves out, and experts that at least k others, named as the
+    certificate, beat for every input that the norm in front lets through. Reachable experts are
+    proved by a point, or by affine independence of the rows; what is neither is counted as open and
+    is no finding.
 
     A finding means: the expert can never be chosen, or never lose, whatever the tokens are. Its
     bias is too low, or too high, for its row.
 
-    What to do: look at the selection bias. A bias that ran away in training, or lost its centre,
-    shuts experts out for good.
+    What to do: look at the selection bias. One that ran away in training, or lost its centre, shuts
+    experts out for good.
     """
     for row in sorted(measured.layers, key=lambda row: -(row.get("num_unreachable") or 0)):
         router = row["router"]
@@ -69,7 +69,7 @@ def nothing_routed(measured: Measured, limits: Limits) -> Iterator[Finding]:
     Looked for: routers whose rule chooses as many experts as they have rows.
 
     A finding means: every token goes to every expert. Nothing is routed, and no figure about
-    choices says anything; only the routing weights still depend on the router.
+    choices says anything; only routing weights still depend on the router.
 
     What to do: look at the number of chosen experts in the config, or at --top-k. A pruned model
     may have kept the number that it had before.
@@ -108,16 +108,14 @@ def _too_little(measured: Measured) -> str:
 def dropped_groups_win(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """No expert of a dropped group can be chosen, whatever is written over its score.
 
-    Looked for: in rules that keep g of G groups, selection biases so low that fewer than k experts
-    of some g groups need have a biased score above 0. Scores are above 0, so that an expert with a
-    bias of at least 0 always beats a dropped one at 0.0; if g groups hold fewer than k such
-    experts, a token whose scores are small chooses from a group that was dropped.
+    Looked for: in rules that keep g of G groups, g groups that hold fewer than k experts whose
+    selection bias is 0 or more. Scores are above 0, so such experts always beat a dropped one at
+    0.0; with fewer than k of them, a token whose scores are small chooses from a dropped group.
 
     A finding means: with dropped groups at 0.0 (older engines, some kernels) experts of dropped
     groups are chosen, with them at -inf they are not: two engines differ in this alone. Where the
-    rule of the family itself fills with 0.0 it happens in its own engine. It follows from the signs
-    of the biases; whether tokens get there depends on their scores (``fill_decides_share`` of a
-    scan counts them), so that this is a warning.
+    rule of the family itself fills with 0.0 it happens in its own engine. Whether tokens get there
+    depends on their scores (``fill_decides_share`` of a scan counts them), so this is a warning.
 
     What to do: fill with -inf in every engine, or add a constant to all biases of the layer that
     makes them positive: with -inf it changes no choice, and with 0.0 it takes the fault away.
@@ -178,10 +176,10 @@ def token_tables(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
     holds none.
 
     A finding means: tokens of these layers go to experts that do not exist, twice to the same one,
-    or to another one than in training. Such layers have no router that could be measured instead.
+    or to another one than in training. No router could be measured instead.
 
     What to do: take the table from the source again. Most likely the whole checkpoint was cast to
-    bfloat16, tables included: casts must leave integers alone.
+    bfloat16: casts must leave integers alone.
     """
     for facts in measured.run.get("token_tables", ()):
         table = TokenTable(**{name: facts[name] for name in _FIELDS if name in facts})
@@ -247,19 +245,17 @@ def experts_not_apart(measured: Measured, limits: Limits) -> Iterator[Finding | 
 
     Looked for: with --experts, 64 kB of each expert, half of it rows of the first matrix and half
     of the last. Experts with a common start have entries that correlate; what lies between them is
-    then tested for being independent normal numbers of one variance: kurtosis, energies of rows,
-    columns and experts, the largest singular value beside that of noise, and the part along what
-    they share. The rounding of the format in which they are stored is allowed for. Experts that
-    were drawn apart do not correlate, and pass.
+    then tested for being independent normal numbers of one variance (kurtosis, energies of rows,
+    columns and experts, the largest singular value, the part along what they share), with the
+    rounding of their storage allowed for. Experts that were drawn apart do not correlate, and pass.
 
     A finding means: the experts of this router are copies of one block plus noise, in both
-    matrices, or copies up to the last digits of their storage: whatever training added to them is
-    common to all, or small beside the noise. They compute nearly the same, and whom the router
-    chooses hardly matters. Of 700 sets of untrained copies all were found, of 200 healthy ones
-    none. Growth passes that has the size of a fifth (rank 1), a half (sums of gradients) or all of
-    the noise (signs of them); smaller growth may be taken for noise, and growth without any pattern
-    always is. Missed is noise in proportion to each weight, and a share of neurons drawn anew, as
-    in drop-upcycling.
+    matrices, or copies up to the last digits of their storage: what training added to them is
+    common to all, or small beside the noise, and whom the router chooses hardly matters. Of 700
+    sets of untrained copies all were found, of 200 healthy ones none. Growth of a fifth (rank 1), a
+    half (sums of gradients) or all of the noise (signs of them) passes; smaller growth may be taken
+    for noise, and growth without any pattern always is. Missed is noise in proportion to each
+    weight, and a share of neurons drawn anew, as in drop-upcycling.
 
     What to do: where this is a model before its training, nothing. Else train on, with a higher
     rate or more noise at the start, and look whether gradients reach the experts;

@@ -65,9 +65,9 @@ def row_unlike_others(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """No row is unlike every other row of the checkpoint.
 
     Looked for: for each row its length over the median of its layer, its largest cosine to another
-    row, the kurtosis of its entries and its share of zeros, beside all rows of all layers. A row
-    stands out when one of them is many robust standard deviations away from the median, as they are
-    on its side of it: the end of a wide or of a skew distribution is no exception.
+    row, the kurtosis of its entries and its share of zeros, beside all rows of all layers: one that
+    is many robust standard deviations from the median, as they are on its side of it, so that the
+    end of a wide or skew distribution is no exception.
 
     A finding means: this row was not made by the training that made the others: overwritten,
     patched in from elsewhere, or partly zeroed.
@@ -178,8 +178,8 @@ def layer_unlike_neighbours(measured: Measured, limits: Limits) -> Iterator[Find
     """No layer is unlike its neighbours.
 
     Looked for: the median length, Gram score and effective rank of each router beside the mean of
-    the layers before and after it; a layer stands out when the difference is many times what other
-    layers show, and large in itself. Needs eight layers.
+    the layers before and after it, where the difference is many times what other layers show, and
+    large in itself. Needs eight layers.
 
     A finding means: this router was not trained with the others: it comes from another revision,
     was initialised anew, or was scaled.
@@ -271,11 +271,10 @@ def as_initialised(measured: Measured, limits: Limits) -> Iterator[Finding | Unk
 
     A finding means: this router, or these rows, are as they were drawn, or training has hardly
     moved them: a checkpoint of step 0, a router that no gradient reached, experts that were added
-    and never trained, or rows that a conversion drew anew. Chance makes such a finding of one
-    router in a thousand or fewer, if its spread has moved by a few standard errors at all: a false
-    alarm needs rows whose lengths, angles and kurtosis are all those of drawn ones. That nothing is
-    found does not say that routers were trained: other initialisations are not known here, and a
-    router may move without learning anything.
+    and never trained, or rows that a conversion drew anew. By chance fewer than one router in a
+    thousand has it, if its spread moved by a few standard errors at all. No finding does not say
+    that routers were trained: other initialisations are not known here, and a router may move
+    without learning anything.
 
     What to do: compare with an earlier checkpoint (moegeom diff): a router without a gradient is
     identical, or moves by weight decay alone. Early in training it is normal.

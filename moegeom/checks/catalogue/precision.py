@@ -77,7 +77,7 @@ def quantised_before(measured: Measured, limits: Limits) -> Iterator[Finding]:
 
     Looked for: the number of different values in windows of 32 weights, beside that of Gaussian
     rows in the stored dtype; and float32 storage that holds bfloat16 numbers only, unless the file
-    is a GGUF, which stores routers in float32, or the baseline held bfloat16 numbers too.
+    is a GGUF, which stores routers in float32, or the baseline held such numbers too.
 
     A finding means: the router was rounded before it was stored, to integers or short floats by a
     quantiser, or to bfloat16 by a transfer, and written back in a longer format.
@@ -214,19 +214,16 @@ def lost_levels(before: BaselineRouter | None, row: Row) -> float | None:
 def quantisation_covers_routers(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """The quantization_config leaves routers out.
 
-    Looked for: routers that are stored plain, in a checkpoint whose ``quantization_config`` covers
-    all linear modules and whose list of exceptions names none of them; so in every other place
-    where an engine reads it: ``compression_config``, ``hf_quant_config.json`` and its kin beside
-    the config. And the reverse, an error: routers that are stored quantised, and that it leaves
-    out.
+    Looked for: routers that are stored plain, in a checkpoint whose ``quantization_config`` (or
+    ``compression_config``, ``hf_quant_config.json`` and its kin) covers all linear modules, and
+    whose list of exceptions names none of them, by name, glob or regular expression. And the
+    reverse, an error: routers that are stored quantised, and that it leaves out.
 
-    A finding means: an engine whose router is such a linear module makes a quantised one of it: it
-    asks for scales that are not there, or rounds the router while it loads. Engines that never
-    quantise routers of this family are not concerned, so that this is a warning; the rule that
-    decides is the engine's. A quantised router that is left out is loaded as it stands, without its
-    scales. A list that names the modules, by name, glob or regular expression,
-    gives no finding. Where a pattern is broken, or could take for ever to try, nothing is known of
-    the routers that no other entry names.
+    A finding means: an engine whose router is such a linear module asks for scales that are not
+    there, or rounds the router while it loads. Engines that never quantise routers of this family
+    are not concerned, so this is a warning. A quantised router that is left out is loaded as it
+    stands, without its scales. Where a pattern is broken, or could take for ever to try, nothing is
+    known of the routers that no other entry names.
 
     What to do: add the routers to the list that the finding names (such as ``re:.*mlp.gate$``), or
     accept the code in a profile with the engine that is used as the reason.

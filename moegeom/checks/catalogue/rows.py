@@ -101,9 +101,9 @@ def duplicate_rows(measured: Measured, limits: Limits) -> Iterator[Finding]:
 
     Looked for: rows of one router that are equal bit for bit, biases included.
 
-    A finding means: the scores of the two are equal for every token, and ties go to the lower
-    number: without groups the later one is never chosen alone. A merge that copied an expert, or a
-    save that wrote a slice twice, leaves such rows; training does not.
+    A finding means: the two score alike for every token, and ties go to the lower number: without
+    groups the later one is never chosen alone. A merge that copied an expert, or a save that wrote
+    a slice twice, leaves such rows; training does not.
 
     What to do: list the rows and compare the file with its source.
     """
@@ -210,12 +210,12 @@ def rank_lost(measured: Measured, limits: Limits) -> Iterator[Finding]:
     Looked for: a rank below the largest possible, a condition number far above that of trained
     routers, and an effective rank (exp of the entropy of the singular values) far below the rank.
 
-    A finding means: experts are chosen by few directions of the input; many expert sets cannot
-    occur, or only by large inputs. A low-rank update, a merge, or collapse.
+    A finding means: few directions of the input choose the experts; many expert sets cannot occur,
+    or only by large inputs. A low-rank update, a merge, or collapse.
 
-    What to do: compare with earlier checkpoints. The limits are from practice. A router of about as
-    many experts as columns has a large condition number by chance: there the limit is raised by
-    what random rows of the shape would show, so that it raises no false alarm.
+    What to do: compare with earlier checkpoints. The limits are from practice; where there are
+    about as many experts as columns, the limit is raised by what random rows of the shape would
+    show.
     """
     for row in sorted(measured.layers, key=lambda row: row.get("effective_rank") or 0.0):
         router, rank, possible = row["router"], row.get("row_rank"), row.get("row_rank_possible")
@@ -282,8 +282,8 @@ def norm_outliers(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """No expert's row is much longer or shorter than those of its layer.
 
     Looked for: the length of each centred effective row over the median of its layer, where the
-    spread of the other lengths does not explain it: a layer whose lengths spread widely has long
-    rows among many, and none of them is an exception.
+    spread of the other lengths does not explain it: of widely spread lengths no long one is an
+    exception.
 
     A finding means: a long row wins and loses by its length more than by its direction and takes
     the tokens it leans to; a short one hardly competes.
@@ -343,10 +343,10 @@ def gram_collapse(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """The rows of a router are not far from orthogonal.
 
     Looked for: the Gram score of the centred effective rows, 1 - rms cosine, beside the score of
-    random rows of the same shape and the best score that any rows could have (Welch).
+    random rows of the same shape and the best score that any rows could have (Welch). Not centred,
+    a score falls with any vector that is common to all rows, and means nothing.
 
-    A finding means: rows crowd into a few directions. Raw scores, without centring, fall with any
-    vector that is common to all rows and mean nothing by themselves.
+    A finding means: rows crowd into a few directions.
 
     What to do: look at the effective rank and at the nearest pairs. The limit is heuristic.
     """

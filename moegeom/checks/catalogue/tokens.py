@@ -81,8 +81,8 @@ def one_set_for_all(measured: Measured, limits: Limits) -> Iterator[Finding | Un
     set of experts although there are others.
 
     A finding means: the tokens are equal, or so much alike that the recording shows one point of
-    the input space, or the router ignores its input. Shares, loads and errors are then those of a
-    single token, repeated: they say nothing about any other, however many tokens were recorded.
+    the input space, or the router ignores its input. Shares, loads and errors are those of a single
+    token, repeated: they say nothing about any other.
 
     What to do: look at how the tokens were recorded (one prompt repeated, padding, a constant
     input), and record text that differs. If it does differ, look at the rows and biases of the
@@ -157,8 +157,8 @@ def mean_decides(measured: Measured, limits: Limits) -> Iterator[Finding]:
     routers of random directions have on the same inputs, mean and standard deviation.
 
     A finding means: what all tokens have in common favours some experts more than tokens differ,
-    and more than in a router of random directions. Loads are uneven and few expert sets occur,
-    because of one vector, the mean input, whatever the rows are like otherwise.
+    and more than in a router of random directions. Because of that one vector loads are uneven and
+    few expert sets occur, whatever the rows are like otherwise.
 
     What to do: `moegeom imbalance` says how much of the imbalance it makes, and what taking it away
     costs; look in training at what balances loads. The limit is heuristic, from few models.

@@ -70,8 +70,8 @@ FAILED = always("failed")
 
 # --------------------------------------------------------------------------------------------- fits
 @dataclass(frozen=True, eq=False)
-class RowFit:
-    """The rows of B that the edit predicts, and the ``bits`` of its parameters.
+class Fit:
+    """The rows of B, or its biases of one kind, that the edit predicts; the ``bits`` of parameters.
 
     The saving is measured on ``rows``, or on ``measured`` where another factor is still to be
     fitted; ``saved`` overrides the measured saving (bits), for exact edits. ``place`` are the
@@ -80,12 +80,12 @@ class RowFit:
     ``is_stored`` where the rows are still those that A stores.
     """
 
-    rows: Float64[np.ndarray, "experts dimension"]
+    rows: Float64[np.ndarray, "experts *dimension"]
     bits: float
     kind: str = ""
     detail: str = ""
-    size: float | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    size: float | None = None
     measured: Float64[np.ndarray, "experts dimension"] | None = None
     saved: float | None = None
     place: Int64[np.ndarray, "experts"] | None = None
@@ -95,19 +95,8 @@ class RowFit:
     is_stored: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class BiasFit:
-    """The biases of B, of one kind, that the edit predicts, and the ``bits`` of its parameters."""
-
-    values: Float64[np.ndarray, "experts"]
-    bits: float
-    kind: str = ""
-    detail: str = ""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-
-
 #: The row of A that each row of B is, where numbers of rows differ, and how that is told.
-PlacedRows = tuple[Int64[np.ndarray, "experts"], RowFit]
+PlacedRows = tuple[Int64[np.ndarray, "experts"], Fit]
 
 
 @dataclass(frozen=True)
@@ -126,44 +115,27 @@ class Edit:
     phrase: str
     meaning: Meaning | str
     judge: Judge = FAILED
-    fit: Callable[[RowPair], Iterable[RowFit]] = lambda pair: ()
-    fit_bias: Callable[[BiasPair], Iterable[BiasFit]] = lambda pair: ()
-    of_rest: Callable[[RowPair], Iterable[RowFit]] = lambda pair: ()
+    fit: Callable[[RowPair], Iterable[Fit]] = lambda pair: ()
+    fit_bias: Callable[[BiasPair], Iterable[Fit]] = lambda pair: ()
+    of_rest: Callable[[RowPair], Iterable[Fit]] = lambda pair: ()
     fit_places: Callable[[Router, Router], Iterable[PlacedRows]] = lambda a, b: ()
     gate: Callable[[Change], Severity | None] = lambda change: None
-
-    def of(
-        self,
-        rule: Rule,
-        fit: RowFit | BiasFit,
-        where: str = "",
-        subject: str = "rows",
-        **evidence: Any,
-    ) -> Change:
-        """The change that a fit describes, for routers of ``rule``; ``where`` are some rows."""
-        evidence, size = {**fit.evidence, **evidence}, getattr(fit, "size", None)
-        return self.change(
-            rule,
-            kind=fit.kind,
-            size=size,
-            detail=fit.detail,
-            where=where,
-            subject=subject,
-            **evidence,
-        )
 
     def change(
         self,
         rule: Rule,
-        *,
+        fit: Fit | None = None,
+        where: str = "",
+        subject: str = "rows",
         kind: str = "",
         size: float | None = None,
         detail: str = "",
-        where: str = "",
-        subject: str = "rows",
         **evidence: Any,
     ) -> Change:
-        """The change in these words, for routers of ``rule``; ``where`` are some rows."""
+        """The change in these words, or in those of a fit; ``where`` are some rows."""
+        if fit is not None:
+            kind, size, detail = fit.kind, fit.size, fit.detail
+            evidence = {**fit.evidence, **evidence}
         phrase = self.phrase.replace("{kind}", kind).strip()
         phrase += f", {where}" if where else ""
         meaning = self.meaning if isinstance(self.meaning, str) else self.meaning(rule)

@@ -34,14 +34,17 @@ class RouterChange:
     """One router of both sides. No changes: bit for bit the same.
 
     ``beside`` holds what is no change of the rows: whether the gain is equal, how numbers are
-    stored, whether experts moved along. Row i of B was row ``place[i]`` of A; empty where that is
-    not known.
+    stored, whether experts moved along. Row i of B was row ``place[i]`` of A, and ``moved[i]`` is
+    by how much, over its length, it moved from there, beside what changes no choice; empty where
+    that is not known. ``size`` is that of all rows together, of projected rows.
     """
 
     router: str
     changes: tuple[Change, ...] = ()
     beside: tuple[str, ...] = ()
     place: Sequence[int] = ()
+    moved: Sequence[float] = ()
+    size: float = 0.0
 
     @property
     def is_identical(self) -> bool:

@@ -20,7 +20,7 @@ from moegeom.geometry.description import MatrixRegion, best_rows, best_run, row_
 from moegeom.geometry.rows import size
 from moegeom.results.reader import ResultsView
 from moegeom.router.rule import groups_in_words, map_in_words
-from moegeom.studies.changes.edit import EDITS, BiasFit, Edit, RowFit
+from moegeom.studies.changes.edit import EDITS, Edit, Fit
 from moegeom.studies.changes.operators.biases import CHANGED, rest_of
 from moegeom.studies.changes.operators.matrices import FOLDED, NOT_FOLLOWED
 from moegeom.studies.changes.operators.other_routers import UNRELATED
@@ -70,7 +70,11 @@ def compare_routers(
             kind, Biases.of(a), Biases.of(b), place, others.biases(kind, a.name) if others else {}
         )
     )
-    return RouterChange(a.name, (*rows, *biases, *experts), (*_beside(a, b), *gaps), place.tolist())
+    moved: list[float] = []
+    if _is_finite(a) and _is_finite(b):
+        moved = row_pair(a, b, place).row_sizes(b.rule.is_affine).tolist()
+    changes, notes = (*rows, *biases, *experts), (*_beside(a, b), *gaps)
+    return RouterChange(a.name, changes, notes, place.tolist(), moved)
 
 
 def _rows(
@@ -85,7 +89,7 @@ def _rows(
         if is_of_shape:
             for fit in rounding_of_broken(a, b):
                 if fit.evidence["dtypes"]:
-                    return own, [ROUNDED.of(b.rule, dataclasses.replace(fit, size=None))]
+                    return own, [ROUNDED.change(b.rule, dataclasses.replace(fit, size=None))]
         return own, [NOT_COMPARED.change(b.rule, kind="values that are not finite")]
     changes: list[Change] = []
     if not is_of_shape:
@@ -94,7 +98,7 @@ def _rows(
             kind = f"{shape_text(a)} in A, {shape_text(b)} in B"
             return None, [NOT_COMPARED.change(b.rule, kind=kind)]
         edit, own, fit = min(fits, key=lambda one: one[2].bits)
-        changes.append(edit.of(b.rule, fit))
+        changes.append(edit.change(b.rule, fit))
     pair = row_pair(a, b, own, None if others is None else others.beside(b))
     row_changes, pair = explained(pair)
     return pair.place, [*changes, *row_changes]
@@ -195,7 +199,7 @@ _EXACT, _LEAST_BIAS_BITS = 2.0**-30, 10.0
 @dataclass(frozen=True, eq=False)
 class _FittedEdit:
     edit: Edit
-    fit: RowFit
+    fit: Fit
     region: MatrixRegion
     saved: float
 
@@ -226,10 +230,10 @@ def explained(pair: RowPair) -> tuple[list[Change], RowPair]:
         pair = _applied(pair, best)
     is_exact = pair.is_rounding
     changes = [
-        one.edit.of(pair.rule, one.fit, one.where, bits=one.saved, is_exact=is_exact)
+        one.edit.change(pair.rule, one.fit, one.where, bits=one.saved, is_exact=is_exact)
         for one in edits
     ]
-    shift = [edit.of(pair.rule, fit) for edit in EDITS.all() for fit in edit.of_rest(pair)]
+    shift = [edit.change(pair.rule, fit) for edit in EDITS.all() for fit in edit.of_rest(pair)]
     if any(one.word == UNRELATED.name and one.phrase == UNRELATED.name for one in shift):
         # of another router nothing else is worth telling
         return [one for one in (*changes, *shift) if one.word in _BESIDE_ANOTHER], pair
@@ -306,23 +310,23 @@ def explained_biases(pair: BiasPair) -> list[Change]:
         proposals = _bias_proposals(pair) if len(changes) < _MOST else ()
         best = max(proposals, key=lambda one: one[0], default=None)
         if best is None:
-            return [*changes, CHANGED.of(pair.rule, rest_of(pair), subject=pair.kind)]
+            return [*changes, CHANGED.change(pair.rule, rest_of(pair), subject=pair.kind)]
         _, edit, fit = best
-        changes.append(edit.of(pair.rule, fit, subject=pair.kind))
-        pair = dataclasses.replace(pair, a=fit.values, named=(*pair.named, edit.name))
+        changes.append(edit.change(pair.rule, fit, subject=pair.kind))
+        pair = dataclasses.replace(pair, a=fit.rows, named=(*pair.named, edit.name))
     return changes
 
 
-def _bias_proposals(pair: BiasPair) -> Iterator[tuple[float, Edit, BiasFit]]:
+def _bias_proposals(pair: BiasPair) -> Iterator[tuple[float, Edit, Fit]]:
     before = float(np.linalg.norm(pair.b - pair.a))
     scale = float(np.linalg.norm(pair.b)) + float(np.linalg.norm(pair.a))
     for edit in EDITS.all():
         if edit.name in pair.named:
             continue
         for fit in edit.fit_bias(pair):
-            left = float(np.linalg.norm(pair.b - fit.values))
+            left = float(np.linalg.norm(pair.b - fit.rows))
             after = max(left, _EXACT * scale)
-            is_enough = float(np.abs(pair.b - fit.values).max()) <= pair.finest
+            is_enough = float(np.abs(pair.b - fit.rows).max()) <= pair.finest
             saved = len(pair.b) * float(np.log2(before / after)) - fit.bits if before else 0.0
             if saved >= _LEAST_BIAS_BITS and (is_enough or left <= _LEAVES * before):
                 yield saved, edit, fit
@@ -490,10 +494,8 @@ def rule_of(facts: Mapping[str, Any]) -> Rule:
     )
 
 
-def compare_projected(
-    a: ProjectedRouters, b: ProjectedRouters, router: str
-) -> tuple[RouterChange, RowPair | None]:
-    """The change of one router, and its projected rows in the order of B where there are any.
+def compare_projected(a: ProjectedRouters, b: ProjectedRouters, router: str) -> RouterChange:
+    """The change of one router.
 
     Equal weights and gains are exact; all else is approximate. Distances from 32 projections are
     true to 12 %. A fold of the gain shows as no change; a cast, a rotation, an update of low rank
@@ -503,7 +505,7 @@ def compare_projected(
     own = np.arange(after.shape[0])
     if before.shape != after.shape:
         shapes = "{} x {} in A, {} x {} in B".format(*before.shape, *after.shape)
-        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=shapes),)), None
+        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=shapes),))
     is_known = "weight" in before.digests and "weight" in after.digests  # else older results
     is_same = {
         part: is_known and before.digests.get(part) == after.digests.get(part)
@@ -513,18 +515,20 @@ def compare_projected(
     if "gain" not in before.digests and "gain" not in after.digests:
         beside = ()
     if all(is_same.values()):
-        return RouterChange(router, tuple(_biases(a, b, router, own)), (), own.tolist()), None
+        changes, moved = tuple(_biases(a, b, router, own)), [0.0] * len(own)
+        return RouterChange(router, changes, (), own.tolist(), moved)
     pair = _pair(a, b, router)
     if pair is None:
         kind = "no projections of its rows are known"
-        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=kind),), beside), None
+        return RouterChange(router, (NOT_COMPARED.change(after.rule, kind=kind),), beside)
     rows, left = _projected_rows(pair, **is_same)
     place = left.place
     changes = (*rows, *_biases(a, b, router, place))
     notes = (_UNKNOWN,) if (place != own).any() else ()
     lengths = None if pair.lengths is None else pair.lengths[place]
     aligned = dataclasses.replace(pair, a=pair.a[place], place=place, lengths=lengths)
-    return RouterChange(router, changes, (*beside, *notes), place.tolist()), aligned
+    moved, size = aligned.row_sizes(after.rule.is_affine).tolist(), aligned.change_size
+    return RouterChange(router, changes, (*beside, *notes), place.tolist(), moved, size)
 
 
 def _biases(

@@ -9,7 +9,7 @@ from typing import Any
 from moegeom.checks.check import Check, Page
 from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
 from moegeom.core.text import number_of
-from moegeom.document.chart import Axis, Chart, Heat, Panel
+from moegeom.document.chart import Axis, Bars, Chart, Panel
 from moegeom.document.header import header, skipped, tokens_line
 from moegeom.document.model import (
     Block,
@@ -18,7 +18,9 @@ from moegeom.document.model import (
     Fact,
     Gallery,
     Judged,
+    Look,
     Note,
+    Table,
     Title,
     View,
 )
@@ -27,14 +29,13 @@ from moegeom.document.recording_hint import recording_hint
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary, summarise_verdict
 from moegeom.document.verdict_blocks import (
-    anchor,
     checks_table,
     findings_excerpt,
     unjudged,
     verdict_fact,
     verdict_record,
 )
-from moegeom.document.verdict_text import profile_line, verdict_word
+from moegeom.document.verdict_text import places, profile_line, verdict_word
 from moegeom.studies.check.record import Gate
 
 #: Codes in the line of the built-in profile ``release``, before the rest is counted.
@@ -53,6 +54,7 @@ def document(gate: Gate, view: View) -> Document:
             [*_header(verdict, summary)],
             [*findings_excerpt(verdict.findings, run, view.detail)],
             [*unjudged(verdict, run, view.detail)],
+            [Excerpt([], [*_where_found(gate)])],
             [Gallery(lambda: [*gate_figures(gate)])],
             [Excerpt([], [checks_table(verdict)], f"All checks ({len(verdict.outcomes)})")],
             [
@@ -188,72 +190,28 @@ def _limits(check: Check) -> Iterator[Block]:
         yield Fact(f"{limit.name} = {limit.default:g}", text, "plain", indent=_WIDE)
 
 
-#: How red each ending is; blue is what was asked for and not judged.
-_SHADES = {
-    "not judged": -1.0,
-    "passed": 0.0,
-    "accepted": 0.2,
-    "note": 0.2,
-    "warning": 0.6,
-    "error": 1.0,
-}
-
-#: Ends of checks that looked at the layers.
+#: Checks that looked at the layers, by how they ended.
 _JUDGED = ("passed", "failed", "inconclusive", "ignored")
 
+#: How a check ends in a layer where it does not pass, worst first: the colour of its rows and of
+#: its bars, which stand beside those of the same colour.
+_ENDS: Mapping[str, tuple[Look, str]] = {
+    "error": ("error", "limit"),
+    "warning": ("warning", "other"),
+    "not judged": ("warning", "other"),
+    "note": ("plain", "random"),
+    "accepted": ("plain", "random"),
+}
 
-def gate_figures(gate: Gate) -> Iterator[Chart]:
-    """Nothing where no check looked at a router."""
+#: What the bars of each colour are.
+_BARS = {"limit": "errors", "other": "warnings, or not judged", "random": "notes, or accepted"}
+
+
+def _ends(gate: Gate) -> dict[Outcome, dict[str, str]]:
+    """How each check that was judged ended in each router; nothing where none was looked at."""
     routers = [router["name"] for router in gate.run["routers"]]
-    outcomes = [outcome for outcome in gate.verdict.outcomes if outcome.state in _JUDGED]
-    if not routers or not outcomes:
-        return
-    ends = [[_end(outcome, router) for router in routers] for outcome in outcomes]
-    names = [place(router, routers) for router in routers]
-    findings = [
-        f"{outcome.code} ({outcome.title}): {', '.join(where)}"
-        for outcome, row in zip(outcomes, ends, strict=True)
-        if (where := [name for name, end in zip(names, row, strict=True) if _SHADES[end] > 0.2])
-    ]
-    places = [(outcome, router) for outcome in outcomes for router in routers]
-    yield Chart(
-        "checks",
-        "What was found in which layer",
-        "Each check that was judged, in each layer: pale where it passed, red where it found "
-        "something, darker for an error than for a warning; blue where it could not be judged. The "
-        "code of a check leads to what holds when it passes.",
-        "Checks that need tokens or a baseline, or do not apply: they are in the list of all "
-        "checks. How far a layer is from a limit.",
-        f"{number_of(len(outcomes), 'check')} judged, in {number_of(len(routers), 'layer')}; "
-        + (f"found by layer: {'; '.join(findings)}." if findings else "nothing was found."),
-        [
-            Panel(
-                "",
-                Axis("layer", names=names),
-                Axis(
-                    "",
-                    names=[f"{o.code} {o.statement or o.title}" for o in outcomes],
-                    links=[f"#{anchor(outcome)}" for outcome in outcomes],
-                ),
-                [
-                    Heat(
-                        [[_SHADES[end] for end in row] for row in ends],
-                        "pale: passed",
-                        -1.0,
-                        1.0,
-                        0.0,
-                        cells=[["" if end == "passed" else end for end in row] for row in ends],
-                        ends=("not judged", "passed", "error"),
-                    )
-                ],
-            )
-        ],
-        [
-            ("check", [outcome.code for outcome, _ in places]),
-            ("router", [router for _, router in places]),
-            ("end", [end for row in ends for end in row]),
-        ],
-    )
+    judged = [one for one in gate.verdict.outcomes if one.state in _JUDGED]
+    return {one: {name: _end(one, name) for name in routers} for one in judged} if routers else {}
 
 
 def _end(outcome: Outcome, router: str) -> str:
@@ -263,3 +221,58 @@ def _end(outcome: Outcome, router: str) -> str:
     if any(router in (finding.routers or (router,)) for finding, _ in outcome.accepted):
         return "accepted"
     return "not judged" if outcome.state == "inconclusive" or outcome.num_open else "passed"
+
+
+def _where_found(gate: Gate) -> Iterator[Table]:
+    """The checks that do not pass in every layer, and where; none where all do."""
+    rows: list[tuple[str, ...]] = []
+    looks: list[Look] = []
+    for outcome, ends in _ends(gate).items():
+        for end, (look, _) in _ENDS.items():
+            if names := [name for name, each in ends.items() if each == end]:
+                statement = outcome.statement or outcome.title
+                rows.append((outcome.code, end, places(names, gate.run), statement))
+                looks.append(look)
+    if rows:
+        yield Table([("check", "found", "in", "statement")], rows, looks, left=(0, 1, 2, 3))
+
+
+def gate_figures(gate: Gate) -> Iterator[Chart]:
+    """Nothing where every check that looked at a router passed."""
+    by_check = _ends(gate)
+    routers = [router["name"] for router in gate.run["routers"]]
+    names = [place(router, routers) for router in routers]
+    roles = [
+        [_ENDS[ends[router]][1] for ends in by_check.values() if ends[router] in _ENDS]
+        for router in routers
+    ]
+    if not any(roles):
+        return
+    bars = [
+        Bars(text, role, [float(each.count(role)) or None for each in roles])
+        for role, text in _BARS.items()
+        if any(role in each for each in roles)
+    ]
+    findings = [
+        f"{outcome.code} ({outcome.title}): {', '.join(where)}"
+        for outcome, ends in by_check.items()
+        if (
+            where := [
+                n for n, r in zip(names, routers, strict=True) if ends[r] in ("error", "warning")
+            ]
+        )
+    ]
+    cells = [(one.code, router, end) for one, of in by_check.items() for router, end in of.items()]
+    code, router, end = map(list, zip(*cells, strict=True))
+    yield Chart(
+        "checks",
+        "What was found in which layer",
+        "How many checks found something in each layer: red for errors, amber for warnings and for "
+        "what could not be judged, grey for notes and for what is accepted.",
+        "Checks that passed, that need tokens or a baseline, or do not apply. How far a layer is "
+        "from a limit.",
+        f"{number_of(len(by_check), 'check')} judged, in {number_of(len(routers), 'layer')}; "
+        + (f"found by layer: {'; '.join(findings)}." if findings else "no error or warning."),
+        [Panel("", Axis("layer", names=names), Axis("checks", low=0.0), bars)],
+        [("check", code), ("router", router), ("end", end)],
+    )

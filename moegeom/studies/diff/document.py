@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from moegeom.core.text import figure_text, number_of, percent
-from moegeom.document.chart import Axis, Bars, Chart, Panel
+from moegeom.core.text import all_of, figure_text, number_of, percent
+from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
 from moegeom.document.model import (
@@ -36,12 +36,10 @@ _MOST_GROUPS = 6
 #: Columns at most that all names of routers have in front of what happened to them.
 _MOST_INDENT = 22
 
-_HEADS = ("figure", "routers", "worst in", "A", "B", "change +- error", "p")
+_HEADS = ("figure", "routers", "worst in", "A", "B", "change", "error", "p")
 
 #: A and B go together: one of them without the other would only puzzle.
-_DROPS = (0, 0, 0, 1, 1, 0, 0)
-
-_PAGE_HEADS = ("figure", "routers", "worst in", "A", "B", "change", "error", "p")
+_DROPS = (0, 0, 0, 1, 1, 0, 0, 0)
 
 #: Columns named when it is told what could have been found, the best known first.
 _WELL_KNOWN = (
@@ -53,9 +51,6 @@ _WELL_KNOWN = (
     "bf16_flip_share_isotropic",
 )
 _MOST_NAMED = 4
-
-_ALL = {1: "the router is", 2: "both routers are"}
-_WHOSE = {1: "the router", 2: "both routers"}
 
 #: Told beside nearly every router, so not worth a line where nothing changed.
 _USUAL = "gain equal"
@@ -76,7 +71,7 @@ def document(report: Difference, view: View) -> Document:
         [_routers(report, view)],
         [Fact("means", f"{word}: {text}", "dim") for word, text in meanings.items()],
         [] if report.figures is None else [*_figures(report, report.figures, view)],
-        figures=lambda: [*difference_figures(report)],
+        figures=lambda: [*row_figures(report), *difference_figures(report)],
         record=lambda: _record(report),
     )
 
@@ -167,11 +162,10 @@ def verdict_sentence(report: Difference) -> str:
     if not routers:
         text = "the two have no router in common"
     elif same == len(routers):
-        same_routers = number_of(same, "router")
-        text = f"{_ALL.get(same, f'all {same_routers} are')} identical"
+        text = f"{all_of(same, 'router is', 'routers are')} identical"
         if report.unlike:
-            text = f"the weights of {_WHOSE.get(same, f'all {same_routers}')} are identical, and "
-            text += "the routers are not: they choose or weigh otherwise (UNLIKE)"
+            text = f"the weights of {all_of(same, 'router')} are identical, and the routers are "
+            text += "not: they choose or weigh otherwise (UNLIKE)"
         absent = [("A", len(report.only_first)), ("B", len(report.only_second))]
         text += "".join(f"; {number} more only in {side}" for side, number in absent if number)
     elif same:
@@ -293,17 +287,16 @@ def _unchanged_beside(report: Difference) -> dict[str, list[str]]:
 
 def _figures(report: Difference, figures: Figures, view: View) -> Iterator[Block]:
     yield Fact("figures", _figures_sentence(figures))
-    if figures.significant:
-        rows = []
-        for test, count, of in _by_column(figures):
-            numbers = (test.before, test.after, test.change, test.error, test.p_value)
-            place = _where((test.router,), report)
-            rows.append((test.column, f"{count} of {of}", place, *(f"{n:.3g}" for n in numbers)))
-        page = Table([_PAGE_HEADS], rows)
-        screen, *shorter = (
-            [_table(report, figures, view.detail, most)] for most in range(_MOST_LINES, 2, -1)
+    lines = [(test, f"{count} of {of}") for test, count, of in _by_column(figures)]
+    if lines:
+        every = [(test, "") for test in figures.significant]
+        screens = (
+            [(every, len(every))]
+            if view.detail
+            else [(lines, n) for n in range(_MOST_LINES, 2, -1)]
         )
-        yield Excerpt(screen, [page], shorter=shorter)
+        screen, *shorter = ([_table(report, *one)] for one in screens)
+        yield Excerpt(screen, [_table(report, lines, len(lines))], shorter=shorter)
     notes = [Note(text) for text in (_detectable(figures), *_left_out(figures)) if text]
     yield in_part(notes, "note", view.detail, is_aside=True)
 
@@ -319,42 +312,24 @@ def _figures_sentence(figures: Figures) -> str:
     columns = {test.column for test in figures.tests}
     routers = {test.router for test in figures.tests}
     return (
-        f"{tokens}. {number_of(len(figures.tests), 'comparison')} "
-        f"({number_of(len(columns), 'figure')}, {number_of(len(routers), 'router')}), by blocks "
-        f"of documents, together wrong in {percent(figures.level)} of runs "
-        f"(Holm): {len(figures.significant)} changed."
+        f"{len(figures.significant)} of {number_of(len(figures.tests), 'comparison')} changed "
+        f"({number_of(len(columns), 'figure')}, {number_of(len(routers), 'router')}; {tokens}; "
+        f"chance alone changes any in {percent(figures.level)} of runs, Holm over blocks of "
+        "documents)."
     )
 
 
-def _table(report: Difference, figures: Figures, detail: bool, most: int) -> Table:
-    """One line for each figure, at its worst router; all of them with ``detail``."""
-    if detail:
-        chosen = [(test, "") for test in figures.significant]
-        lines = chosen
-    else:
-        chosen = [(test, f"{n} of {of}") for test, n, of in _by_column(figures)]
-        lines = chosen[:most]
-    rows = [_HEADS, *(_cells(test, count, report) for test, count in lines)]
-    rest = len(chosen) - len(lines)
-    return Table(
-        rows[:1],
-        rows[1:],
-        drops=_DROPS,
-        rest=f"and {number_of(rest, 'more figure')}: --detail" if rest else "",
-    )
-
-
-def _cells(test: FigureChange, count: str, report: Difference) -> tuple[str, ...]:
-    p_value = "<1e-9" if test.p_value < 1e-9 else f"{test.p_value:.0e}"
-    return (
-        test.column,
-        count,
-        _where((test.router,), report),
-        f"{test.before:.3g}",
-        f"{test.after:.3g}",
-        f"{test.change:+.2g} +- {test.error:.1g}",
-        p_value,
-    )
+def _table(report: Difference, lines: Sequence[tuple[FigureChange, str]], most: int) -> Table:
+    """A line for each test, with the number of routers beside it, and how many more there are."""
+    rows = []
+    for test, count in lines[:most]:
+        place, p_value = _where((test.router,), report), f"{test.p_value:.1e}"
+        numbers = (f"{test.before:.3g}", f"{test.after:.3g}", f"{test.change:+.3g}")
+        p_value = "<1e-9" if test.p_value < 1e-9 else p_value
+        rows.append((test.column, count, place, *numbers, f"{test.error:.2g}", p_value))
+    rest = len(lines) - len(rows)
+    more = f"and {number_of(rest, 'more figure')}: --detail" if rest else ""
+    return Table([_HEADS], rows, drops=_DROPS, rest=more)
 
 
 def _by_column(figures: Figures) -> list[tuple[FigureChange, int, int]]:
@@ -376,17 +351,16 @@ def _detectable(figures: Figures) -> str:
     if not named:
         return ""
     middle = {name: sorted(by_name[name])[len(by_name[name]) // 2] for name in named}
-    listed = ", ".join(f"{name} by {value:.2g}" for name, value in middle.items())
-    return f"Would have been found 9 times in 10 (median router): {listed}."
+    listed = ", ".join(f"{name} {value:.2g}" for name, value in middle.items())
+    return f"Smallest change this run can catch (9 times in 10, median router): {listed}."
 
 
 def _left_out(figures: Figures) -> Iterator[str]:
     """The reasons why figures were not compared, each with its first figures."""
     for reason, columns in figures.left_out.items():
         if columns:
-            more = " ..." if len(columns) > 3 else ""
-            number = f"{len(columns)} figure{'s' if len(columns) > 1 else ''}"
-            yield f"Not compared, {reason}: {number}, {', '.join(columns[:3])}{more}."
+            more = f" and {len(columns) - 3} more" if len(columns) > 3 else ""
+            yield f"Not compared ({reason}): {', '.join(columns[:3])}{more}."
 
 
 # ------------------------------------------------------------------------------------------- record
@@ -408,6 +382,7 @@ def _record(report: Difference) -> Mapping[str, Any]:
                     for change in router.changes
                 ],
                 "beside": router.beside,
+                "moved": router.moved,
             }
             for router in report.routers
         ],
@@ -425,6 +400,51 @@ def _figures_record(figures: Figures) -> Mapping[str, Any]:
         "left_out": figures.left_out,
         "tests": [{**dataclasses.asdict(test), "change": test.change} for test in figures.tests],
     }
+
+
+#: Routers up to which bars show the median row and the one that moved most; of more a map has
+#: every row.
+_FEW_ROUTERS = 12
+
+
+def row_figures(report: Difference) -> Iterator[Chart]:
+    """Nothing where no row moved, or none could be compared."""
+    compared = [router for router in report.routers if router.moved]
+    moved = [[100.0 * m if math.isfinite(m) else None for m in one.moved] for one in compared]
+    most = [max((value for value in row if value is not None), default=0.0) for row in moved]
+    if not any(most):
+        return
+    names = [place(one.router, [router.router for router in report.routers]) for one in compared]
+    layers = Axis("layer", names=names)
+    if len(compared) <= _FEW_ROUTERS:
+        middle = [sorted(value or 0.0 for value in row)[len(row) // 2] for row in moved]
+        bars = [Bars("median row", "tokens", middle), Bars("row that moved most", "other", most)]
+        panel = Panel("", layers, Axis("change of a row, %"), bars)
+    else:
+        width = max(map(len, moved))
+        rows = [[*row, *[None] * (width - len(row))] for row in moved]
+        experts = Axis("expert", names=[*map(str, range(width))])
+        panel = Panel("", experts, layers, [Heat(rows, "change of a row, %", 0.0, max(most))])
+    worst = max(range(len(most)), key=most.__getitem__)
+    expert = max(range(len(moved[worst])), key=lambda row: moved[worst][row] or 0.0)
+    still = sum(not value for value in most)
+    cells = [(one, expert) for one in compared for expert in range(len(one.moved))]
+    yield Chart(
+        "rows",
+        "How far the rows of each router moved",
+        "The length of each row's change from A to B, in percent of the row in A, both less the "
+        "mean of all rows; rows in another order are held against those that they were.",
+        "Which choices change: only tokens tell. A vector common to all rows, where it changes no "
+        "choice. Of results, which keep 32 projections of a row, it is true to 12 %.",
+        f"Most for expert {expert} of layer {names[worst]}: {figure_text(most[worst])} % of its "
+        f"row; {len(most) - still} of {number_of(len(most), 'router')} moved.",
+        [panel],
+        [
+            ("router", [one.router for one, _ in cells]),
+            ("expert", [expert for _, expert in cells]),
+            ("moved", [one.moved[expert] for one, expert in cells]),
+        ],
+    )
 
 
 #: Figures that get a panel, the most surely changed first.

@@ -138,8 +138,11 @@ def tokens_line(run: Mapping[str, Any]) -> str:
         return ""
     num_documents = tokens["num_documents"]
     documents = f" in {number_of(num_documents, 'document')}" if num_documents else ""
-    stale = (run.get("trust") or {}).get("fingerprint") == "differs"
+    trust = run.get("trust") or {}
+    stale = trust.get("fingerprint") == "differs"
     of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
+    failed = len(trust.get("overridden") or ()) > int(stale)
+    of += ", FAILED ITS TESTS (unverified inputs allowed)" if failed else ""
     return f"{tokens['num_tokens']:,}{documents} ({tokens['name']}){of}{left_out_text(run)}"
 
 
@@ -149,9 +152,8 @@ _LETTERS = ("A", "B")
 Sides = tuple[OpenedSide, OpenedSide]
 
 _APPROXIMATE = (
-    "Results hold no weights: what is not identical is judged by 32 projections of each row, true "
-    "to 12 %; casts, rotations, updates of low rank and factors for columns show no pattern "
-    "(compare the checkpoints)."
+    "Results hold no weights: changed rows are judged by 32 projections each, true to 12 %, which "
+    "show no casts, rotations, updates of low rank or factors for columns. Compare the checkpoints."
 )
 
 
@@ -243,7 +245,7 @@ def _routers(
     views = [projected_routers(side.weights) for side in sides]
     runs = [side.weights.run["checkpoint"] for side in sides]
     rules = [{name: view[name].rule for name in common} for view in views]
-    compared = [compare_projected(views[0], views[1], name)[0] for name in common]
+    compared = [compare_projected(views[0], views[1], name) for name in common]
     is_exact = all(router.is_identical for router in compared)
     unlike = (*_unlike(runs[0], runs[1], rules[0], rules[1]), *_other_words(sides, common))
     notes = (*_other_family(runs[0], runs[1]), *(() if is_exact else (_APPROXIMATE,)))
@@ -307,8 +309,8 @@ def _other_family(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
     """A note where another format has another name for the family."""
     if a["family"] != b["family"]:
         yield (
-            f"A is read as {a['family']}, B as {b['family']}: what is compared of their rules is "
-            "told above where it differs."
+            f"A is read as {a['family']}, B as {b['family']}: where their rules differ stands "
+            "above."
         )
 
 
@@ -381,15 +383,14 @@ def _notes(
     is_named = all(isinstance(tokens, str) for tokens in request.tokens)
     if is_one or (is_named and sources[0] == sources[1]):
         yield (
-            "Both sides were measured on the same inputs and are tested as if they were not: that "
-            "errs towards no change."
+            "Both sides read the same inputs and are tested as independent: small changes may be "
+            "missed."
         )
     if figures.num_tokens[0] != figures.num_tokens[1]:
         first, second = figures.num_tokens
         yield (
-            f"A has {number_of(first, 'token')} and B {second:,}: load and all that depends on "
-            "the number of "
-            "tokens is not comparable (scan equal numbers)."
+            f"A has {number_of(first, 'token')} and B {second:,}: load, and all that depends on "
+            "their number, is not compared. Scan equal numbers."
         )
 
 

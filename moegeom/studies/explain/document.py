@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.text import figure_text, number_of, percent, small_percent
+from moegeom.core.text import figure_text, number_of, percent, percent_of_all, small_percent
 from moegeom.document.chart import Axis, Bars, Chart, Panel, Polyline
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, size, tokens_line
@@ -117,14 +117,14 @@ def _faults(report: Explanation, most: int | None) -> list[Block]:
     worth = [fault for fault in report.faults if fault.bits > 0.0 or fault.name in named]
     faults = report.faults if most is None else worth[:most]
     first = next((layer for layer in report.layers if layer.agreement < 1.0), report.layers[0])
-    place, equal = summary.place(first.router), _equal(first.reproduced)
+    place, equal = summary.place(first.router), percent_of_all(first.reproduced)
     rows = [("   nothing changed", "all", place, equal, "", "0")]
     paragraphs = [("      0", f"nothing changed: {equal} equal in layer {place}")]
     for fault in faults:
         arrow = "->" if fault.name in named else "  "
         where = summary.places(fault.routers)
-        gained = _equal(fault.reproduced[fault.routers[0]])
-        before = f"from {_equal(fault.before[fault.routers[0]])}"
+        gained = percent_of_all(fault.reproduced[fault.routers[0]])
+        before = f"from {percent_of_all(fault.before[fault.routers[0]])}"
         bits = f"{fault.bits:,.0f}"
         layers = where.removeprefix("layers ").removeprefix("layer ")
         rows.append((f"{arrow} {fault.text}", fault.scope or "all", layers, gained, before, bits))
@@ -156,10 +156,10 @@ def _whose_inputs(report: Explanation) -> str:
     stage = report.run["tokens"]["stage"]
     if any(layer.num_routed for layer in report.layers):
         own = "A's logits" if stage == "logits" else f"{report.inputs_of}'s inputs"
-        own = f"{own} routed again with one thing changed"
+        own = f"{own} routed with one change"
     else:
-        own = "A's choices with one thing changed"
-    return f"{own}; sets equal to B's in the first of the layers, bits saved in all"
+        own = "A's choices with one change"
+    return f"each line: {own}; bits saved in all its layers, sets that equal B's in the first"
 
 
 def _layers(report: Explanation, most: int | None, is_page: bool = False) -> list[Block]:
@@ -177,7 +177,7 @@ def _layers(report: Explanation, most: int | None, is_page: bool = False) -> lis
     if not names or report.verdict.cause == "inconclusive":
         return [table]
     text = next(fault.text for fault in report.faults if fault.name == names[0])
-    left = f"of tokens that agreed before, what is left over with {text}; noise that makes as many"
+    left = f"what still differs with {text}, and the noise on the input that flips as many"
     return [Fact("residual", left), table]
 
 
@@ -219,7 +219,7 @@ def _figures(layer: LayerEvidence) -> Sequence[str]:
             f"{noise.num_beyond:,}",
             f"{noise.roundings:.2g}",
         )
-    return _equal(layer.agreement), f"{layer.num_clean:,}", *noisy
+    return percent_of_all(layer.agreement), f"{layer.num_clean:,}", *noisy
 
 
 def _ending(report: Explanation, view: View) -> list[Block]:
@@ -229,8 +229,8 @@ def _ending(report: Explanation, view: View) -> list[Block]:
     whose = "B's own inputs are routed: every layer speaks for itself."
     if report.inputs_of == "A":
         whose = (
-            "Only the first layer with a router reads what nothing has changed yet: deeper ones "
-            "inherit what earlier ones did."
+            "A's inputs are routed: from the second router on, B's may differ because earlier "
+            "choices did."
         )
     return [
         in_part([Note(text, "plain") for text in notes], "note", view.detail, is_aside=True),
@@ -249,12 +249,12 @@ def _growth(report: Explanation) -> Iterator[str]:
     ]
     if len(scales) < 2:
         return
-    source = "what is left over" if report.verdict.faults else "the flips"
+    source = "what still differs" if report.verdict.faults else "the flips"
     (first, early), (last, late) = scales[0], scales[-1]
     yield (
-        f"noise on the inputs, from {source}: {small_percent(early)} of their rms in "
-        f"{report.place(first)}, {small_percent(late)} in {report.place(last)}. Rounding "
-        "to bfloat16 alone makes 0.17 %."
+        f"noise on the inputs that explains {source}: {small_percent(early)} of their rms in "
+        f"{report.place(first)}, {small_percent(late)} in {report.place(last)} (rounding to "
+        "bfloat16: 0.17 %)."
     )
 
 
@@ -264,8 +264,8 @@ def _details(report: Explanation) -> Iterator[str]:
         if layer.noise is not None and layer.noise.num_beyond:
             named = ", ".join(f"document {d} position {p}" for d, p in layer.noise.examples)
             yield (
-                f"{report.place(layer.router)}: {layer.noise.num_beyond:,} flips beyond the "
-                f"reach of noise, such as {named}."
+                f"{report.place(layer.router)}: {layer.noise.num_beyond:,} flips too far from a "
+                f"boundary for noise, such as {named}."
             )
             break
     if not report.verdict.faults:  # a fault is not doubted by a numbering that chance makes better
@@ -294,15 +294,6 @@ def _numbering(report: Explanation) -> str:
     )
 
 
-def _equal(share: float) -> str:
-    """A share of equal choices: rounded down, so that 100 % means all of them."""
-    value = 100.0 * share
-    if value == 100.0:
-        return "100 %"
-    digits = 3 if value > 99.9 else 2 if value > 99.0 else 1
-    return f"{math.floor(value * 10.0**digits) / 10.0**digits:.{digits}f} %"
-
-
 def _costs(report: Explanation) -> list[Block]:
     """What flips do to the output, where experts were read."""
     costs = [cost for cost in report.costs if cost.over_output is not None]
@@ -315,11 +306,10 @@ def _costs(report: Explanation) -> list[Block]:
         mean = sum(cost.num_looked * (cost.over_output or 0.0) for cost in costs) / sample
         read, of = (sum(getattr(c, n) for c in costs) for n in ("experts_read", "expert_bytes"))
         texts.append(
-            f"With the experts that B chose in the place of A's, at A's inputs and by A's experts "
-            f"and rule, the output of a router's experts changes by {percent(mean)} of its length "
-            f"on average (most in {report.place(most.router)}: "
-            f"{percent(most.over_output or 0.0)}). Of {sample:,} of {number_of(flipped, 'flip')}; "
-            f"{number_of(read, 'expert')} read ({size(of)})."
+            f"B's choices change the output of the routed experts (A's experts, inputs and rule) "
+            f"by {percent(mean)} of its length on average, most in {report.place(most.router)}: "
+            f"{percent(most.over_output or 0.0)}. {sample:,} of {number_of(flipped, 'flip')} "
+            f"looked at, {number_of(read, 'expert')} read ({size(of)})."
         )
     for reason in dict.fromkeys(cost.reason for cost in report.costs if cost.reason):
         places = summary.places([cost.router for cost in report.costs if cost.reason == reason])
@@ -354,8 +344,8 @@ def _record(report: Explanation) -> Mapping[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------ figures
-#: Faults that are drawn.
-_DRAWN_FAULTS = 12
+#: Faults that are drawn; shares that are so many times apart stand on an axis of powers of ten.
+_DRAWN_FAULTS, _ORDERS = 12, 100.0
 
 
 def _chart_of_faults(report: Explanation) -> Iterator[Chart]:
@@ -396,26 +386,32 @@ def _chart_of_layers(report: Explanation) -> Iterator[Chart]:
         return
     names = [place(layer.router, (each.router for each in layers)) for layer in layers]
     at = list(range(len(layers)))
-    share = [layer.num_clean / layer.num_tokens if layer.num_tokens else None for layer in layers]
-    first = next(i for i, layer in enumerate(layers) if layer.agreement < 1.0)
-    least = min(at, key=lambda i: layers[i].agreement)
-    equal = [percent(layers[i].agreement, ".3g") for i in (first, least)]
+    differ = [100.0 * (1.0 - layer.agreement) for layer in layers]
+    before = [100.0 * (1.0 - layer.num_clean / max(layer.num_tokens, 1)) for layer in layers]
+    first = next(i for i in at if differ[i])
+    most = max(at, key=differ.__getitem__)
+    least = min(value for value in (*differ, *before) if value)
+    axis = Axis("tokens that differ, %")
+    if max(*differ, *before) >= _ORDERS * least:
+        axis = dataclasses.replace(
+            axis, scale="log10", low=10.0 ** (math.ceil(math.log10(least)) - 1)
+        )
     yield Chart(
         "agreement",
         "Where the two runs part",
-        "The share of tokens with equal sets of experts in each layer, and of those that agreed in "
-        "every layer before it: from the first layer that differs on, the rest may only follow.",
-        "Why: see the faults.",
-        f"The first layer that differs is {names[first]}, {equal[0]} equal; the least equal is "
-        f"{names[least]}, {equal[1]}.",
+        "Tokens whose set of experts differs in each layer, in percent, and those that differed in "
+        "a layer before it: what differs behind the first of these layers may only follow.",
+        "Why: see the faults. On an axis of powers of ten, layers without a bar do not differ.",
+        f"The first layer that differs is {names[first]}, in {figure_text(differ[first])} % of the "
+        f"tokens; most do in {names[most]}, {figure_text(differ[most])} %.",
         [
             Panel(
                 "",
                 Axis("layer", names=names),
-                Axis("share of tokens", high=1.0),
+                axis,
                 [
-                    Bars("equal sets", "tokens", [layer.agreement for layer in layers]),
-                    Polyline("agreed in every layer before", "random", at, share),
+                    Bars("in this layer", "tokens", [value or None for value in differ]),
+                    Polyline("in a layer before", "random", at, before),
                 ],
             )
         ],

@@ -40,8 +40,8 @@ class ExplainRequest(TokensRequest, RunBTerms):
 VERDICTS: Mapping[str, tuple[str, str]] = {
     "no disagreement": ("A and B choose the same experts for every token.", ""),
     "arithmetic noise only": (
-        "small noise on router inputs makes as many, and nothing on the list explains B better.",
-        "higher precision upstream makes it smaller, replay hides it; other causes stay possible.",
+        "small noise on router inputs flips as many, and nothing on the list explains B better.",
+        "more precision before the router, or replay, which hides it; other causes stay possible.",
     ),
     "weights rounded": (
         "B's router weights are rounded.",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from moegeom.core.text import number_of
+from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.studies.explain.record import CauseVerdict, Evidence, LayerEvidence
 from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS
 from moegeom.studies.faults.score import Fault, believed, explaining, margin, rival
@@ -183,10 +183,10 @@ def _fault(case: Evidence) -> CauseVerdict | None:
         return CauseVerdict("inconclusive", detail, best.router, (best.name,), margin(best, other))
     return CauseVerdict(
         best.cause,
-        f"{_named(best)} reproduces {_percent(best.reproduced[best.router])} of B's choices in "
-        f"{where}, nothing changed {_percent(best.before[best.router])}; it begins in {begins}, "
-        f"and explains {len(best.routers)} of {len(case.layers)} layers. It saves "
-        f"{best.bits:,.0f} bits{beside}.{_second(case, best)}",
+        f"{_named(best)}: gives {_percent(best.reproduced[best.router])} of B's choices in "
+        f"{where}, without it {_percent(best.before[best.router])}; begins in {begins}, explains "
+        f"{len(best.routers)} of {len(case.layers)} layers, saves {best.bits:,.0f} bits{beside}."
+        f"{_second(case, best)}",
         best.router,
         (best.name,),
         margin(best, other),
@@ -200,7 +200,7 @@ def _second(case: Evidence, best: Fault) -> str:
         return ""
     if best.cause == "unrelated":
         return ""  # chance alone explains what is left, spread in any way
-    return f" What it leaves is not spread as noise is: {odd[0].text}."
+    return f" What still differs is not spread as noise is: {odd[0].text}."
 
 
 def _named(fault: Fault) -> str:
@@ -255,7 +255,7 @@ def _innocent(case: Evidence) -> CauseVerdict | None:
     if not sizes:
         return CauseVerdict("not the router", f"{own}.")
     most = max(sizes)
-    differs = f"{own}; those inputs differ from A's by up to {_percent(most)} of their rms"
+    differs = f"{own}; inputs differ by up to {_percent(most)} of their rms"
     if most > _MOST_NOISE:
         begins = next(one for one in case.layers if one.inputs and one.inputs.size > _MOST_NOISE)
         return _upstream(case, begins, f"{differs}, more than rounding does.")
@@ -311,7 +311,7 @@ def _beyond_noise(case: Evidence) -> CauseVerdict | None:
                 f"{_share(case)} In {case.place(layer.router)} "
                 f"{number_of(noise.num_beyond, 'token')} that "
                 f"agreed before flip further from a boundary than noise of {_percent(noise.scale)} "
-                f"of the input, which fits the others, can carry. {_unexplained(case)}"
+                f"of the input, which fits the others, can move them. {_unexplained(case)}"
             )
             return CauseVerdict("beyond noise", detail, layer.router)
     return None
@@ -419,10 +419,7 @@ def _share(case: Evidence) -> str:
 
 
 def _percent(share: float) -> str:
-    value = 100.0 * share
-    if 99.0 < value < 100.0:
-        return f"{np.floor(100.0 * value) / 100.0:.2f} %"
-    return f"{value:.0f} %" if value in (0.0, 100.0) else f"{value:.2g} %"
+    return percent_of_all(share) if 0.99 < share < 1.0 else percent(share)
 
 
 #: In the order in which they are asked.

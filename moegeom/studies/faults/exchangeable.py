@@ -229,7 +229,7 @@ def _leaning(change: Int64[np.ndarray, "flips"]) -> Iterator[Uneven]:
     most, word = (lower, "lower") if lower >= higher else (higher, "higher")
     if most < _LEANING * (lower + higher):
         return
-    text = f"{most} of {lower + higher} switches go to {word} numbers"
+    text = f"{most} of {lower + higher} switches go to {word} expert numbers"
     yield Uneven("direction", text, float(binomtest(most, lower + higher).pvalue))
 
 
@@ -244,6 +244,6 @@ def _repeats(
     usual = counts[1][0] / max(sum(counts[1]), 1)
     if part < _PART or part < _TIMES * usual:
         return
-    text = f"{100 * part:.0f} % of what differs is the row of the token before once more"
+    text = f"{100 * part:.0f} % of what differs repeats the row of the token before"
     _, chance = fisher_exact(counts, "greater")
     yield Uneven("repeats", text, float(np.asarray(chance)))

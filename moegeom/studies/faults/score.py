@@ -98,15 +98,15 @@ class Noise:
         return Coded(sets, contrast_bits(apart.contrasts, self.value_scale))
 
 
-def fitted(apart: Apart, weight: np.ndarray | float = 1.0, ties: Sequence[str] = TIE_WAYS) -> Noise:
-    """The noise under which B takes the fewest bits, ties broken in one of these ways."""
-    return fitted_both(apart, weight, ties, None)[0]
-
-
-def fitted_both(
-    apart: Apart, weight: np.ndarray | float, ties: Sequence[str], base: Coded | None
+def fitted(
+    apart: Apart,
+    weight: np.ndarray | float,
+    ties: Sequence[str] = TIE_WAYS,
+    base: Coded | None = None,
 ) -> tuple[Noise, Noise]:
-    """The same, and the noise that fits best where each token may be coded by the base."""
+    """The noise under which B takes the fewest bits, ties broken in one of these ways, and that
+    which fits best where each token may be coded by the base.
+    """
     ways = ("chance",) if apart.sets.is_tied is None else ties
     of_sets = {(scale, way): apart.bits(scale, way) for scale in _SCALES for way in ways}
     of_values = {float(_TOLD_SCALES[0]): np.zeros(0)}
@@ -178,8 +178,8 @@ def score_site(site: Site, values: Values) -> SiteScores:
     own = Apart(set_distances(site.selection, site.theirs), site.told_apart)
     share = share_of_equals(site)
     a_alone = Apart(set_distances(site.selection, site.mine), None)
-    ties = fitted(a_alone, share).ties  # as A breaks them
-    noise = fitted(own, share, (ties, "chance"))
+    ties = fitted(a_alone, share)[0].ties  # as A breaks them
+    noise, _ = fitted(own, share, (ties, "chance"))
     base = noise.code(own)
     differs, is_met = site.differs, own.sets.is_met
     if not differs.any():
@@ -235,7 +235,7 @@ def _tried(
     sample: Float[np.ndarray, "rows hidden"] | None,
 ) -> list[_Tried]:
     """All candidates of all operators, and those whose rows concern some of the experts only."""
-    noise = fitted(own, weight, ties)
+    noise, _ = fitted(own, weight, ties)
     base, groups = noise.code(own), _groups(site, rows)
     trials = []
     only_logits = site.is_of_logits
@@ -307,7 +307,7 @@ def _compared(
     groups: Sequence[Int64[np.ndarray, "rows"]],
 ) -> _Tried:
     """The noise under which the candidate takes the fewest bits, alone and with the base."""
-    both = fitted_both(apart, weight, candidate.ties, base)
+    both = fitted(apart, weight, candidate.ties, base)
     saved = [weight * (as_it_is(own, base, one).both - one.code(apart).both) for one in both]
     worth = max(
         float(np.maximum(np.bincount(group, weights=one), 0.0).sum())
@@ -350,13 +350,13 @@ def _on_all(
         as_is, is_met = [float(bits.sum()) for bits in of_sets], np.zeros(len(share), bool)
         scored.append(Scored(one.candidate, as_is, saved, of_sets, is_met))
     needs = any(one.candidate.routed is not None for one in trials) and site.has_inputs
-    again = _Again.of(site, [one.candidate for one in trials]) if needs else None
+    routed, source = _shared(site, [one.candidate for one in trials]) if needs else ([], {})
     for start in range(0, len(share), _AT_ONCE):
         rows = np.arange(start, min(start + _AT_ONCE, len(share)))
         inputs = values(rows) if needs else None
-        shared: dict[int, np.ndarray] = {}
-        if again is not None and inputs is not None:
-            shared = again.logits(inputs)
+        with np.errstate(over="ignore", invalid="ignore"):
+            distinct = [engine_logits(one, one.inputs(inputs)) for one in routed]
+        shared = {number: composed(origin, distinct) for number, origin in source.items()}
         for number, (one, sums) in enumerate(zip(trials, scored, strict=True)):
             logits = shared.get(number)
             if one.candidate.routed is not None and logits is None:
@@ -371,36 +371,25 @@ def _on_all(
     return {one.candidate.name: one for one in scored}
 
 
-@dataclass(frozen=True, eq=False)
-class _Again:
-    """Candidates that are routed again, each row evaluated once; ``source`` by candidate."""
+def _shared(
+    site: Site, candidates: Sequence[Proposal]
+) -> tuple[list[Emulated], dict[int, Int64[np.ndarray, "experts"]]]:
+    """Routers of whose rows candidates are made, and by candidate the router of each row.
 
-    routed: Sequence[Emulated]
-    source: Mapping[int, Int64[np.ndarray, "experts"]]
-
-    @staticmethod
-    def of(site: Site, candidates: Sequence[Proposal]) -> _Again:
-        """The shared rows of the candidates; empty where sharing saves no evaluation."""
-        number = [n for n, one in enumerate(candidates) if one.can_share(site)]
-        own = [routed for n in number if (routed := candidates[n].routed) is not None]
-        routed, source = [emulate(site.router, AS_STORED)], {}
-        # an edit of some rows takes more bits than that of all, which it is made of
-        order = sorted(range(len(own)), key=lambda n: candidates[number[n]].own_bits)
-        for n in order:
-            origin = sources(own[n], routed)
-            if origin is None:
-                routed.append(own[n])
-                origin = np.full(own[n].columns.shape[1], len(routed) - 1)
-            source[number[n]] = origin
-        return _Again(routed, source) if len(routed) < len(source) else _Again((), {})
-
-    def logits(
-        self, inputs: Float[np.ndarray, "rows hidden"]
-    ) -> dict[int, Float[np.ndarray, "rows experts"]]:
-        """Logits of each candidate, by its number."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            distinct = [engine_logits(one, one.inputs(inputs)) for one in self.routed]
-        return {number: composed(source, distinct) for number, source in self.source.items()}
+    Empty where that saves no evaluation.
+    """
+    edits = {
+        n: one.routed for n, one in enumerate(candidates) if one.can_share(site) and one.routed
+    }
+    routed, source = [emulate(site.router, AS_STORED)], {}
+    # an edit of some rows takes more bits than that of all, which it is made of
+    for number in sorted(edits, key=lambda n: candidates[n].own_bits):
+        origin = sources(edits[number], routed)
+        if origin is None:
+            routed.append(edits[number])
+            origin = np.full(edits[number].columns.shape[1], len(routed) - 1)
+        source[number] = origin
+    return (routed, source) if len(routed) < len(source) else ([], {})
 
 
 def sources(router: Emulated, others: Sequence[Emulated]) -> Int64[np.ndarray, "experts"] | None:
@@ -458,16 +447,15 @@ def _sample(
 
 
 def faults(sites: Sequence[SiteScores], where: Where) -> list[Fault]:
-    """Every operator on the scope where it saves most, the one that saves most in all first."""
-    names = dict.fromkeys(name for site in sites for name in site.scored)
-    every = [fault for name in names if (fault := _on_its_scope(name, sites, where)) is not None]
+    """Every operator on the scope where it saves most, the one that saves most in all first.
+
+    The better of two fits: with the noise of all tokens, or of some of them.
+    """
+    every = []
+    for name in dict.fromkeys(name for site in sites for name in site.scored):
+        fits = [fit for way in (0, 1) if (fit := _fault(name, way, sites, where)) is not None]
+        every += sorted(fits, key=lambda fault: -fault.bits)[:1]
     return sorted(every, key=lambda fault: -fault.bits)
-
-
-def _on_its_scope(name: str, sites: Sequence[SiteScores], where: Where) -> Fault | None:
-    """The better of two fits: with the noise of all tokens, or of some of them."""
-    every = [fault for way in (0, 1) if (fault := _fault(name, way, sites, where)) is not None]
-    return max(every, key=lambda fault: fault.bits, default=None)
 
 
 def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fault | None:
@@ -657,7 +645,7 @@ def _rest(
     region = best_region(of_all, where)
     inside = region.is_inside & is_left
     own = [site.scored[fault.name].candidate.own_bits for site in having]
-    bits = _sum(saved, inside) - region.bits - OPERATOR_BITS
+    bits = float(sum(one[inside].sum() for one in saved)) - region.bits - OPERATOR_BITS
     bits -= having[0].scored[fault.name].candidate.bits + sum(own)
     if bits >= LEAST_BITS and region.text:
         bits -= found_by_chance(of_all, where)
@@ -673,10 +661,6 @@ def _rest(
         mended=0.0,
     )
     return part if part.repaired >= REPAIRS else None
-
-
-def _sum(saved: Sequence[Float64[np.ndarray, "tokens"]], inside: np.ndarray) -> float:
-    return float(sum(one[inside].sum() for one in saved))
 
 
 def _whole(parts: Sequence[Fault], sites: Sequence[SiteScores]) -> Fault:

@@ -12,7 +12,7 @@ from moegeom.document.excerpts import in_part
 from moegeom.document.model import Block, Command, Document, Fact, Look, Note, View
 from moegeom.document.place import place
 from moegeom.studies.diff.document import pair_page, sides_record
-from moegeom.studies.signoff.record import Line, LineState, SignOff
+from moegeom.studies.signoff.record import Line, LineName, LineState, SignOff
 
 #: How each state looks.
 _LOOKS: dict[LineState, Look] = {
@@ -20,6 +20,14 @@ _LOOKS: dict[LineState, Look] = {
     "inconclusive": "warning",
     "not judged": "warning",
     "passed": "good",
+}
+
+#: What each line says where it fails; the effective router with the sizes of its changes.
+_FAILS: dict[LineName, str] = {
+    "storage": "storage differs",
+    "effective router": "effective router differs{}",
+    "up to rotation": "no rotation explains it",
+    "routing on text": "routing on text above its limit",
 }
 
 #: Columns of the state in front of a line.
@@ -48,29 +56,33 @@ def document(report: SignOff, view: View) -> Document:
 
 
 def verdict_sentence(report: SignOff) -> str:
-    """``PASSED, signed off: all 4 lines passed; 3 things not checked.``, or what is in the way."""
-    by_state = {
-        state: ", ".join(line.name for line in lines)
-        for state in _LOOKS
-        if state != "passed" and (lines := report.in_state(state))
-    }
+    """``PASSED, signed off: all 4 lines passed; 3 things not checked.``, or what is in the way.
+
+    Of what failed the sentence says how; of what has no limit, the options that would set one.
+    """
     number = len(report.not_looked_at)
     unseen = f"; {number_of(number, 'thing')} not checked" if number else ""
-    if not by_state:
+    if len(report.in_state("passed")) == len(report.lines):
         return f"PASSED, signed off: {all_of(len(report.lines), 'line')} passed{unseen}."
-    stands = "; ".join(f"{names} {state}" for state, names in by_state.items())
-    if "failed" in by_state:
-        return f"FAILED, not signed off: {stands}{unseen}."
-    return f"INCONCLUSIVE, not signed off: {_missing(report)}{stands}; nothing failed{unseen}."
+    parts = [_FAILS[line.name].format(_sizes(line)) for line in report.in_state("failed")]
+    if lines := report.in_state("not judged"):
+        has_rerun = any(line.evidence.get("rerun") for line in lines)
+        parts.append(f"give --max-flipped{'' if has_rerun else ' (or --rerun)'}")
+    for state, words in (("inconclusive", "not known"), ("not judged", "not judged")):
+        if lines := report.in_state(state):
+            parts.append(f"{', '.join(line.name for line in lines)} {words}")
+    word = "FAILED" if report.in_state("failed") else "INCONCLUSIVE"
+    return f"{word}, not signed off: {'; '.join(parts)}{unseen}."
 
 
-def _missing(report: SignOff) -> str:
-    """The options that would have set a limit; one that set none is not asked for again."""
-    lines = report.in_state("not judged")
-    if not lines:
+def _sizes(line: Line) -> str:
+    """`` (8.8 to 11 %)``, of changes that fail; empty where none has a size."""
+    changes = (one for of in line.evidence.get("routers", {}).values() for one in of["changes"])
+    sizes = [c["size"] for c in changes if c["state"] == "failed" and c["size"] is not None]
+    if not sizes:
         return ""
-    has_rerun = any(line.evidence.get("rerun") for line in lines)
-    return f"give --max-flipped{'' if has_rerun else ' (or --rerun)'}; "
+    low, high = percent(min(sizes)), percent(max(sizes))
+    return f" ({low})" if low == high else f" ({low.removesuffix(' %')} to {high})"
 
 
 def _line(line: Line, detail: bool) -> list[Block]:
@@ -110,7 +122,7 @@ def _rows(judged: Mapping[str, Any]) -> Chart:
         Bars(
             text,
             role,
-            [size if has_failed[i] is is_red else None for i, size in enumerate(largest)],
+            [100.0 * size if has_failed[i] is is_red else None for i, size in enumerate(largest)],
         )
         for text, role, is_red in _ENDS
         if is_red in has_failed
@@ -125,12 +137,12 @@ def _rows(judged: Mapping[str, Any]) -> Chart:
     return Chart(
         "rows",
         "What changed in each router",
-        "The largest change of each router from A to B, as a share of what it changed; red where "
+        "The largest change of each router from A to B, in percent of what it changed; red where "
         "it makes another function of the router.",
         "Changes that have no size, such as experts in another order. How many choices change: "
         "only tokens can tell.",
         f"{number_of(len(names), 'router')} compared, {sum(has_failed)} failed; {summary}.",
-        [Panel("", Axis("layer", names=names), Axis("largest change"), marks)],
+        [Panel("", Axis("layer", names=names), Axis("largest change, %"), marks)],
         [
             ("router", [router for router, _ in changes]),
             ("change", [change["word"] for _, change in changes]),
@@ -152,7 +164,7 @@ def _routing(evidence: Mapping[str, Any]) -> Chart:
     if rerun is not None:
         marks.append(_bars("A and A again, 95 % interval", "tokens", rerun, routers))
     if limit is not None:
-        marks.append(Guide("limit of all layers", "limit", limit))
+        marks.append(Guide("limit of all layers", "limit", 100.0 * limit))
     worst = max(routers, key=lambda router: between["by_router"][router])
     text = f"{percent(between['share'], '.3g')} of (token, layer) pairs differ"
     against = "no limit was given" if limit is None else f"the limit is {percent(limit, '.3g')}"
@@ -160,13 +172,13 @@ def _routing(evidence: Mapping[str, Any]) -> Chart:
     return Chart(
         "routing",
         "How often A and B choose differently",
-        "The share of tokens whose set of experts is another one in B, in all layers together and "
+        "Tokens whose set of experts is another one in B, in percent: in all layers together, and "
         "in each. The limit is for all of them together.",
         "What a flipped expert costs: answers may be as good. Layers without a recording on both "
         "sides are left out.",
         f"{text}; {against}{again}; the most in layer {place(worst, routers)}, "
         f"{percent(between['by_router'][worst], '.3g')}.",
-        [Panel("", Axis("layer", names=names), Axis("share of tokens that differ"), marks)],
+        [Panel("", Axis("layer", names=names), Axis("tokens that differ, %"), marks)],
         [
             ("router", [_ALL, *routers]),
             ("share", [between["share"], *between["by_router"].values()]),
@@ -183,9 +195,9 @@ def _shares(flips: Mapping[str, Any], routers: Sequence[str]) -> list[float | No
 
 def _bars(text: str, role: str, flips: Mapping[str, Any], routers: Sequence[str]) -> Bars:
     """Shares, with the interval of that of all layers, the only one whose error is known."""
-    share, error, unknown = flips["share"], flips["error"], [None] * len(routers)
+    share, error, unknown = 100.0 * flips["share"], flips["error"], [None] * len(routers)
+    height = [None if one is None else 100.0 * one for one in _shares(flips, routers)]
     if error is None:
-        return Bars(text.partition(",")[0], role, _shares(flips, routers))
-    reach = half_width(error, flips["num_documents"])
-    low, high = [max(share - reach, 0.0), *unknown], [share + reach, *unknown]
-    return Bars(text, role, _shares(flips, routers), low, high)
+        return Bars(text.partition(",")[0], role, height)
+    reach = 100.0 * half_width(error, flips["num_documents"])
+    return Bars(text, role, height, [max(share - reach, 0.0), *unknown], [share + reach, *unknown])

@@ -5,37 +5,66 @@ from __future__ import annotations
 import dataclasses
 import filecmp
 import itertools
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
-from moegeom.core.errors import PART_MISSING, STORAGE_UNKNOWN, RouterError, UsageError, about
+from moegeom.core.errors import (
+    PART_MISSING,
+    STORAGE_UNKNOWN,
+    RecordingError,
+    RouterError,
+    UsageError,
+    about,
+)
 from moegeom.core.router import Norm, Router, parse_layers
-from moegeom.core.text import all_of, number_of
-from moegeom.core.tokens import TokenSource
+from moegeom.core.shapes import Int32, Int64
+from moegeom.core.text import all_of, number_of, percent
+from moegeom.core.tokens import TILE, SourceFacts, TokenSource, bytes_per_token
+from moegeom.document.header import size
 from moegeom.document.requested_layers import layers_without_router
 from moegeom.engine.plan import on_all_cores
-from moegeom.engine.request import Tokens
+from moegeom.engine.request import ComputeOptions, Tokens
+from moegeom.engine.sample import finite_tokens
 from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers
+from moegeom.geometry.statistics import clustered_error
+from moegeom.kernels.reference import same_set
 from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
-from moegeom.studies.changes.record import where
-from moegeom.studies.changes.router import is_same_norm, rule_differences, shape_text
+from moegeom.studies.changes.edit import EDITS, EndState, Exported, Judgement
+from moegeom.studies.changes.operators.matrices import FOLDED, ROTATED
+from moegeom.studies.changes.operators.rows import NOT_COMPARED, PERMUTED, PRUNED
+from moegeom.studies.changes.record import Change, RouterChange, phrase_of, where
+from moegeom.studies.changes.router import (
+    compare_routers,
+    is_same,
+    is_same_norm,
+    rule_differences,
+    shape_text,
+)
 from moegeom.studies.changes.row_pair import RoutersOfA
 from moegeom.studies.diff.record import Side
-from moegeom.studies.diff.study import OpenedSide, describe, refuse_about_tokens
-from moegeom.studies.signoff.function import JudgedRouter, judge, rotation_line, router_line
-from moegeom.studies.signoff.record import LINE_NAMES, Line, SignOff, SignOffRequest
-from moegeom.studies.signoff.text import (
-    capture_command,
-    flips,
-    measured_line,
-    refuse_without_choices,
-    unrecorded_line,
+from moegeom.studies.diff.study import OpenedSide, describe, refuse_about_tokens, tokens_line
+from moegeom.studies.log_probs import log_probs
+from moegeom.studies.signoff.record import (
+    LINE_NAMES,
+    STATES,
+    Flips,
+    Line,
+    LineState,
+    SignOff,
+    SignOffRequest,
 )
 from moegeom.tokens.memory import HeldArrays
+from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces.alignment import match_run_b
 
 _NOT_LOOKED_AT = (
     "expert weights, and all else that was quantised: it moves what routers read",
@@ -81,21 +110,8 @@ def sign_off(request: SignOffRequest, watch: Watch | None = None) -> SignOff:
 
 def _described(target: str, side: Session, recorded: Session | None = None) -> Side:
     """A side as the header shows it."""
-    tokens = "" if recorded is None else _tokens_line(recorded)
+    tokens = "" if recorded is None else tokens_line(recorded.facts(recorded.chosen))
     return describe(OpenedSide(target, side.terms, side), tokens)
-
-
-def _tokens_line(recorded: Session) -> str:
-    """What the header says of a recording."""
-    assert recorded.trust is not None
-    facts, trust = _source(recorded).facts, recorded.trust
-    documents = f" in {number_of(facts.num_documents, 'document')}" if facts.num_documents else ""
-    stale = trust.fingerprint == "differs"
-    of = ", RECORDED FROM ANOTHER CHECKPOINT (stale inputs allowed)" if stale else ""
-    failed = len(trust.overridden) > int(stale)
-    tests = ", FAILED ITS TESTS (unverified inputs allowed)" if failed else ""
-    first = f", {recorded.num_first:,} left out as first tokens" if recorded.num_first else ""
-    return f"{facts.num_tokens:,}{documents} ({facts.name}){first}{of}{tests}"
 
 
 def _refused(request: SignOffRequest, a: Session, refusal: RouterError) -> SignOff:
@@ -351,3 +367,444 @@ def _others(pairs: Sequence[tuple[Router, Router]], names: Sequence[str]) -> Ite
 def _norm(norm: Norm | None) -> str:
     """A gain that is stored with another offset is the same norm."""
     return "none" if norm is None else f"{norm.kind} norm with epsilon {norm.eps:g}"
+
+
+# ------------------------------------------------------------- the same function, up to rotation
+# B's router may differ from A's by what writing it once more in A's own precision leaves, and by
+# nothing else. A fold of a smoothing scale and a rotation must write it again; that rounding is
+# stated. A cast or a quantisation throws digits away that A has, and quantisers are meant to leave
+# routers alone, so they fail however small they look: how many tokens they move only text tells.
+# What is the same function by the rule itself passes, such as a common shift of all logits in front
+# of a softmax. Renumbered experts are inconclusive: nothing here reads the experts, which must have
+# moved along.
+#: Words for what must move the other numbers of a router as well.
+_MOVING = frozenset({FOLDED.name, ROTATED.name, PERMUTED.name, PRUNED.name})
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedRouter:
+    """One router of both sides: a judgement for each change, and for other unequal parts.
+
+    Row i of B was row ``place[i]`` of A.
+    """
+
+    name: str
+    changes: tuple[tuple[Change, Judgement], ...]
+    others: tuple[Judgement, ...]
+    place: Int64[np.ndarray, "experts"]
+    beside: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> LineState:
+        """The worst of all."""
+        states = {one.state for one in (*(verdict for _, verdict in self.changes), *self.others)}
+        if "failed" in states:
+            return "failed"
+        return "inconclusive" if "inconclusive" in states else "passed"
+
+    @property
+    def is_identical(self) -> bool:
+        """True when all numbers are the same."""
+        return not self.changes and not self.others
+
+    @property
+    def is_permuted(self) -> bool:
+        return any(change.word in (PERMUTED.name, PRUNED.name) for change, _ in self.changes)
+
+    @property
+    def have_rows_failed(self) -> bool:
+        return any(j.state == "failed" and one.subject == "rows" for one, j in self.changes)
+
+    @property
+    def rotation(self) -> tuple[Change, Judgement] | None:
+        """The rotation that was found, and how it ends."""
+        return next((pair for pair in self.changes if pair[0].word == ROTATED.name), None)
+
+
+def judge(a: Router, b: Router, others: RoutersOfA | None = None) -> JudgedRouter:
+    """What happened to one router, and whether it is the same function.
+
+    ``others`` are all routers of A.
+    """
+    comparison = compare_routers(a, b, None, others)
+    place = np.array(comparison.place or range(b.num_experts), np.int64)
+    pair = Exported(a, b, place)
+    changes = tuple((one, EDITS[one.word].judge(one, pair)) for one in comparison.changes)
+    return JudgedRouter(
+        a.name, changes, tuple(_unequal_parts(comparison, pair)), place, comparison.beside
+    )
+
+
+def _unequal_parts(comparison: RouterChange, pair: Exported) -> Iterator[Judgement]:
+    """Judgements of unequal parts that are neither rows, gain nor biases.
+
+    What a fold, a rotation or another order must change as well is not judged where there was one.
+    """
+    words = {one.word for one in comparison.changes}
+    if NOT_COMPARED.name in words:
+        return
+    a, b = pair.a, pair.b
+    if not (np.isfinite(a.weight).all() and np.isfinite(b.weight).all()):
+        yield Judgement("failed", "holds values that are not finite, as in A.")
+    scale = None if a.expert_scale is None else a.expert_scale[pair.place]
+    cosines = [None if r.projection is None else r.projection.scale for r in (a, b)]
+    follows: EndState = "inconclusive" if words & _MOVING else "failed"
+    verdicts: dict[str, tuple[bool, EndState]] = {
+        "scale of the experts": (is_same(scale, b.expert_scale), "failed"),
+        "scale of the cosines": (cosines[0] == cosines[1], "failed"),
+        "bias of the norm in front": (is_same(a.norm_bias, b.norm_bias), follows),
+        "rows of the shared experts": (is_same(a.shared_rows, b.shared_rows), follows),
+    }
+    for name, (same, state) in verdicts.items():
+        if not same:
+            unknown = ", as the rows did; the two are not compared" if state != "failed" else ""
+            yield Judgement(state, f"the {name} changed{unknown}.")
+
+
+_NOTHING_IN_COMMON = "the two have no router in common."
+
+
+def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
+    """The worst state of all routers and what happened to them; ``names`` are all routers of A."""
+    if not judged:
+        return Line("effective router", "failed", _NOTHING_IN_COMMON)
+    same = sum(one.is_identical for one in judged)
+    phrases = []
+    for group in _groups(judged):
+        # what happened to all of a group, with the range of its sizes
+        alike = zip(*([change for change, _ in one.changes] for one in group), strict=True)
+        others = [other.why.removesuffix(".") for other in group[0].others]
+        happened = " and ".join([*map(phrase_of, alike), *others])
+        phrases.append(f"{where([one.name for one in group], names)} {happened}")
+    if same == len(judged):
+        # gains only where they are known on both sides
+        has_gains = any("gain equal" in one.beside for one in judged)
+        compared = "weights, gains and biases" if has_gains else "weights and biases"
+        phrases = [f"{compared} are the same numbers in {all_of(same, 'router')}"]
+    elif same:
+        phrases.append(f"{same} of {len(judged)} routers are the same numbers")
+    return Line(
+        "effective router",
+        next(state for state in STATES if any(one.state == state for one in judged)),
+        f"{'; '.join(phrases)}.",
+        tuple(_explained(judged, names)),
+        (),
+        {"routers": {one.name: _evidence(one) for one in judged}},
+    )
+
+
+def rotation_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
+    """Whether a rotation, which keeps W diag(g)^2 W^T, explains the change of the rows."""
+    if not judged:
+        return Line("up to rotation", "inconclusive", _NOTHING_IN_COMMON)
+    rotated = {one.name: one.rotation for one in judged if one.rotation is not None}
+    noise = {name: float(change.evidence["gram_noise"]) for name, (change, _) in rotated.items()}
+    moved = [one.name for one in judged if one.name not in rotated and one.have_rows_failed]
+    parts, details = [], ()
+    if rotated:
+        worst = max(noise, key=noise.__getitem__)
+        change, judgement = rotated[worst]
+        most = f" (most: {where([worst], names)})" if len(rotated) > 1 else ""
+        parts.append(f"{where([*rotated], names)}{most}: {judgement.why.removesuffix('.')}")
+        details = (change.meaning,) if judgement.state == "passed" else ()
+    if moved:
+        parts.append(f"no rotation explains what happened to {where(moved, names)}")
+    has_failed = moved or any(judgement.state == "failed" for _, judgement in rotated.values())
+    have_moved = any(one.is_permuted for one in judged)
+    places = "changed places and did not turn" if have_moved else "are where they were"
+    sentence = "; ".join(parts) or f"not needed, rows {places}"
+    state = "failed" if has_failed else "passed"
+    return Line("up to rotation", state, f"{sentence}.", details, (), {"gram_noise": noise})
+
+
+def _groups(judged: Sequence[JudgedRouter]) -> list[list[JudgedRouter]]:
+    """Routers grouped by their changes, identical ones left out; the worst first."""
+    groups: dict[tuple[str, ...], list[JudgedRouter]] = {}
+    for one in judged:
+        if not one.is_identical:
+            phrases = (change.phrase for change, _ in one.changes)
+            texts = (other.why for other in one.others)
+            groups.setdefault((one.state, *phrases, *texts), []).append(one)
+    return sorted(groups.values(), key=lambda group: (STATES.index(group[0].state), -len(group)))
+
+
+def _explained(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Iterator[str]:
+    """Each word once for each state, worst first: the largest change, and what it means."""
+    seen: set[tuple[str, str]] = {(ROTATED.name, state) for state in STATES}
+    entries = [(change, verdict, one.name) for one in judged for change, verdict in one.changes]
+    entries.sort(key=lambda entry: (STATES.index(entry[1].state), -(entry[0].size or 0.0)))
+    for change, verdict, name in entries:
+        if (change.word, verdict.state) not in seen:
+            seen.add((change.word, verdict.state))
+            begin = f"{'In' if change.size is None else 'Most in'} {where([name], names)}"
+            detail = f" {begin}: {change.detail}." if change.detail else ""
+            yield f"{change.word}: {verdict.why}{detail}"
+    if any(one.rotation is not None for one in judged):
+        yield "rotated: judged in the next line."
+
+
+def _evidence(one: JudgedRouter) -> dict[str, Any]:
+    changes = [
+        {
+            "word": change.word,
+            "state": verdict.state,
+            "said": verdict.why,
+            "size": change.size,
+            "detail": change.detail,
+            "evidence": change.evidence,
+        }
+        for change, verdict in one.changes
+    ]
+    others = [other.why for other in one.others]
+    return {"state": one.state, "changes": changes, "others": others, "beside": one.beside}
+
+
+# ---------------------------------------------------------------------------------- routing on text
+#: Tokens that ``moegeom capture`` records when nothing is said.
+_TOKENS = 16_384
+
+#: Without a limit, B may differ from A so many times as often as A differs from itself.
+_TIMES_RERUN = 2.0
+
+
+def unrecorded_line(a: str, b: str, routers: Sequence[Router]) -> Line:
+    """Inconclusive: the commands that record A, B and A once more, and then sign off."""
+    ids_bytes = sum(
+        bytes_per_token("ids", router.num_experts, router.rule.top_k, router.hidden_size)
+        for router in routers
+    )
+    recorded = size(_TOKENS * ids_bytes)
+    sentence = (
+        f"not tested. Record what both choose on one text ({_TOKENS:,} tokens: one forward pass "
+        f"and {recorded} each): equal routers can choose otherwise where other parts changed."
+    )
+    commands = (
+        capture_command(a, "--out REC_A"),
+        capture_command(b, "--out REC_B"),
+        capture_command(a, "--eager --out REC_A2"),
+        shlex.join(["moegeom", "signoff", a, b])
+        + " --tokens REC_A --tokens REC_B --rerun REC_A2 --max-flipped SHARE",
+    )
+    engines = (
+        "capture runs folders of transformers; of any engine, the trace of its choices serves as "
+        "well (docs/capture/engines.md)."
+    )
+    return Line("routing on text", "inconclusive", sentence, (engines,), commands)
+
+
+def capture_command(checkpoint: str, rest: str) -> str:
+    """What records the choices of a checkpoint on a text; ``rest`` are further options."""
+    return f"moegeom capture {shlex.quote(checkpoint)} --text FILE --keep ids {rest}"
+
+
+def measured_line(
+    between: Flips, rerun: Flips | None, limit: float | None, names: Sequence[str], again: str
+) -> Line:
+    """Fails above the limit; inconclusive where a router was not recorded on both sides.
+
+    The limit is ``limit``, else twice what A differs from itself; with neither nothing is judged.
+    ``names`` are the routers to be compared, ``again`` is the command that records A once more,
+    told where there is no rerun.
+    """
+    absent = [name for name in names if name not in between.by_router]
+    times, source = None, "--max-flipped"
+    if rerun is not None and rerun.share > 0.0:
+        times = between.share / rerun.share
+        if limit is None:
+            limit = _TIMES_RERUN * rerun.share
+            source = "twice what A run again shows: --rerun"
+    state: LineState = "inconclusive" if absent else "passed"
+    if limit is None:  # of a run that repeats itself to the bit none follows
+        state = "not judged"
+        why = "no limit was given (--max-flipped, or --rerun)"
+        if rerun is not None:
+            why = "A run again (--rerun) repeats itself, so that no limit follows; give "
+            why += "--max-flipped"
+        judged = f"Measured, not judged: {why}."
+    else:
+        is_above = between.share > limit
+        state = "failed" if is_above else state
+        side = "More than" if is_above else "Within"
+        judged = f"{side} the limit of {_percent(limit)} ({source})."
+    details = [_rerun_sentence(rerun, times), *map(_sentence, between.notes)]
+    if between.log_probs is not None:
+        details.append(_sentence(between.log_probs.sentence.removesuffix(".")))
+    if absent:
+        details.insert(0, f"{where(absent, names)} not recorded on both sides.")
+    evidence = {
+        "between": dataclasses.asdict(between),
+        "rerun": None if rerun is None else dataclasses.asdict(rerun),
+        "limit": limit,
+        "times_rerun": times,
+    }
+    commands = () if rerun is not None else (again,)
+    sentence = f"{_measured(between, names)} {judged}"
+    return Line("routing on text", state, sentence, tuple(details), commands, evidence)
+
+
+def _measured(between: Flips, names: Sequence[str]) -> str:
+    error = ""
+    if between.error is not None:
+        over = number_of(between.num_documents, "document")
+        error = f" (standard error {_percent(between.error)}, over {over})"
+    text = (
+        f"A and B choose differently in {_percent(between.share)} of (token, layer) pairs{error}; "
+        f"{_percent(between.tokens_share)} of {between.num_tokens:,} tokens differ at one layer or "
+        "more"
+    )
+    if between.num_non_finite:
+        text += f"; {number_of(between.num_non_finite, 'token')} not finite and left out"
+    if between.share == 0.0:
+        return f"{text}."
+    first, worst = next(iter(between.by_router)), between.worst
+    shares = [
+        f"{_percent(between.by_router[name])} in the {place} ({where([name], names)})"
+        for place, name in (("first", first), ("worst", worst))
+    ]
+    return f"{text}; {', '.join(shares)}."
+
+
+def _rerun_sentence(rerun: Flips | None, times: float | None) -> str:
+    if rerun is None:
+        return (
+            "How often A differs from itself is not known: record A again, in other batches or "
+            "with other kernels, and add --rerun REC_A2."
+        )
+    text = (
+        f"A run again differs from itself in {_percent(rerun.share)} of (token, layer) pairs, "
+        f"{_percent(rerun.tokens_share)} of {rerun.num_tokens:,} tokens at one layer or more"
+    )
+    if times is None:
+        return f"{text}: nothing to hold B against."
+    return f"{text}: B differs {times:.2g} times as often."
+
+
+def _sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:]}."
+
+
+def _percent(share: float) -> str:
+    """A share with three figures, so that one near its limit does not look equal to it."""
+    return percent(share, ".3g")
+
+
+#: Row i of B was row ``place[i]`` of A, by router; only where rows changed places.
+Places = Mapping[str, Int64[np.ndarray, "experts"]]
+
+#: With fewer tokens in common the two are taken for recordings of different texts.
+_LEAST_MATCHED = 0.5
+
+
+def flips(
+    reference: TokenSource,
+    other: TokenSource,
+    routers: Sequence[KnownRouter],
+    places: Places,
+    options: ComputeOptions,
+    scored: Path | None = None,
+) -> Flips:
+    """Sets of experts that differ, token by token, at every router that both record.
+
+    Experts of ``other`` are called what ``reference`` calls them, by ``places``; ``scored`` holds
+    log-probabilities of both.
+
+    Raises
+    ------
+    RecordingError
+        When one of the two holds no choices, or they are of different texts; with counts.
+    NonFiniteError
+        When what a router read is recorded and not finite, unless ``options`` skip such tokens.
+    """
+    for source in (reference, other):
+        refuse_without_choices(source.facts)
+    named = cast("TokenSource", _Renumbered(other, places)) if places else other
+    side = match_run_b(reference, named, routers)
+    num_tokens = reference.facts.num_tokens
+    matched = side.is_matched(0, num_tokens)
+    num_matched = int(matched.sum())
+    if num_matched < _LEAST_MATCHED * num_tokens:
+        raise RecordingError(
+            f"{other.facts.name} has {num_matched:,} of the {number_of(num_tokens, 'token')} of "
+            f"{reference.facts.name}; expected recordings of the same text.",
+            "Record both on the same --text with the same --tokens and --length.",
+        )
+    columns = reference.read_columns(0, num_tokens)
+    matched &= options.counted(columns)
+    num_behind = int(matched.sum())
+    for source, its in ((reference, np.arange(num_tokens)), (other, side.token)):
+        names = [one.name for one in routers if one.name in source.facts.routers]
+        finite = finite_tokens(source, names, np.sort(its[matched]), options)
+        matched &= np.isin(its, finite)
+    num_counted = int(matched.sum())
+    if not num_counted:
+        raise RecordingError(
+            f"{reference.facts.name} and {other.facts.name}: no token that both have counts: each "
+            "is one of the first of its document, or not finite.",
+            "Leave out fewer: --exclude-first.",
+        )
+    flipped = np.zeros(num_tokens, np.int64)
+    by_router = {}
+    for router in routers:
+        if not all(router.name in source.facts.routers for source in (reference, other)):
+            continue
+        differs = np.zeros(num_tokens, np.bool_)
+        for start in range(0, num_tokens, TILE):
+            token = start + np.flatnonzero(matched[start : start + TILE])
+            if not len(token):
+                continue
+            mine = reference.read_chosen(router.name, start, min(start + TILE, num_tokens))
+            if mine is None:
+                name = reference.facts.name
+                raise RecordingError(f"{name}: holds no choices of router {router.name}.")
+            differs[token] = ~same_set(mine[token - start], side.read_chosen(router.name, token))
+        by_router[router.name] = float(differs[matched].mean())
+        flipped += differs
+    columns = columns.at(np.flatnonzero(matched))
+    document = columns.document
+    of_token = flipped[matched] / len(by_router)
+    share = float(of_token.mean())
+    return Flips(
+        num_recorded=num_tokens,
+        num_tokens=num_counted,
+        num_non_finite=num_behind - num_counted,
+        num_documents=len(np.unique(document)),
+        share=share,
+        error=clustered_error((of_token - share) / num_counted, document),
+        tokens_share=float((flipped[matched] > 0).mean()),
+        by_router=by_router,
+        notes=side.notes,
+        log_probs=None if scored is None else log_probs(scored, columns, flipped[matched]),
+    )
+
+
+def refuse_without_choices(facts: SourceFacts) -> None:
+    """Raises RecordingError for a recording that does not say what was chosen, token by token."""
+    if facts.has_chosen and facts.stage != "counts":
+        return
+    stage = facts.stage.replace("_", " ")
+    raise RecordingError(
+        f"{facts.name}: holds {stage} and not what was chosen; expected recorded choices, because "
+        "what the router would choose is not what the exported model chose.",
+        "moegeom capture records them, --keep ids nothing else; traces of engines hold them.",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Renumbered:
+    """A recording whose experts have the numbers that they had before they changed places."""
+
+    source: TokenSource
+    places: Places
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a recording has."""
+        return getattr(self.source, name)
+
+    def read_chosen(
+        self, router: str, start: int, stop: int
+    ) -> Int32[np.ndarray, "tokens top_k"] | None:
+        """Choices under their old numbers; an empty slot is -1 and stays so."""
+        chosen, place = self.source.read_chosen(router, start, stop), self.places.get(router)
+        if chosen is None or place is None:
+            return chosen
+        return np.append(place, -1).astype(np.int32)[chosen]

@@ -10,6 +10,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from moegeom.core.errors import InternalError
 from moegeom.core.tokens import TokenColumns
+from moegeom.document.model import View
 from moegeom.geometry.rows import common_choices, overlap_beyond_chance
 from moegeom.studies.explain.document import document
 from moegeom.studies.explain.record import (
@@ -118,6 +119,17 @@ def test_a_page_holds_every_layer_of_which_a_screen_shows_some_or_a_line_for_sev
     screen = shown(explanation(*(layer(n, 0.8 if n == 3 else 0.9) for n in range(30))), width=100)
     rows = re.findall(r"^  (\S.*?)  .* 900 ", screen, re.MULTILINE)
     assert rows == ["0-2 (3)", "3", "4-29 (26)"]
+
+
+def test_where_the_runs_part_is_drawn_in_percent_on_powers_of_ten_where_it_takes_them():
+    for agreements, scale in (((0.95, 0.9, 1.0), "linear"), ((0.9995, 0.5, 1.0), "log10")):
+        record = explanation(*(layer(n, one) for n, one in enumerate(agreements)))
+        figure = next(one for one in document(record, View()).figures() if one.name == "agreement")
+        (panel,) = figure.panels
+        bars, before = panel.marks
+        assert panel.y.scale == scale
+        assert bars.y == [pytest.approx(100.0 * (1.0 - a)) if a < 1.0 else None for a in agreements]
+        assert min(v for v in (*bars.y, *before.y) if v) > (panel.y.low or 0.0)
 
 
 def noisy(missing: float = 0.02, **facts: Any) -> LayerEvidence:

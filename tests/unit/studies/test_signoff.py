@@ -16,9 +16,8 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
 from moegeom.studies.changes.edit import EDITS, Exported
 from moegeom.studies.signoff.document import document
-from moegeom.studies.signoff.function import judge, rotation_line
 from moegeom.studies.signoff.record import LINE_NAMES, SignOff
-from moegeom.studies.signoff.study import SignOffRequest, sign_off
+from moegeom.studies.signoff.study import SignOffRequest, judge, rotation_line, sign_off
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.checkpoint import (
     BF16,

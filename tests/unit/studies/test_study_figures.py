@@ -1,12 +1,16 @@
 """Figures of studies hold the numbers of their records, and none that are not there."""
 
+import numpy as np
 import pytest
 
 import moegeom as mg
 from moegeom.core.finding import Finding, Outcome, Verdict
 from moegeom.document.chart import Bars, Chart, Guide, Heat
+from moegeom.studies.changes.record import RouterChange
 from moegeom.studies.check.document import gate_figures
 from moegeom.studies.check.record import Gate
+from moegeom.studies.diff.document import row_figures
+from moegeom.studies.diff.record import Difference
 from moegeom.studies.signoff.document import sign_off_figures
 from moegeom.studies.signoff.record import Line, SignOff
 from tests.unit.studies.samples import BALANCED, few_tokens
@@ -51,11 +55,11 @@ def test_a_map_of_checks_says_for_each_layer_how_each_check_ended_if_one_was_loo
         "A5": ["accepted", "passed"],
         "A6": ["not judged", "not judged"],
     }
-    (heat,) = figure.panels[0].marks
-    assert isinstance(heat, Heat)
-    assert heat.values[1][1] > heat.values[1][0] == 0.0 > heat.values[3][0]
+    # amber for warnings and what is not judged, grey for what is accepted, nothing for the rest
+    bars = [(mark.role, mark.y) for mark in figure.panels[0].marks if isinstance(mark, Bars)]
+    assert bars == [("other", [3.0, 4.0]), ("random", [1.0, None])]
     assert "A2 (bad): 1; A3 (bad): 0, 1." in figure.alt
-    assert drawn(outcome("A7", "needs a baseline")) == []
+    assert drawn(outcome("A1", "passed"), outcome("A7", "needs a baseline")) == []
     assert [*gate_figures(Gate(Verdict((outcome("A1", "passed"),)), {"routers": []}))] == []
 
 
@@ -77,11 +81,11 @@ def test_routing_on_text_is_drawn_against_its_limit_and_a_run_again():
     assert isinstance(b, Bars)
     assert isinstance(again, Bars)
     assert isinstance(limit, Guide)
-    assert b.y == [0.2, 0.1, pytest.approx(0.3)]
-    assert again.y == [0.02, 0.01, pytest.approx(0.03)]
-    assert limit.at == 0.04
+    assert b.y == pytest.approx([20.0, 10.0, 30.0])
+    assert again.y == pytest.approx([2.0, 1.0, 3.0])
+    assert limit.at == pytest.approx(4.0)
     # Student's quantile for 63 degrees of freedom
-    assert b.low[0] == pytest.approx(0.2 - 1.998 * 0.01, abs=1e-5)
+    assert b.low[0] == pytest.approx(20.0 - 1.998, abs=1e-3)
     assert not again.low
     assert "the limit is 4 %; A run again differs in 2 %; the most in layer 1, 30 %" in figure.alt
 
@@ -97,9 +101,31 @@ def test_what_changed_in_each_router_is_red_where_it_failed():
     red, blue = figure.panels[0].marks
     assert isinstance(red, Bars)
     assert isinstance(blue, Bars)
-    assert (red.role, red.y, blue.y) == ("limit", [0.1, None], [None, 0.0])
+    assert (red.role, red.y, blue.y) == ("limit", [10.0, None], [None, 0.0])
     assert column(figure, "size") == [None, 0.1, None]
     assert "2 routers compared, 1 failed; the largest change is 10 %, in layer 0." in figure.alt
+
+
+def rows_moved(num_routers: int) -> Chart:
+    moved = [(0.1, 0.02, np.inf), (0.0, 0.0)]
+    routers = [RouterChange(f"text/{n}", (), (), (), moved[n > 0]) for n in range(num_routers)]
+    (figure,) = row_figures(Difference((None, None), routers))  # type: ignore[arg-type]
+    return figure
+
+
+def test_rows_that_moved_are_bars_by_router_and_of_many_a_map_of_every_row():
+    middle, most = rows_moved(2).panels[0].marks
+    assert isinstance(middle, Bars)
+    assert isinstance(most, Bars)
+    assert (middle.y, most.y) == ([2.0, 0.0], [10.0, 0.0])
+    assert (
+        "Most for expert 0 of layer 0: 10 % of its row; 1 of 2 routers moved." in rows_moved(2).alt
+    )
+    (heat,) = rows_moved(20).panels[0].marks
+    assert isinstance(heat, Heat)
+    assert (list(heat.values[0]), list(heat.values[1])) == ([10.0, 2.0, None], [0.0, 0.0, None])
+    still = RouterChange("text/0", (), (), (), (0.0, 0.0))
+    assert [*row_figures(Difference((None, None), [still]))] == []  # type: ignore[arg-type]
 
 
 def test_figures_of_studies_hold_the_numbers_of_their_records():

@@ -19,7 +19,7 @@ from moegeom.geometry.rows import (
     spread_factor,
     usual_factor,
 )
-from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, always, error_if_exact
+from moegeom.studies.changes.edit import Edit, Exported, Fit, Judgement, always, error_if_exact
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import EQUAL, RowPair, share
 
@@ -27,7 +27,7 @@ from moegeom.studies.changes.row_pair import EQUAL, RowPair, share
 _LEAST_ROWS_FOR_COLUMNS = 4
 
 
-def _common(pair: RowPair, sign: float) -> Iterator[RowFit]:
+def _common(pair: RowPair, sign: float) -> Iterator[Fit]:
     same = not pair.is_projected and np.array_equal(
         pair.routers[0].weight[pair.place], pair.routers[1].weight
     )
@@ -37,7 +37,7 @@ def _common(pair: RowPair, sign: float) -> Iterator[RowFit]:
             continue
         rows = factor * pair.a
         finest = max(size(pair.left_of(rows)), float(pair.finest.max()))
-        yield RowFit(
+        yield Fit(
             rows,
             number_bits(1, pair.a.size, size(pair.left), finest),
             kind="" if round(factor, 3) == -1.0 else f"by {abs(factor):.3g}",
@@ -71,7 +71,7 @@ NEGATED = Edit(
 )
 
 
-def _columns(pair: RowPair) -> Iterator[RowFit]:
+def _columns(pair: RowPair) -> Iterator[Fit]:
     a, b = pair.centred
     if pair.is_projected or len(a) < _LEAST_ROWS_FOR_COLUMNS or not (a.any() and b.any()):
         return
@@ -85,7 +85,7 @@ def _columns(pair: RowPair) -> Iterator[RowFit]:
         rows, factors, left = whole, column_factors(pair.a, pair.b), left_of_whole
     low, high = np.percentile(factors, [5, 95]).tolist()
     finest = max(left, float(pair.finest.max()))
-    yield RowFit(
+    yield Fit(
         rows,
         number_bits(len(factors), pair.a.size, size(pair.left), finest),
         detail=f"factors {low:.3g} to {high:.3g} (5 % to 95 % of the columns)",
@@ -132,7 +132,7 @@ def _has_other_gain(pair: RowPair) -> bool:
     return not np.array_equal(first, second)
 
 
-def _folded(pair: RowPair) -> Iterator[RowFit]:
+def _folded(pair: RowPair) -> Iterator[Fit]:
     if FOLDED.name in pair.named or not _has_other_gain(pair):
         return
     first, second = pair.routers
@@ -145,7 +145,7 @@ def _folded(pair: RowPair) -> Iterator[RowFit]:
         return
     finest = max(distance, float(pair.finest.max()), EQUAL * length)
     saved = pair.a.size * np.log2(max(alike / finest, 1.0))
-    yield RowFit(
+    yield Fit(
         pair.a,
         number_bits(pair.a.shape[1], pair.a.size, 1.0, 1.0),
         evidence={"effective_change": share(distance, pair.length)},
@@ -183,7 +183,7 @@ FOLDED = Edit(
 )
 
 
-def _not_followed(pair: RowPair) -> Iterator[RowFit]:
+def _not_followed(pair: RowPair) -> Iterator[Fit]:
     if not _has_other_gain(pair):
         return
     first, second = _gains(pair)
@@ -194,7 +194,7 @@ def _not_followed(pair: RowPair) -> Iterator[RowFit]:
     changed = share(float(np.linalg.norm(second - first)), float(np.linalg.norm(first)))
     for words, relation in _RELATIONS.items():
         if (np.abs(second - relation(first)) <= _ROUNDING * np.abs(second)).all():
-            yield RowFit(
+            yield Fit(
                 weight * second,
                 3.0,
                 kind=f"gain {words}",
@@ -203,7 +203,7 @@ def _not_followed(pair: RowPair) -> Iterator[RowFit]:
                 evidence={"relation": words, "gain_change": changed},
             )
     if same:
-        yield RowFit(
+        yield Fit(
             pair.b,
             number_bits(2, pair.a.size, size(pair.left), float(pair.finest.max())),
             kind="weight the same, gain changed",
@@ -216,8 +216,8 @@ def _not_followed(pair: RowPair) -> Iterator[RowFit]:
 NOT_FOLLOWED = Edit(
     "gain not followed",
     "{kind}, rows moved by {size}",
-    "the router reads other inputs than before, and the weight did not follow: choices change. "
-    "So smoothing does where it forgets the router, and training where the router is frozen.",
+    "the gain in front changed and the weight did not follow: choices change. Smoothing that "
+    "forgets the router does so, and training with a frozen one.",
     fit=_not_followed,
 )
 
@@ -239,7 +239,7 @@ _FAR = 0.7
 _LENGTH_BITS = 16.0
 
 
-def _rotated(pair: RowPair) -> Iterator[RowFit]:
+def _rotated(pair: RowPair) -> Iterator[Fit]:
     """Rows that differ by more than rounding while W diag(g)^2 W^T does not."""
     length = size(pair.a)
     if pair.is_projected or length == 0.0 or len(pair.a) < LEAST_ROWS_FOR_GRAM:
@@ -253,7 +253,7 @@ def _rotated(pair: RowPair) -> Iterator[RowFit]:
     if not noise <= _GRAM_SHARE * moved or not (is_rounding or moved >= _FAR):
         return
     entries = len(pair.a) * (len(pair.a) + 1) / 2.0
-    yield RowFit(
+    yield Fit(
         pair.b,
         3.0,
         size=moved,
@@ -264,7 +264,7 @@ def _rotated(pair: RowPair) -> Iterator[RowFit]:
     )
 
 
-def _turned(pair: RowPair) -> Iterator[RowFit]:
+def _turned(pair: RowPair) -> Iterator[Fit]:
     """Projected rows far from those of A, of unchanged lengths.
 
     Noise of so much of a row would change its length by a quarter.
@@ -284,7 +284,7 @@ def _turned(pair: RowPair) -> Iterator[RowFit]:
     if moved < _FAR or not is_kept.all() or bits < _LENGTH_BITS:
         return
     detail = f"rows moved by {percent(moved)}, and each is as long as it was"
-    yield RowFit(pair.b, 3.0, size=moved, detail=detail, saved=bits)
+    yield Fit(pair.b, 3.0, size=moved, detail=detail, saved=bits)
 
 
 def _judge(change: Change, pair: Exported) -> Judgement:
@@ -301,7 +301,7 @@ ROTATED = Edit(
     "rotated",
     "rotated",
     "W diag(g)^2 W^T is the same: the same function if the hidden states were rotated alike, "
-    "which only the Gram matrix can tell and this checkpoint alone cannot.",
+    "which routers alone do not tell.",
     _judge,
     _rotated,
 )
@@ -320,7 +320,7 @@ TURNED = Edit(
 _PART = 4
 
 
-def _low_rank(pair: RowPair) -> Iterator[RowFit]:
+def _low_rank(pair: RowPair) -> Iterator[Fit]:
     most = min(pair.a.shape) // _PART
     if pair.is_projected or most < 1 or LOW_RANK.name in pair.named:
         return
@@ -330,7 +330,7 @@ def _low_rank(pair: RowPair) -> Iterator[RowFit]:
     for change, common in ((pair.b - pair.a, 0.0), (pair.left, apart)):
         part = low_rank_part(change, finest, most)
         if part is not None:
-            yield RowFit(
+            yield Fit(
                 pair.a + part.change,
                 part.bits + common,
                 kind=str(part.rank),
@@ -343,7 +343,7 @@ def _low_rank(pair: RowPair) -> Iterator[RowFit]:
 LOW_RANK = Edit(
     "update of low rank",
     "update of rank {kind} by {size}",
-    "the change lives in few directions, as a merged adapter leaves it: tokens near a boundary "
-    "flip; how many only tokens can tell.",
+    "the change lives in few directions, as a merged adapter leaves it. Tokens near a boundary "
+    "can flip; only tokens tell how many.",
     fit=_low_rank,
 )

@@ -19,7 +19,7 @@ from moegeom.geometry.rows import (
     squared_distances,
 )
 from moegeom.geometry.set_code import log2_sets
-from moegeom.studies.changes.edit import Edit, Exported, Judgement, RowFit, error, error_if_exact
+from moegeom.studies.changes.edit import Edit, Exported, Fit, Judgement, error, error_if_exact
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import EQUAL, FARTHEST, RowPair, effective_rows_of
 from moegeom.studies.faults.scope import listed
@@ -35,7 +35,7 @@ _LEAST_ROWS = 3
 
 
 # -------------------------------------------------------------------------------------- other order
-def _permuted(pair: RowPair) -> Iterator[RowFit]:
+def _permuted(pair: RowPair) -> Iterator[Fit]:
     # two rows less their mean are opposite: a swap would be a negation
     a, b = pair.centred if len(pair.a) > 2 else (pair.a, pair.b)
     order = matched_places(a, b)
@@ -44,7 +44,7 @@ def _permuted(pair: RowPair) -> Iterator[RowFit]:
         return
     place, rows = pair.place[order], pair.a[order]
     description, mixes = places_in_words(order, pair.rule)
-    yield RowFit(
+    yield Fit(
         rows,
         math.lgamma(moved + 1) / math.log(2.0) + log2_sets(len(order), moved),
         kind=f"({moved} of {len(order)} rows)",
@@ -89,7 +89,7 @@ PERMUTED = Edit(
 
 
 # ------------------------------------------------------------------------------------------- copies
-def _copied(pair: RowPair) -> Iterator[RowFit]:
+def _copied(pair: RowPair) -> Iterator[Fit]:
     """Rows that became equal: the one nearest to its row in A is the source."""
     sources: dict[int, int] = {}
     own = own_cosines(pair.a, pair.b)
@@ -119,21 +119,21 @@ def _copied(pair: RowPair) -> Iterator[RowFit]:
     measured = np.where(is_copy[:, None], pair.b, pair.a)
     evidence = {"sources": sources}
     detail = f"{listed}{more}"
-    yield RowFit(rows, bits, detail, evidence=evidence, measured=measured, of_rows=is_copy)
+    yield Fit(rows, bits, detail, evidence=evidence, measured=measured, of_rows=is_copy)
 
 
 COPIED = Edit(
     "rows copied",
     "{kind}",
-    "logits of equal rows are equal for every token: a copy is chosen where the other row is, "
-    "and ties decide between them; what the row chose before is lost.",
+    "equal rows tie for every token: a copy is chosen where its source is; what the row chose "
+    "before is lost.",
     fit=_copied,
     gate=error,
 )
 
 
 # ---------------------------------------------------------------------------------- factors of rows
-def _scaled_rows(pair: RowPair) -> Iterator[RowFit]:
+def _scaled_rows(pair: RowPair) -> Iterator[Fit]:
     experts, dimension = pair.a.shape
     square = np.einsum("ij,ij->i", pair.a, pair.a)
     products = np.einsum("ij,ij->i", pair.a, pair.b)
@@ -159,7 +159,7 @@ def _scaled_rows(pair: RowPair) -> Iterator[RowFit]:
     factors = np.where(is_scaled, factors, 1.0)
     scaled = {int(expert): float(factors[expert]) for expert in np.flatnonzero(is_scaled)}
     before, after = (float(np.linalg.norm(x[is_scaled])) for x in (moved, left))
-    yield RowFit(
+    yield Fit(
         factors[:, None] * pair.a,
         number_bits(number, dimension, before, max(after, float(pair.finest.max())))
         + log2_sets(experts, number),
@@ -220,7 +220,7 @@ def subset_places(
     return nearest if is_found.mean() >= _MOST else None
 
 
-def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"], RowFit]]:
+def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"], Fit]]:
     if a.hidden_size != b.hidden_size or a.num_experts == b.num_experts:
         return
     before = effective_rows_of(a)
@@ -240,7 +240,7 @@ def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"]
         detail += "; experts of one group of the rule come from several groups of A"
     yield (
         place,
-        RowFit(
+        Fit(
             before[place],
             log2_sets(a.num_experts, min(number, a.num_experts)),
             kind=kind,

@@ -35,11 +35,10 @@ def steps_unread(history: History) -> Iterator[Unknown]:
 
     Looked for: matches of the pattern that are no whole checkpoint (empty, without weights or
     config, shards that an index names and that are not there) or whose files cannot be opened. A
-    step whose name, or one of whose files, says that it is being written (.partial, .tmp, .temp,
-    .incomplete) is listed, and not counted.
+    step that says by a name that it is being written (.partial, .tmp, .temp, .incomplete) is
+    listed, and not counted.
 
-    A finding means: the series is inconclusive. Nothing is known of that step, so the series has a
-    hole, at its end more often than not.
+    A finding means: the series is inconclusive: it has a hole, at its end more often than not.
 
     What to do: look at the file that is named. A job that follows a training should write a step
     under a name that ends in .tmp, and rename it.
@@ -77,12 +76,12 @@ def state_repeated(history: History) -> Iterator[Tested]:
     """No router is again, bit for bit, what it was at an earlier step.
 
     Looked for: rows or a selection bias with the bits of an earlier step and not those of the step
-    before. Each number that changed in between and came back may have done so by chance, with
-    probability 1/2 at most; the p-value is the product, times the pairs of steps.
+    before. Each number that changed in between came back by chance with probability 1/2 at most;
+    the p-value is the product, times the pairs of steps.
 
-    A finding means: the job went on from an older checkpoint, or an older file was written. What
-    was learned in between is not in the later step. An engine that loads only part of a state
-    leaves this to single routers, or to the bias alone.
+    A finding means: the job went on from an older checkpoint, or an older file was written: what
+    was learned in between is lost. An engine that loads only part of a state leaves this to single
+    routers, or to the bias alone.
 
     What to do: compare the step that the log resumed from with the one named here, look whether
     router and bias are in the state that is saved and loaded, and train again from the step before.
@@ -149,15 +148,14 @@ def updates_undone(history: History) -> Iterator[Tested]:
     """No step takes back what the steps before it did to a router.
 
     Looked for: the share of the way from an earlier step to the last that the next step takes back,
-    all rows brought to one length. Steps that go on independently of each other take back nothing,
-    rows that only scatter about a point one half. A finding takes back three quarters at least
-    (heuristic), more than one half by Student's t over the experts, and ends nearer to the earlier
-    step than to the last, by 0.6 of the squared distance (heuristic); not at two steps in a row, as
-    swings would.
+    all rows brought to one length. Independent steps take back nothing, rows that only scatter
+    about a point one half. A finding takes back three quarters at least (heuristic), more than one
+    half by Student's t over the experts, and ends nearer to the earlier step than to the last, by
+    0.6 of the squared distance (heuristic); not at two steps in a row, as swings would.
 
-    A finding means: the job went on from the earlier step and trained from there. That is meant
-    where a run was rolled back after a spike of the loss; else updates are lost. It is also what
-    one checkpoint of another kind looks like, such as averaged weights among those of single steps.
+    A finding means: the job went on from the earlier step and trained from there, as is meant after
+    a rollback; else updates are lost. A checkpoint of another kind, such as averaged weights among
+    those of single steps, looks so too.
 
     What to do: compare the step that the log resumed from with the one named here; where the run
     was rolled back on purpose, leave the steps that it gave up out of the series.
@@ -303,8 +301,7 @@ def rows_stand_still(history: History) -> Iterator[Finding]:
 
     Looked for: rows that change by no more than a hundredth of what the moving routers do (median,
     heuristic), from some step on to the end. Only intervals count in which more than half of the
-    others change by 0.3 % of their length, more than writing them again in bfloat16 would: in a run
-    that is over nothing does.
+    others change by 0.3 % of their length, more than writing them again in bfloat16 would.
 
     A finding means: the router no longer gets updates: it fell out of the optimiser, its gradient
     is 0 or not finite, or its updates are too small for the precision it is kept in. Experts are
@@ -495,11 +492,11 @@ _LEAST_SHARES = 0.1
 def load_swings(history: History) -> Iterator[Tested]:
     """Loads do not swing from one step to the next.
 
-    Looked for: loads that lie now on one side of their mean and now on the other, along the
-    direction in which they scatter most, more often than in a series of any order (runs test; every
-    stretch of 8 steps or more up to the last is looked at and counted), whose swings do not die
-    down (those of the last half are 0.7 of those of the first at least) and move an expert by 0.1
-    fair shares a step at least (both heuristic). The tokens must be the same at every step.
+    Looked for: loads that cross their mean, along the direction in which they scatter most, more
+    often than in a series of any order (runs test; every stretch of 8 steps or more up to the last
+    is looked at and counted), whose swings do not die down (those of the last half are 0.7 of those
+    of the first at least) and move an expert by 0.1 fair shares a step at least (both heuristic).
+    The tokens must be the same at every step.
 
     A finding means: something overcorrects: a bias or a balancing loss drives tokens to and fro
     between the same experts. Scatter without memory and slow drifts do not look so.
@@ -536,11 +533,8 @@ _LEAST_OF_SPREAD = 0.1
 def bias_swings(history: History) -> Iterator[Tested]:
     """Selection biases do not swing from one step to the next.
 
-    Looked for: biases, a common offset taken out, that lie now on one side of their mean and now on
-    the other, along the direction in which they scatter most, more often than in a series of any
-    order (runs test; every stretch of 8 steps or more up to the last is looked at and counted),
-    whose swings do not die down (those of the last half are 0.7 of those of the first at least) and
-    move an expert by a tenth of the spread of all biases a step at least (both heuristic).
+    Looked for: biases, a common offset taken out, that swing as loads do in MGT201, and move an
+    expert by a tenth of the spread of all biases a step at least (heuristic).
 
     A finding means: the bias is updated too strongly for how often it is updated: each update goes
     beyond the balance, and the next one back. Updates that shrink, and the last unit of a constant
@@ -592,9 +586,9 @@ def bias_wrong_way(history: History) -> Iterator[Tested]:
     """The selection bias does not rise for experts that have too much load.
 
     Looked for: the correlation of ranks between the load of the experts at a step and the change of
-    their biases up to the next, over every stretch of two intervals at least up to the last step.
-    Its chance level is that of experts numbered at random, the same at all steps; the stretches are
-    counted. Told only where the load is at the end no more even than where the stretch begins.
+    their biases up to the next, over every stretch of two intervals at least up to the last step,
+    all counted; by chance it is that of experts numbered at random, the same at all steps. Told
+    only where the load is at the end no more even than where the stretch begins.
 
     A finding means: the update of the bias has the wrong sign, or its loads and its experts are in
     another order: it drives loads apart. On text unlike that of the training, experts that are rare
@@ -662,8 +656,8 @@ def domain_concentrates(history: History) -> Iterator[Tested]:
     later step must be below every earlier one by more than chance (Student's t over blocks of
     documents, all steps and domains counted). The tokens must be the same at every step.
 
-    A finding means: the router sends nearly all text of one kind to a few experts. The mean over
-    all domains hides it; these experts are overloaded wherever such text comes in batches.
+    A finding means: the router sends nearly all text of one kind to a few experts, which are
+    overloaded wherever such text comes in batches. The mean over all domains hides it.
 
     What to do: look at the data of that domain from this step on (repeated documents, another
     tokenizer), and at its MaxVio; balance within sequences or by domain. Specialisation that is
