@@ -35,7 +35,7 @@ def document(report: Capacity, view: View) -> Document:
     most = len(layers) if view.detail else _MOST_LAYERS
     rest = layers[most:]
     return page(
-        "capacity",
+        "research capacity",
         report.name,
         view,
         [*_header(report)],

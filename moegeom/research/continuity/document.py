@@ -38,7 +38,7 @@ def document(report: Continuity, view: View) -> Document:
         notes.append(f"Lines and spreads written to {report.written}.")
     return study_page(
         report,
-        "continuity",
+        "research continuity",
         view,
         [worst_excerpt(report.routers, _height, view, partial(_routers, report))],
         [_radii(report)],

@@ -33,7 +33,7 @@ _ROUNDING = 1e-12
 def document(report: Mixtures, view: View) -> Document:
     """What ``moegeom research hmoe`` says."""
     return Document(
-        "hmoe",
+        "research hmoe",
         "hmoe",
         [
             [Title("hmoe", "what data can tell of the parameters of gated attention.")],

@@ -55,7 +55,7 @@ def document(report: Outputs, view: View) -> Document:
     )
     return study_page(
         report,
-        "outputs",
+        "research outputs",
         view,
         [Gallery(lambda: [*outputs_figures(report)])],
         [layers],

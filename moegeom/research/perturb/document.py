@@ -40,7 +40,7 @@ def document(report: Perturbed, view: View) -> Document:
     moved = Fact("moved", f"{report.noise[:1].upper()}{report.noise[1:]}.")
     return study_page(
         report,
-        "perturb",
+        "research perturb",
         view,
         *sections,
         verdict=_result(report),
