@@ -71,8 +71,8 @@ def _verdict(report: Outputs) -> Iterator[Block]:
     yield Fact(
         "RESULT",
         f"{_range([one.routed_mean_share for one in report.routers], _share)} of the energy of "
-        "what routed experts give is their mean output; two chosen experts have a cosine of "
-        f"{_range([one.overlap for one in report.routers], _figure)} on one token.",
+        "routed outputs is in their mean; outputs of two experts of one token have a cosine of "
+        f"{_range([one.overlap for one in report.routers], _figure)}.",
         "strong",
     )
     shared = [
