@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
 from moegeom.geometry.load import (
     chao1,
     coactivation_over_chance,
@@ -37,41 +37,38 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
     needs=("expert_sets",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "num_expert_sets",
                 "distinct chosen sets (divided by the sampling rate when below 1)",
+                "visited_expert_sets",
                 "expert_sets",
-                formula="visited_expert_sets",
             ),
             Column(
                 "expert_sets_possible_log10",
                 "log10 of the number of sets of that size, of any size where sizes differ",
                 "log10 expert sets",
             ),
-            Column(
+            estimate(
                 "expert_set_coverage",
                 "Good-Turing estimate: share of further tokens whose set was already seen",
-                formula="good_turing",
-                has_se=True,
+                "good_turing",
             ),
-            Column(
+            figure(
                 "expert_set_chao1",
                 "Chao's lower estimate of the number of sets that tokens use",
+                "chao1",
                 "expert_sets",
-                formula="chao1",
             ),
-            Column(
+            estimate(
                 "expert_set_entropy_nats",
                 "entropy of the expert set distribution, Miller-Madow; missing when sampled",
+                "expert_set_entropy",
                 "nats",
-                formula="expert_set_entropy",
-                has_se=True,
             ),
-            Column(
+            estimate(
                 "modal_expert_set_share",
                 "share of tokens in the most frequent set; missing when sampled",
-                formula="modal_expert_set",
-                has_se=True,
+                "modal_expert_set",
             ),
             Column("expert_set_sampling_rate", "share of the hash space that was kept"),
         ),
@@ -81,11 +78,11 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
         ),
         "rarefaction": (
             Column("num_tokens_drawn", "tokens drawn without replacement", "tokens", "int"),
-            Column(
+            figure(
                 "expected_expert_sets",
                 "expected number of distinct sets among them; no rows when sampled",
+                "rarefaction",
                 "expert_sets",
-                formula="rarefaction",
             ),
         ),
     },
@@ -164,12 +161,11 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
     needs=("set_sizes",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "num_chosen_mean",
                 "mean number of experts that a token chooses",
+                "num_chosen",
                 "experts",
-                formula="num_chosen",
-                has_se=True,
             ),
             Column(
                 "num_chosen_p99",
@@ -178,12 +174,7 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
                 "int",
                 formula="num_chosen",
             ),
-            Column(
-                "no_expert_share",
-                "share of tokens that choose no expert",
-                formula="num_chosen",
-                has_se=True,
-            ),
+            estimate("no_expert_share", "share of tokens that choose no expert", "num_chosen"),
         )
     },
     invariances=("token_permutation", "expert_relabelling"),
@@ -216,24 +207,22 @@ NUM_LISTED_PAIRS = 256
     needs=("expert_pairs",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "overlap_routing",
                 "mean Jaccard index of the token sets of two experts",
-                formula="overlap_routing",
-                has_se=True,
+                "overlap_routing",
             ),
-            Column(
+            figure(
                 "overlap_routing_chance",
                 "the same for sets of one size drawn evenly",
-                formula="overlap_routing",
+                "overlap_routing",
             ),
             Column("num_pairs_seen", "pairs of experts that some token chose", "pairs", "int"),
-            Column("pairs_seen_share", "the same over all pairs", formula="pairs_seen"),
-            Column(
+            figure("pairs_seen_share", "the same over all pairs", "pairs_seen"),
+            estimate(
                 "coactivation_max_over_chance",
                 "largest frequency of a pair over that of even chance; missing for k = 1",
-                formula="coactivation",
-                has_se=True,
+                "coactivation",
             ),
         ),
         "coactivation": (
@@ -254,7 +243,7 @@ NUM_LISTED_PAIRS = 256
                 "float",
                 "coactivation",
             ),
-            Column("over_chance", "frequency over even chance", formula="coactivation"),
+            figure("over_chance", "frequency over even chance", "coactivation"),
         ),
     },
     invariances=("token_permutation", "expert_relabelling"),

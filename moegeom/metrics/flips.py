@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
 from moegeom.geometry.histogram import (
     bin_edges,
     mean_rank,
@@ -59,29 +59,28 @@ _SHARES = {
     needs=("flips",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "flipped_share",
                 "share of tokens with another chosen set, exact ties to the lower expert",
-                formula="flipped_share",
-                has_se=True,
+                "flipped_share",
             ),
-            Column(
+            figure(
                 "flipped_share_least",
                 "share of tokens with another set however exact ties are broken",
-                formula="flipped_share",
+                "flipped_share",
             ),
-            Column(
+            figure(
                 "flipped_share_most",
                 "share of tokens with another set for some way of breaking exact ties",
-                formula="flipped_share",
+                "flipped_share",
             ),
             Column("reordered_share", "share of tokens with the same set in another order"),
             Column("tied_share", "share of tokens on an exact tie that was none before"),
-            Column(
+            figure(
                 "proved_share",
                 "share of tokens whose set is proved to stay for the recorded inputs, in any order "
                 "of summation that the arithmetic allows",
-                formula="proved_share",
+                "proved_share",
             ),
             Column(
                 "num_disproved",
@@ -89,16 +88,15 @@ _SHARES = {
                 "tokens",
                 "int",
             ),
-            Column(
+            estimate(
                 "weight_moved_mean",
                 "mean share of routing weight on experts that leave the set",
-                formula="weight_moved",
-                has_se=True,
+                "weight_moved",
             ),
-            Column(
+            figure(
                 "predicted_flipped_share",
                 "flipped_share by the noise model, without emulation",
-                formula="predicted_flipped_share",
+                "predicted_flipped_share",
             ),
         )
     },
@@ -149,17 +147,15 @@ NEAR = 0.1
     needs=("effective_margin_histogram", "flipped_effective_margin_histogram"),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "flipped_near_share",
                 "share of the flipped tokens among the tenth of all tokens with the least margin",
-                formula="flipped_near_share",
-                has_se=True,
+                "flipped_near_share",
             ),
-            Column(
+            estimate(
                 "flipped_margin_rank",
                 "mean share of tokens with less margin than a flipped one; 1/2 for any token",
-                formula="flipped_margin_rank",
-                has_se=True,
+                "flipped_margin_rank",
             ),
         )
     },
@@ -194,10 +190,10 @@ def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("weight_moved_histogram",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "weight_moved_p99",
                 "99 % quantile over all tokens of the weight that leaves their experts",
-                formula="weight_moved",
+                "weight_moved",
             ),
         )
     },
@@ -224,11 +220,11 @@ NUM_LISTED = 64
     needs=("swapped_pairs",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "load_shift_max",
                 "tokens that the expert of the largest change gains, over a fair share; negative "
                 "where it loses them",
-                formula="load_shift",
+                "load_shift",
             ),
             Column("load_shift_expert", "that expert", "expert", "int"),
         ),
@@ -236,7 +232,7 @@ NUM_LISTED = 64
             Column("expert_out", "expert that is chosen before and not after", "expert", "int"),
             Column("expert_in", "expert that is chosen instead", "expert", "int"),
             Column("num_tokens", "exchanges of these two", "tokens", "int"),
-            Column("share", "num_tokens over all exchanges", formula="swapped_pairs"),
+            figure("share", "num_tokens over all exchanges", "swapped_pairs"),
         ),
     },
     invariances=("token_permutation",),
@@ -268,11 +264,10 @@ def swaps(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("bf16_flip",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "bf16_flip_share_isotropic",
                 "mean over tokens of Phi(-distance / rounding noise); assumes isotropic rounding",
-                formula="bf16_flip",
-                has_se=True,
+                "bf16_flip",
             ),
         )
     },
@@ -302,18 +297,16 @@ _LEFT = 1e-6
     needs=("rounding_sigmas_histogram", "relative_distance_histogram"),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "stable_share_input_rounding_1e6",
                 "share of tokens that independent roundings of the input to bfloat16 flip with "
                 "probability 1e-6 at most",
-                formula="input_stability",
-                has_se=True,
+                "input_stability",
             ),
-            Column(
+            estimate(
                 "stable_share_input_rounding_worst",
                 "share of tokens that no rounding of the input to bfloat16 flips",
-                formula="input_stability",
-                has_se=True,
+                "input_stability",
             ),
         )
     },
@@ -367,39 +360,37 @@ _PROBABILITIES = {
     needs=("noise_flips", "exit_time_histograms"),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "noise_flipped_share",
                 "expected share of tokens that the noise flips, every logit on its own",
-                formula="noise_flip",
-                has_se=True,
+                "noise_flip",
             ),
-            Column(
+            figure(
                 "noise_flipped_share_lower",
                 "the same by the nearest boundary alone: a lower bound",
-                formula="noise_flip",
+                "noise_flip",
             ),
-            Column(
+            figure(
                 "noise_flipped_share_upper",
                 "the same by the sum over all boundaries: an upper bound",
-                formula="noise_flip",
+                "noise_flip",
             ),
-            Column(
+            estimate(
                 "noise_simulated_share",
                 "share of simulated noisy copies with another set",
-                formula="noise_flip",
-                has_se=True,
+                "noise_flip",
             ),
-            Column(
+            figure(
                 "exit_time_p50_lower",
                 "time before which less than half of the paths of the median token have left",
+                "exit_time",
                 "time",
-                formula="exit_time",
             ),
-            Column(
+            figure(
                 "exit_time_p50_upper",
                 "time by which at least half of them have left",
+                "exit_time",
                 "time",
-                formula="exit_time",
             ),
         )
     },

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.geometry.gram import (
     cap_area_log10,
@@ -35,17 +35,15 @@ from moegeom.kernels.reductions.samples import NUM_INPUTS
     needs=("directions",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "mean_resultant_length",
                 "length of the mean unit vector of the router inputs: 1 when all point one way",
-                formula="mean_resultant_length",
-                has_se=True,
+                "mean_resultant_length",
             ),
-            Column(
+            estimate(
                 "mean_pairwise_cosine",
                 "mean cosine between the router inputs of two different tokens",
-                formula="mean_pairwise_cosine",
-                has_se=True,
+                "mean_pairwise_cosine",
             ),
         )
     },
@@ -78,24 +76,22 @@ QUANTILE = 0.99
     needs=("input_sample",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "cap_radius_over_mean",
                 "99 % quantile of the distance to the mean input over the length of that mean",
-                formula="angular_collapse",
-                has_se=True,
+                "angular_collapse",
             ),
-            Column(
+            estimate(
                 "cap_half_angle",
                 "half-angle of the cap; missing when the radius is not below the mean's length",
+                "angular_collapse",
                 "radian",
-                formula="angular_collapse",
-                has_se=True,
             ),
-            Column(
+            figure(
                 "cap_area_log10",
                 "log10 of the share of the sphere that the cap covers; a curiosity",
+                "angular_collapse",
                 "log10",
-                formula="angular_collapse",
             ),
         )
     },
@@ -134,18 +130,17 @@ def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Value
     needs=("input_sample",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "participation_ratio",
                 "participation ratio of the covariance, corrected for the size of the sample",
+                "participation_ratio",
                 "dimensions",
-                formula="participation_ratio",
-                has_se=True,
             ),
-            Column(
+            figure(
                 "participation_ratio_raw",
                 "the same without correction",
+                "participation_ratio",
                 "dimensions",
-                formula="participation_ratio",
             ),
         )
     },
@@ -179,35 +174,32 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     needs=("input_sample",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "intrinsic_dimension_low",
                 "lowest estimate over estimators and sample sizes",
+                "intrinsic_dimension",
                 "dimensions",
-                formula="intrinsic_dimension",
             ),
-            Column(
-                "intrinsic_dimension_high",
-                "highest of them",
-                "dimensions",
-                formula="intrinsic_dimension",
+            figure(
+                "intrinsic_dimension_high", "highest of them", "intrinsic_dimension", "dimensions"
             ),
-            Column(
+            figure(
                 "intrinsic_dimension_two_nn",
                 "TwoNN on the whole sample",
+                "intrinsic_dimension",
                 "dimensions",
-                formula="intrinsic_dimension",
             ),
-            Column(
+            figure(
                 "intrinsic_dimension_mle_20",
                 "Levina-Bickel with 20 neighbours on the whole sample",
+                "intrinsic_dimension",
                 "dimensions",
-                formula="intrinsic_dimension",
             ),
         ),
         "intrinsic_dimension": (
             Column("estimator", "two_nn, two_nn_fitted, mle_10 or mle_20", "", "str"),
             Column("num_tokens", "tokens of the sample that it used", "tokens", "int"),
-            Column("dimension", "estimate", "dimensions", formula="intrinsic_dimension"),
+            figure("dimension", "estimate", "intrinsic_dimension", "dimensions"),
         ),
     },
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
@@ -255,18 +247,16 @@ _FORMULA = "input_pull"
     needs=("score_sample",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "input_pull",
                 "rms over experts of the mean score over the rms of what differs between tokens, "
                 "without selection bias",
-                formula=_FORMULA,
-                has_se=True,
+                _FORMULA,
             ),
-            Column(
+            estimate(
                 "input_pull_with_bias",
                 "the same of the scores with the selection bias; missing without one",
-                formula=_FORMULA,
-                has_se=True,
+                _FORMULA,
             ),
         )
     },
@@ -300,12 +290,12 @@ def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("input_sample",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "input_pull_random",
                 "mean pull of the mean input over rows of the same lengths in random directions",
-                formula=_FORMULA,
+                _FORMULA,
             ),
-            Column("input_pull_random_sd", "its standard deviation", formula=_FORMULA),
+            figure("input_pull_random_sd", "its standard deviation", _FORMULA),
         )
     },
     invariances=("expert_relabelling", "positive_scaling"),

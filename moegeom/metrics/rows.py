@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import NUM_PROJECTIONS, Column, RouterFacts, Values, metric
+from moegeom.core.metric import NUM_PROJECTIONS, Column, RouterFacts, Values, figure, metric
 from moegeom.core.shapes import Float64
 from moegeom.geometry.boundary.reachability import Proof, num_decided
 from moegeom.geometry.boundary.reachability import reachability as reach_of
@@ -128,42 +128,40 @@ _SAFE_EXPONENT = 30
     needs=("effective_rows",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "gram_score_raw",
                 "1 - rms cosine of the rows as stored: a common shift or a gain changes it",
-                formula="gram_score",
+                "gram_score",
                 changes_with=("common_row_shift", "gain_folding"),
             ),
-            Column(
-                "gram_score_centred",
-                "1 - rms cosine of the centred effective rows",
-                formula="gram_score",
+            figure(
+                "gram_score_centred", "1 - rms cosine of the centred effective rows", "gram_score"
             ),
-            Column(
+            figure(
                 "gram_score_random",
                 "what centred random rows of this shape would show",
-                formula="gram_score",
+                "gram_score",
             ),
-            Column(
+            figure(
                 "gram_score_best",
                 "the largest score that centred rows of this shape can have (Welch)",
-                formula="gram_score",
+                "gram_score",
             ),
-            Column(
+            figure(
                 "gram_score_z",
                 "score less the random score, in standard deviations of random rows",
+                "gram_score",
                 "sigmas",
-                formula="gram_score",
             ),
-            Column(
+            figure(
                 "mean_abs_cosine_centred",
                 "mean |cosine| over pairs of centred effective rows",
-                formula="gram_score",
+                "gram_score",
             ),
-            Column(
+            figure(
                 "max_cosine_centred",
                 "largest cosine between two centred effective rows",
-                formula="nearest_cosine",
+                "nearest_cosine",
             ),
             Column("row_rank", "rank of the centred effective rows", "", "int", "row_spectrum"),
             Column(
@@ -173,15 +171,15 @@ _SAFE_EXPONENT = 30
                 "int",
                 "row_spectrum",
             ),
-            Column(
+            figure(
                 "row_condition",
                 "largest over smallest singular value of the centred effective rows",
-                formula="row_spectrum",
+                "row_spectrum",
             ),
-            Column(
+            figure(
                 "effective_rank",
                 "exp entropy of the singular values of the centred effective rows",
-                formula="row_spectrum",
+                "row_spectrum",
             ),
             Column(
                 "centred_norm_median",
@@ -213,7 +211,7 @@ _SAFE_EXPONENT = 30
                 "int",
                 "nearest_cosine",
             ),
-            Column("nearest_cosine", "that cosine", formula="nearest_cosine"),
+            figure("nearest_cosine", "that cosine", "nearest_cosine"),
             Column("row_kurtosis", "fourth moment over squared second of the row's entries"),
         ),
     },

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, metric
 from moegeom.core.shapes import Float64
 from moegeom.geometry.load import load_entropy_nats
 from moegeom.kernels.reductions.choices import (
@@ -131,23 +131,20 @@ def positions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("top1",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "first_choice_repeat",
                 "share of neighbouring tokens with equal first choice",
-                formula="first_choice_repeat",
-                has_se=True,
+                "first_choice_repeat",
             ),
-            Column(
+            estimate(
                 "first_choice_repeat_chance",
                 "the same for two independent tokens",
-                formula="first_choice_repeat",
-                has_se=True,
+                "first_choice_repeat",
             ),
-            Column(
+            estimate(
                 "first_choice_entropy_normalised",
                 "entropy of the shares of first choices over log E",
-                formula="load_entropy",
-                has_se=True,
+                "load_entropy",
             ),
         ),
         "experts": (
@@ -192,23 +189,20 @@ def top1(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     columns={
         "layers": (
             Column("num_neighbours", "pairs of neighbouring tokens", "pairs", "int"),
-            Column(
+            estimate(
                 "neighbour_overlap",
                 "mean share of the chosen experts that the next token chooses too",
-                formula="neighbour_overlap",
-                has_se=True,
+                "neighbour_overlap",
             ),
-            Column(
+            estimate(
                 "neighbour_overlap_chance",
                 "the same for two independent tokens of these loads",
-                formula="neighbour_overlap",
-                has_se=True,
+                "neighbour_overlap",
             ),
-            Column(
+            estimate(
                 "neighbour_same_set",
                 "share of neighbours with equal chosen sets",
-                formula="neighbour_overlap",
-                has_se=True,
+                "neighbour_overlap",
             ),
         )
     },
