@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
-from moegeom.geometry.load import (
-    chao1,
-    coactivation_over_chance,
-    expert_set_entropy_nats,
-    good_turing_coverage,
-    jaccard_chance,
-    jaccard_mean,
-    num_pairs_seen,
-    rarefied,
-)
+from moegeom.geometry import load as loads
 from moegeom.metrics.rows import COLUMNS, MOST_EXPERTS, upper_triangle
 
 #: Expert sets listed per router, the most frequent ones.
@@ -117,7 +108,7 @@ def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         "layers": {
             "num_expert_sets": len(counts) / rate,
             "expert_sets_possible_log10": possible / math.log(10.0),
-            "expert_set_chao1": chao1(counts) / rate,
+            "expert_set_chao1": loads.chao1(counts) / rate,
             "expert_set_sampling_rate": rate,
             **_shares(counts, rate),
         },
@@ -132,8 +123,8 @@ def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 def _shares(counts: np.ndarray, rate: float) -> dict[str, float | None]:
     is_whole = rate == 1.0
     return {
-        "expert_set_coverage": good_turing_coverage(counts),
-        "expert_set_entropy_nats": expert_set_entropy_nats(counts) if is_whole else None,
+        "expert_set_coverage": loads.good_turing_coverage(counts),
+        "expert_set_entropy_nats": loads.expert_set_entropy_nats(counts) if is_whole else None,
         "modal_expert_set_share": float(counts.max() / counts.sum())
         if len(counts) and is_whole
         else None,
@@ -153,7 +144,7 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
     if not total or rate < 1.0:
         return {"num_tokens_drawn": np.empty(0, np.int64), "expected_expert_sets": np.empty(0)}
     sizes = np.unique(np.append(2 ** np.arange(0, int(math.log2(total)) + 1), total))
-    return {"num_tokens_drawn": sizes, "expected_expert_sets": rarefied(counts, sizes)}
+    return {"num_tokens_drawn": sizes, "expected_expert_sets": loads.rarefied(counts, sizes)}
 
 
 @metric(
@@ -267,15 +258,15 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not counts.any() or experts < 2:
         return {"layers": {}}
     layers: dict[str, float | int | None] = {
-        "overlap_routing": float(jaccard_mean(counts)),
-        "overlap_routing_chance": None if top_k is None else jaccard_chance(experts, top_k),
-        "num_pairs_seen": int(num_pairs_seen(counts)),
-        "pairs_seen_share": num_pairs_seen(counts) / len(first),
+        "overlap_routing": float(loads.jaccard_mean(counts)),
+        "overlap_routing_chance": None if top_k is None else loads.jaccard_chance(experts, top_k),
+        "num_pairs_seen": int(loads.num_pairs_seen(counts)),
+        "pairs_seen_share": loads.num_pairs_seen(counts) / len(first),
     }
     if top_k is None or top_k < 2:
         return {"layers": layers}
     tokens = int(np.trace(counts)) // top_k
-    over_chance = coactivation_over_chance(counts, tokens, top_k)[first, second]
+    over_chance = loads.coactivation_over_chance(counts, tokens, top_k)[first, second]
     layers["coactivation_max_over_chance"] = float(over_chance.max())
     top = np.argsort(-together, kind="stable")[:NUM_LISTED_PAIRS]
     top = top[together[top] > 0]
@@ -312,5 +303,5 @@ def coactivation_matrix(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     is_kept = facts.is_whole and not facts.is_random and len(counts) <= MOST_EXPERTS
     if not is_kept or top_k is None or top_k < 2 or not counts.any():
         return {}
-    over = coactivation_over_chance(counts, int(np.trace(counts)) // top_k, top_k)
+    over = loads.coactivation_over_chance(counts, int(np.trace(counts)) // top_k, top_k)
     return {"matrices": upper_triangle("coactivation", over)}

@@ -9,46 +9,20 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
-from moegeom.geometry.histogram import (
-    bin_edges,
-    mean_rank,
-    quantile,
-    share_among_least,
-    share_below,
-)
+from moegeom.geometry import histogram
 from moegeom.geometry.load import most_frequent
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
-from moegeom.kernels.reductions.flips import (
-    DISPROVED,
-    DRAWN,
-    ESTIMATE,
-    FIXED_POINT,
-    FLIPPED,
-    KNOWN,
-    LOWER,
-    MOVED,
-    NOISY_TOKENS,
-    PERHAPS,
-    PREDICTED,
-    PROVED,
-    REORDERED,
-    SIMULATED,
-    SUM,
-    SURELY,
-    TIED,
-    TOKENS,
-    UPPER,
-)
+from moegeom.kernels.reductions import flips as reduced
 from moegeom.kernels.reductions.histograms import EARLY, LATE
 from moegeom.metrics.margins import within_ends
 
 _SHARES = {
-    "flipped_share": FLIPPED,
-    "flipped_share_least": SURELY,
-    "flipped_share_most": PERHAPS,
-    "reordered_share": REORDERED,
-    "tied_share": TIED,
-    "proved_share": PROVED,
+    "flipped_share": reduced.FLIPPED,
+    "flipped_share_least": reduced.SURELY,
+    "flipped_share_most": reduced.PERHAPS,
+    "reordered_share": reduced.REORDERED,
+    "tied_share": reduced.TIED,
+    "proved_share": reduced.PROVED,
 }
 
 
@@ -117,18 +91,19 @@ def flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     much routing weight leaves the experts chosen before.
     """
     counts = reductions["flips"]
-    tokens = int(counts[TOKENS, SUM])
+    tokens = int(counts[reduced.TOKENS, reduced.SUM])
     if not tokens:
         return {"layers": {}}
     sums = [
-        int(total) if is_known else None for total, is_known in counts[:, [SUM, KNOWN]].tolist()
+        int(total) if is_known else None
+        for total, is_known in counts[:, [reduced.SUM, reduced.KNOWN]].tolist()
     ]
     return {
         "layers": {
             **{name: _over(sums[column], tokens) for name, column in _SHARES.items()},
-            "num_disproved": sums[DISPROVED],
-            "weight_moved_mean": _over(sums[MOVED], FIXED_POINT * tokens),
-            "predicted_flipped_share": _over(sums[PREDICTED], FIXED_POINT * tokens),
+            "num_disproved": sums[reduced.DISPROVED],
+            "weight_moved_mean": _over(sums[reduced.MOVED], reduced.FIXED_POINT * tokens),
+            "predicted_flipped_share": _over(sums[reduced.PREDICTED], reduced.FIXED_POINT * tokens),
         }
     }
 
@@ -178,8 +153,8 @@ def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         return {"layers": {"flipped_near_share": None, "flipped_margin_rank": None}}
     return {
         "layers": {
-            "flipped_near_share": share_among_least(flipped, whole, NEAR),
-            "flipped_margin_rank": mean_rank(flipped, whole),
+            "flipped_near_share": histogram.share_among_least(flipped, whole, NEAR),
+            "flipped_margin_rank": histogram.mean_rank(flipped, whole),
         }
     }
 
@@ -206,7 +181,7 @@ def weight_moved(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     that were chosen. The 99th percentile is over all tokens: with few flips it is 0. Quantiles are
     those of a histogram with bins of 6 %.
     """
-    (value,) = quantile(reductions["weight_moved_histogram"], np.array([0.99]))
+    (value,) = histogram.quantile(reductions["weight_moved_histogram"], np.array([0.99]))
     return {"layers": {"weight_moved_p99": float(value)}}
 
 
@@ -283,7 +258,7 @@ def bf16_flip(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     coordinate, on a sample.
     """
     tokens, expected = reductions["bf16_flip"]
-    share = expected / FIXED_POINT / tokens if tokens else None
+    share = expected / reduced.FIXED_POINT / tokens if tokens else None
     return {"layers": {"bf16_flip_share_isotropic": share}}
 
 
@@ -323,11 +298,13 @@ def input_stability(reductions: Mapping[str, Any], facts: RouterFacts) -> Values
     recorded input as what is rounded, also where it is stored in bfloat16 already.
     """
     rule = facts.router.rule
-    edges = bin_edges()
+    edges = histogram.bin_edges()
     # the next edge of a bin: a share must not be an interpolation
     needed = edges[np.searchsorted(edges, sigmas_needed(facts.router.num_experts, rule.top_k))]
-    (likely,) = share_below(reductions["rounding_sigmas_histogram"], np.array([needed]))
-    (worst,) = share_below(reductions["relative_distance_histogram"], np.array([UNIT_BFLOAT16]))
+    (likely,) = histogram.share_below(reductions["rounding_sigmas_histogram"], np.array([needed]))
+    (worst,) = histogram.share_below(
+        reductions["relative_distance_histogram"], np.array([UNIT_BFLOAT16])
+    )
     return {
         "layers": {
             "stable_share_input_rounding_1e6": 1.0 - float(likely),
@@ -348,9 +325,9 @@ def sigmas_needed(num_experts: int, top_k: int) -> float:
 
 
 _PROBABILITIES = {
-    "noise_flipped_share": ESTIMATE,
-    "noise_flipped_share_lower": LOWER,
-    "noise_flipped_share_upper": UPPER,
+    "noise_flipped_share": reduced.ESTIMATE,
+    "noise_flipped_share_lower": reduced.LOWER,
+    "noise_flipped_share_upper": reduced.UPPER,
 }
 
 
@@ -408,15 +385,15 @@ def noise_flip(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     tokens, simulation and exit times on a quarter of them. docs/theory.md A9, E4.
     """
     counts = reductions["noise_flips"]
-    tokens, copies = int(counts[NOISY_TOKENS]), int(counts[DRAWN])
+    tokens, copies = int(counts[reduced.NOISY_TOKENS]), int(counts[reduced.DRAWN])
     if not tokens:
         return {"layers": {}}
     values: dict[str, float | None] = dict.fromkeys(_PROBABILITIES)
-    values["noise_simulated_share"] = int(counts[SIMULATED]) / copies if copies else None
+    values["noise_simulated_share"] = int(counts[reduced.SIMULATED]) / copies if copies else None
     if facts.router.rule.is_affine:
         for name, column in _PROBABILITIES.items():
-            values[name] = int(counts[column]) / FIXED_POINT / tokens
-        median = quantile(reductions["exit_time_histograms"], np.array([0.5]))[:, 0]
+            values[name] = int(counts[column]) / reduced.FIXED_POINT / tokens
+        median = histogram.quantile(reductions["exit_time_histograms"], np.array([0.5]))[:, 0]
         values["exit_time_p50_lower"] = within_ends(float(median[EARLY]))
         values["exit_time_p50_upper"] = within_ends(float(median[LATE]))
     return {"layers": values}

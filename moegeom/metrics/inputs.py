@@ -10,21 +10,12 @@ import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.geometry import space
 from moegeom.geometry.gram import (
     cap_area_log10,
     cap_half_angle,
     effective_rows,
     mean_pairwise_cosine,
-)
-from moegeom.geometry.space import (
-    ScoreMoments,
-    dimension_estimates,
-    distinct_rows,
-    neighbours_of_same_label,
-    participation_ratio_corrected,
-    principal_components,
-    pull_of_random_rows,
-    silhouette,
 )
 from moegeom.kernels.reductions.samples import NUM_INPUTS
 
@@ -163,7 +154,7 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     return {
         "layers": {
             "participation_ratio_raw": raw,
-            "participation_ratio": float(participation_ratio_corrected(raw, tokens)),
+            "participation_ratio": float(space.participation_ratio_corrected(raw, tokens)),
         }
     }
 
@@ -219,9 +210,9 @@ def intrinsic_dimension(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     """
     sample = reductions["input_sample"]
     rows = sample.inputs.astype(np.float64)
-    rows = rows[distinct_rows(rows)]
+    rows = rows[space.distinct_rows(rows)]
     # the sample is in the order of a hash: its beginning is a sample too
-    estimates = dimension_estimates(rows)
+    estimates = space.dimension_estimates(rows)
     values = [value for _, _, value in estimates if np.isfinite(value)]
     whole = {name: value for name, size, value in estimates if size == len(rows)}
     return {
@@ -277,7 +268,7 @@ def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
     On a sample of at most 4096 tokens; the range of random routers on that of about 2048 inputs.
     """
-    moments: ScoreMoments = reductions["score_sample"]
+    moments: space.ScoreMoments = reductions["score_sample"]
     bias = facts.router.selection_bias
     pulls = (moments.pull(), math.nan if bias is None else moments.pull(bias))
     # endless where scores are so small that all tokens score alike
@@ -314,7 +305,9 @@ def input_pull_random(reductions: Mapping[str, Any], facts: RouterFacts) -> Valu
     if len(sample.inputs) > 1 and facts.is_whole:
         lengths = np.linalg.norm(facts.router.weight.astype(np.float64), axis=1)
         ratio = sample.moments.participation_ratio
-        mean, deviation = pull_of_random_rows(sample.inputs.astype(np.float64), ratio, lengths)
+        mean, deviation = space.pull_of_random_rows(
+            sample.inputs.astype(np.float64), ratio, lengths
+        )
     return {"layers": {"input_pull_random": mean, "input_pull_random_sd": deviation}}
 
 
@@ -388,9 +381,9 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not facts.is_whole or tokens < LEAST_TOKENS:
         return {"layers": {}}
     inputs, first = sample.inputs[:tokens].astype(np.float64), sample.first[:tokens]
-    wide = principal_components(inputs, min(MOST_DIRECTIONS, inputs.shape[1]))
+    wide = space.principal_components(inputs, min(MOST_DIRECTIONS, inputs.shape[1]))
     plane, on_plane = wide.points[:, :2], wide.axes[:2]
-    same, chance = neighbours_of_same_label(inputs, first, NEIGHBOURS)
+    same, chance = space.neighbours_of_same_label(inputs, first, NEIGHBOURS)
     rows = effective_rows(facts.router.weight, facts.router.gain)
     experts = rows.centred @ on_plane.T if rows.centred.shape[1] == inputs.shape[1] else None
     table = {
@@ -416,7 +409,7 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "widest_share": float(wide.shares.sum()),
             "near_same_choice": same,
             "near_same_choice_chance": chance,
-            "choice_silhouette": silhouette(inputs, first),
+            "choice_silhouette": space.silhouette(inputs, first),
         },
         "sample": table,
     }

@@ -10,16 +10,7 @@ import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, estimate, metric
 from moegeom.kernels.reduction import means
-from moegeom.kernels.reductions.scores import (
-    FIXED_POINT,
-    LARGE_UNIT,
-    LSE_BEYOND,
-    LSE_FIXED_POINT,
-    LSE_LARGE,
-    LSE_PLAIN,
-    LSE_REST,
-    LSE_TOKENS,
-)
+from moegeom.kernels.reductions import scores as reduced
 
 #: What the entropy is of, by score.
 ENTROPY_OF = {
@@ -104,14 +95,17 @@ def z_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     fixed-point sum holds.
     """
     sums = reductions["log_sum_exp"].tolist()
-    tokens = sums[LSE_TOKENS]
-    if not tokens or sums[LSE_BEYOND]:  # a sum without the largest ones would be no mean
+    tokens = sums[reduced.LSE_TOKENS]
+    if not tokens or sums[reduced.LSE_BEYOND]:  # a sum without the largest ones would be no mean
         return {"layers": {"z_loss": None, "log_sum_exp_mean": None}}
-    total = sums[LSE_LARGE] * LARGE_UNIT + sums[LSE_REST] / LSE_FIXED_POINT
+    total = (
+        sums[reduced.LSE_LARGE] * reduced.LARGE_UNIT
+        + sums[reduced.LSE_REST] / reduced.LSE_FIXED_POINT
+    )
     return {
         "layers": {
             "z_loss": total / tokens,
-            "log_sum_exp_mean": sums[LSE_PLAIN] / LSE_FIXED_POINT / tokens,
+            "log_sum_exp_mean": sums[reduced.LSE_PLAIN] / reduced.LSE_FIXED_POINT / tokens,
         }
     }
 
@@ -151,7 +145,7 @@ def load_balancing_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     Read it beside the load.
     """
     counts = reductions["expert_counts"].astype(np.float64)
-    scores = reductions["score_sums"] / FIXED_POINT
+    scores = reductions["score_sums"] / reduced.FIXED_POINT
     experts = facts.router.num_experts
     if not counts.any():
         nothing = {"load_balancing_loss_megatron": None}

@@ -11,15 +11,7 @@ import numpy as np
 from moegeom.core.metric import Column, RouterFacts, Values, estimate, metric
 from moegeom.core.shapes import Float64
 from moegeom.geometry.load import load_entropy_nats
-from moegeom.kernels.reductions.choices import (
-    BEYOND,
-    EQUAL,
-    NEAR_TIE,
-    PAIRS,
-    SAME_SET,
-    SHARED,
-    TOKENS,
-)
+from moegeom.kernels.reductions import choices as reduced
 from moegeom.kernels.reductions.samples import FIRST_POSITIONS
 
 
@@ -41,7 +33,7 @@ def tokens(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     ``num_blocks`` are the blocks of documents behind every standard error of the row.
     """
     counts = reductions["token_counts"]
-    return {"layers": {"num_tokens": int(counts[TOKENS]), "num_blocks": facts.num_blocks}}
+    return {"layers": {"num_tokens": int(counts[reduced.TOKENS]), "num_blocks": facts.num_blocks}}
 
 
 @metric(
@@ -76,9 +68,9 @@ def agreement(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         return {"layers": {}}
     return {
         "layers": {
-            "num_reproduced": int(counts[EQUAL]),
-            "num_near_tie": int(counts[NEAR_TIE]),
-            "num_not_reproduced": int(counts[BEYOND]),
+            "num_reproduced": int(counts[reduced.EQUAL]),
+            "num_near_tie": int(counts[reduced.NEAR_TIE]),
+            "num_not_reproduced": int(counts[reduced.BEYOND]),
         }
     }
 
@@ -220,15 +212,15 @@ def neighbours(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     """
     of_pairs = reductions["neighbours"].tolist()
     counts = reductions["expert_counts"].astype(np.float64)
-    pairs, top_k = of_pairs[PAIRS], facts.router.rule.num_chosen
+    pairs, top_k = of_pairs[reduced.PAIRS], facts.router.rule.num_chosen
     if not pairs:
         return {"layers": {}}
     return {
         "layers": {
             "num_neighbours": pairs,
-            "neighbour_overlap": top_k and of_pairs[SHARED] / (pairs * top_k),
+            "neighbour_overlap": top_k and of_pairs[reduced.SHARED] / (pairs * top_k),
             "neighbour_overlap_chance": top_k and _chance(top_k, counts),
-            "neighbour_same_set": of_pairs[SAME_SET] / pairs,
+            "neighbour_same_set": of_pairs[reduced.SAME_SET] / pairs,
         }
     }
 
