@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import resources
 from itertools import chain, compress
+from types import GenericAlias
 from typing import Any, TypeVar
 
 from moegeom.core.errors import InternalError, MoeGeomError
@@ -222,7 +223,7 @@ _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 _REPEATED = 60
 
 
-def record_of(kind: type[T], document: Any) -> T:
+def record_of(kind: type[T] | GenericAlias, document: Any) -> T:
     """The record that plain values of a document make: its annotations say what stands where.
 
     Values have to be of their types (a text is no number, true is no number), but for integers

@@ -177,6 +177,3 @@ FAMILY_CHARACTERS = 1 << 16
 FAMILY_NAME_LENGTH = 200
 #: The parser's time and memory grow with the square of the dots of one key.
 MOST_DOTS = 100
-#: Hexadecimal, of one number of a certificate: gcds are quadratic.
-CERTIFICATE_DIGITS = 100_000
-CERTIFICATE_DIGITS_IN_ALL = 1_000_000

@@ -51,6 +51,16 @@ class Column:
     changes_with: tuple[Invariance, ...] = ()
 
 
+def figure(name: str, text: str, formula: str, unit: str = "1", **more: Any) -> Column:
+    """The column of a number that the formula defines."""
+    return Column(name, text, unit, formula=formula, **more)
+
+
+def estimate(name: str, text: str, formula: str, unit: str = "1", **more: Any) -> Column:
+    """The same with a standard error."""
+    return figure(name, text, formula, unit, has_se=True, **more)
+
+
 @dataclass(frozen=True)
 class RouterFacts:
     """What a metric may know besides its reductions; ``is_whole`` but for one domain's tokens."""

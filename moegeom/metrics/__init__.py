@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from moegeom.core.metric import Column, Metric
+from moegeom.core.metric import Column, Metric, estimate
 from moegeom.core.registry import Rooms
 from moegeom.results.reader import DERIVED
 
@@ -46,7 +46,7 @@ def read_columns_of(metric: Metric, table: str) -> Sequence[Column]:
     return [
         *filled,
         *(
-            Column(name, derived.text, derived.unit, formula=derived.formula, has_se=True)
+            estimate(name, derived.text, derived.formula, derived.unit)
             for name, derived in DERIVED.items()
             if derived.column in names
         ),

@@ -8,17 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
-from moegeom.geometry.load import (
-    chao1,
-    coactivation_over_chance,
-    expert_set_entropy_nats,
-    good_turing_coverage,
-    jaccard_chance,
-    jaccard_mean,
-    num_pairs_seen,
-    rarefied,
-)
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.geometry import load as loads
 from moegeom.metrics.rows import COLUMNS, MOST_EXPERTS, upper_triangle
 
 #: Expert sets listed per router, the most frequent ones.
@@ -37,41 +28,38 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
     needs=("expert_sets",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "num_expert_sets",
                 "distinct chosen sets (divided by the sampling rate when below 1)",
+                "visited_expert_sets",
                 "expert_sets",
-                formula="visited_expert_sets",
             ),
             Column(
                 "expert_sets_possible_log10",
                 "log10 of the number of sets of that size, of any size where sizes differ",
                 "log10 expert sets",
             ),
-            Column(
+            estimate(
                 "expert_set_coverage",
                 "Good-Turing estimate: share of further tokens whose set was already seen",
-                formula="good_turing",
-                has_se=True,
+                "good_turing",
             ),
-            Column(
+            figure(
                 "expert_set_chao1",
                 "Chao's lower estimate of the number of sets that tokens use",
+                "chao1",
                 "expert_sets",
-                formula="chao1",
             ),
-            Column(
+            estimate(
                 "expert_set_entropy_nats",
                 "entropy of the expert set distribution, Miller-Madow; missing when sampled",
+                "expert_set_entropy",
                 "nats",
-                formula="expert_set_entropy",
-                has_se=True,
             ),
-            Column(
+            estimate(
                 "modal_expert_set_share",
                 "share of tokens in the most frequent set; missing when sampled",
-                formula="modal_expert_set",
-                has_se=True,
+                "modal_expert_set",
             ),
             Column("expert_set_sampling_rate", "share of the hash space that was kept"),
         ),
@@ -81,11 +69,11 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
         ),
         "rarefaction": (
             Column("num_tokens_drawn", "tokens drawn without replacement", "tokens", "int"),
-            Column(
+            figure(
                 "expected_expert_sets",
                 "expected number of distinct sets among them; no rows when sampled",
+                "rarefaction",
                 "expert_sets",
-                formula="rarefaction",
             ),
         ),
     },
@@ -120,7 +108,7 @@ def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         "layers": {
             "num_expert_sets": len(counts) / rate,
             "expert_sets_possible_log10": possible / math.log(10.0),
-            "expert_set_chao1": chao1(counts) / rate,
+            "expert_set_chao1": loads.chao1(counts) / rate,
             "expert_set_sampling_rate": rate,
             **_shares(counts, rate),
         },
@@ -135,8 +123,8 @@ def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 def _shares(counts: np.ndarray, rate: float) -> dict[str, float | None]:
     is_whole = rate == 1.0
     return {
-        "expert_set_coverage": good_turing_coverage(counts),
-        "expert_set_entropy_nats": expert_set_entropy_nats(counts) if is_whole else None,
+        "expert_set_coverage": loads.good_turing_coverage(counts),
+        "expert_set_entropy_nats": loads.expert_set_entropy_nats(counts) if is_whole else None,
         "modal_expert_set_share": float(counts.max() / counts.sum())
         if len(counts) and is_whole
         else None,
@@ -156,7 +144,7 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
     if not total or rate < 1.0:
         return {"num_tokens_drawn": np.empty(0, np.int64), "expected_expert_sets": np.empty(0)}
     sizes = np.unique(np.append(2 ** np.arange(0, int(math.log2(total)) + 1), total))
-    return {"num_tokens_drawn": sizes, "expected_expert_sets": rarefied(counts, sizes)}
+    return {"num_tokens_drawn": sizes, "expected_expert_sets": loads.rarefied(counts, sizes)}
 
 
 @metric(
@@ -164,12 +152,11 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
     needs=("set_sizes",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "num_chosen_mean",
                 "mean number of experts that a token chooses",
+                "num_chosen",
                 "experts",
-                formula="num_chosen",
-                has_se=True,
             ),
             Column(
                 "num_chosen_p99",
@@ -178,12 +165,7 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
                 "int",
                 formula="num_chosen",
             ),
-            Column(
-                "no_expert_share",
-                "share of tokens that choose no expert",
-                formula="num_chosen",
-                has_se=True,
-            ),
+            estimate("no_expert_share", "share of tokens that choose no expert", "num_chosen"),
         )
     },
     invariances=("token_permutation", "expert_relabelling"),
@@ -216,24 +198,22 @@ NUM_LISTED_PAIRS = 256
     needs=("expert_pairs",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "overlap_routing",
                 "mean Jaccard index of the token sets of two experts",
-                formula="overlap_routing",
-                has_se=True,
+                "overlap_routing",
             ),
-            Column(
+            figure(
                 "overlap_routing_chance",
                 "the same for sets of one size drawn evenly",
-                formula="overlap_routing",
+                "overlap_routing",
             ),
             Column("num_pairs_seen", "pairs of experts that some token chose", "pairs", "int"),
-            Column("pairs_seen_share", "the same over all pairs", formula="pairs_seen"),
-            Column(
+            figure("pairs_seen_share", "the same over all pairs", "pairs_seen"),
+            estimate(
                 "coactivation_max_over_chance",
                 "largest frequency of a pair over that of even chance; missing for k = 1",
-                formula="coactivation",
-                has_se=True,
+                "coactivation",
             ),
         ),
         "coactivation": (
@@ -254,7 +234,7 @@ NUM_LISTED_PAIRS = 256
                 "float",
                 "coactivation",
             ),
-            Column("over_chance", "frequency over even chance", formula="coactivation"),
+            figure("over_chance", "frequency over even chance", "coactivation"),
         ),
     },
     invariances=("token_permutation", "expert_relabelling"),
@@ -278,15 +258,15 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not counts.any() or experts < 2:
         return {"layers": {}}
     layers: dict[str, float | int | None] = {
-        "overlap_routing": float(jaccard_mean(counts)),
-        "overlap_routing_chance": None if top_k is None else jaccard_chance(experts, top_k),
-        "num_pairs_seen": int(num_pairs_seen(counts)),
-        "pairs_seen_share": num_pairs_seen(counts) / len(first),
+        "overlap_routing": float(loads.jaccard_mean(counts)),
+        "overlap_routing_chance": None if top_k is None else loads.jaccard_chance(experts, top_k),
+        "num_pairs_seen": int(loads.num_pairs_seen(counts)),
+        "pairs_seen_share": loads.num_pairs_seen(counts) / len(first),
     }
     if top_k is None or top_k < 2:
         return {"layers": layers}
     tokens = int(np.trace(counts)) // top_k
-    over_chance = coactivation_over_chance(counts, tokens, top_k)[first, second]
+    over_chance = loads.coactivation_over_chance(counts, tokens, top_k)[first, second]
     layers["coactivation_max_over_chance"] = float(over_chance.max())
     top = np.argsort(-together, kind="stable")[:NUM_LISTED_PAIRS]
     top = top[together[top] > 0]
@@ -323,5 +303,5 @@ def coactivation_matrix(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     is_kept = facts.is_whole and not facts.is_random and len(counts) <= MOST_EXPERTS
     if not is_kept or top_k is None or top_k < 2 or not counts.any():
         return {}
-    over = coactivation_over_chance(counts, int(np.trace(counts)) // top_k, top_k)
+    over = loads.coactivation_over_chance(counts, int(np.trace(counts)) // top_k, top_k)
     return {"matrices": upper_triangle("coactivation", over)}

@@ -8,47 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
-from moegeom.geometry.histogram import (
-    bin_edges,
-    mean_rank,
-    quantile,
-    share_among_least,
-    share_below,
-)
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.geometry import histogram
 from moegeom.geometry.load import most_frequent
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
-from moegeom.kernels.reductions.flips import (
-    DISPROVED,
-    DRAWN,
-    ESTIMATE,
-    FIXED_POINT,
-    FLIPPED,
-    KNOWN,
-    LOWER,
-    MOVED,
-    NOISY_TOKENS,
-    PERHAPS,
-    PREDICTED,
-    PROVED,
-    REORDERED,
-    SIMULATED,
-    SUM,
-    SURELY,
-    TIED,
-    TOKENS,
-    UPPER,
-)
+from moegeom.kernels.reductions import flips as reduced
 from moegeom.kernels.reductions.histograms import EARLY, LATE
 from moegeom.metrics.margins import within_ends
 
 _SHARES = {
-    "flipped_share": FLIPPED,
-    "flipped_share_least": SURELY,
-    "flipped_share_most": PERHAPS,
-    "reordered_share": REORDERED,
-    "tied_share": TIED,
-    "proved_share": PROVED,
+    "flipped_share": reduced.FLIPPED,
+    "flipped_share_least": reduced.SURELY,
+    "flipped_share_most": reduced.PERHAPS,
+    "reordered_share": reduced.REORDERED,
+    "tied_share": reduced.TIED,
+    "proved_share": reduced.PROVED,
 }
 
 
@@ -59,29 +33,28 @@ _SHARES = {
     needs=("flips",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "flipped_share",
                 "share of tokens with another chosen set, exact ties to the lower expert",
-                formula="flipped_share",
-                has_se=True,
+                "flipped_share",
             ),
-            Column(
+            figure(
                 "flipped_share_least",
                 "share of tokens with another set however exact ties are broken",
-                formula="flipped_share",
+                "flipped_share",
             ),
-            Column(
+            figure(
                 "flipped_share_most",
                 "share of tokens with another set for some way of breaking exact ties",
-                formula="flipped_share",
+                "flipped_share",
             ),
             Column("reordered_share", "share of tokens with the same set in another order"),
             Column("tied_share", "share of tokens on an exact tie that was none before"),
-            Column(
+            figure(
                 "proved_share",
                 "share of tokens whose set is proved to stay for the recorded inputs, in any order "
                 "of summation that the arithmetic allows",
-                formula="proved_share",
+                "proved_share",
             ),
             Column(
                 "num_disproved",
@@ -89,16 +62,15 @@ _SHARES = {
                 "tokens",
                 "int",
             ),
-            Column(
+            estimate(
                 "weight_moved_mean",
                 "mean share of routing weight on experts that leave the set",
-                formula="weight_moved",
-                has_se=True,
+                "weight_moved",
             ),
-            Column(
+            figure(
                 "predicted_flipped_share",
                 "flipped_share by the noise model, without emulation",
-                formula="predicted_flipped_share",
+                "predicted_flipped_share",
             ),
         )
     },
@@ -119,18 +91,19 @@ def flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     much routing weight leaves the experts chosen before.
     """
     counts = reductions["flips"]
-    tokens = int(counts[TOKENS, SUM])
+    tokens = int(counts[reduced.TOKENS, reduced.SUM])
     if not tokens:
         return {"layers": {}}
     sums = [
-        int(total) if is_known else None for total, is_known in counts[:, [SUM, KNOWN]].tolist()
+        int(total) if is_known else None
+        for total, is_known in counts[:, [reduced.SUM, reduced.KNOWN]].tolist()
     ]
     return {
         "layers": {
             **{name: _over(sums[column], tokens) for name, column in _SHARES.items()},
-            "num_disproved": sums[DISPROVED],
-            "weight_moved_mean": _over(sums[MOVED], FIXED_POINT * tokens),
-            "predicted_flipped_share": _over(sums[PREDICTED], FIXED_POINT * tokens),
+            "num_disproved": sums[reduced.DISPROVED],
+            "weight_moved_mean": _over(sums[reduced.MOVED], reduced.FIXED_POINT * tokens),
+            "predicted_flipped_share": _over(sums[reduced.PREDICTED], reduced.FIXED_POINT * tokens),
         }
     }
 
@@ -149,17 +122,15 @@ NEAR = 0.1
     needs=("effective_margin_histogram", "flipped_effective_margin_histogram"),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "flipped_near_share",
                 "share of the flipped tokens among the tenth of all tokens with the least margin",
-                formula="flipped_near_share",
-                has_se=True,
+                "flipped_near_share",
             ),
-            Column(
+            estimate(
                 "flipped_margin_rank",
                 "mean share of tokens with less margin than a flipped one; 1/2 for any token",
-                formula="flipped_margin_rank",
-                has_se=True,
+                "flipped_margin_rank",
             ),
         )
     },
@@ -182,8 +153,8 @@ def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         return {"layers": {"flipped_near_share": None, "flipped_margin_rank": None}}
     return {
         "layers": {
-            "flipped_near_share": share_among_least(flipped, whole, NEAR),
-            "flipped_margin_rank": mean_rank(flipped, whole),
+            "flipped_near_share": histogram.share_among_least(flipped, whole, NEAR),
+            "flipped_margin_rank": histogram.mean_rank(flipped, whole),
         }
     }
 
@@ -194,10 +165,10 @@ def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("weight_moved_histogram",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "weight_moved_p99",
                 "99 % quantile over all tokens of the weight that leaves their experts",
-                formula="weight_moved",
+                "weight_moved",
             ),
         )
     },
@@ -210,7 +181,7 @@ def weight_moved(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     that were chosen. The 99th percentile is over all tokens: with few flips it is 0. Quantiles are
     those of a histogram with bins of 6 %.
     """
-    (value,) = quantile(reductions["weight_moved_histogram"], np.array([0.99]))
+    (value,) = histogram.quantile(reductions["weight_moved_histogram"], np.array([0.99]))
     return {"layers": {"weight_moved_p99": float(value)}}
 
 
@@ -224,11 +195,11 @@ NUM_LISTED = 64
     needs=("swapped_pairs",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "load_shift_max",
                 "tokens that the expert of the largest change gains, over a fair share; negative "
                 "where it loses them",
-                formula="load_shift",
+                "load_shift",
             ),
             Column("load_shift_expert", "that expert", "expert", "int"),
         ),
@@ -236,7 +207,7 @@ NUM_LISTED = 64
             Column("expert_out", "expert that is chosen before and not after", "expert", "int"),
             Column("expert_in", "expert that is chosen instead", "expert", "int"),
             Column("num_tokens", "exchanges of these two", "tokens", "int"),
-            Column("share", "num_tokens over all exchanges", formula="swapped_pairs"),
+            figure("share", "num_tokens over all exchanges", "swapped_pairs"),
         ),
     },
     invariances=("token_permutation",),
@@ -268,11 +239,10 @@ def swaps(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("bf16_flip",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "bf16_flip_share_isotropic",
                 "mean over tokens of Phi(-distance / rounding noise); assumes isotropic rounding",
-                formula="bf16_flip",
-                has_se=True,
+                "bf16_flip",
             ),
         )
     },
@@ -288,7 +258,7 @@ def bf16_flip(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     coordinate, on a sample.
     """
     tokens, expected = reductions["bf16_flip"]
-    share = expected / FIXED_POINT / tokens if tokens else None
+    share = expected / reduced.FIXED_POINT / tokens if tokens else None
     return {"layers": {"bf16_flip_share_isotropic": share}}
 
 
@@ -302,18 +272,16 @@ _LEFT = 1e-6
     needs=("rounding_sigmas_histogram", "relative_distance_histogram"),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "stable_share_input_rounding_1e6",
                 "share of tokens that independent roundings of the input to bfloat16 flip with "
                 "probability 1e-6 at most",
-                formula="input_stability",
-                has_se=True,
+                "input_stability",
             ),
-            Column(
+            estimate(
                 "stable_share_input_rounding_worst",
                 "share of tokens that no rounding of the input to bfloat16 flips",
-                formula="input_stability",
-                has_se=True,
+                "input_stability",
             ),
         )
     },
@@ -330,11 +298,13 @@ def input_stability(reductions: Mapping[str, Any], facts: RouterFacts) -> Values
     recorded input as what is rounded, also where it is stored in bfloat16 already.
     """
     rule = facts.router.rule
-    edges = bin_edges()
+    edges = histogram.bin_edges()
     # the next edge of a bin: a share must not be an interpolation
     needed = edges[np.searchsorted(edges, sigmas_needed(facts.router.num_experts, rule.top_k))]
-    (likely,) = share_below(reductions["rounding_sigmas_histogram"], np.array([needed]))
-    (worst,) = share_below(reductions["relative_distance_histogram"], np.array([UNIT_BFLOAT16]))
+    (likely,) = histogram.share_below(reductions["rounding_sigmas_histogram"], np.array([needed]))
+    (worst,) = histogram.share_below(
+        reductions["relative_distance_histogram"], np.array([UNIT_BFLOAT16])
+    )
     return {
         "layers": {
             "stable_share_input_rounding_1e6": 1.0 - float(likely),
@@ -355,9 +325,9 @@ def sigmas_needed(num_experts: int, top_k: int) -> float:
 
 
 _PROBABILITIES = {
-    "noise_flipped_share": ESTIMATE,
-    "noise_flipped_share_lower": LOWER,
-    "noise_flipped_share_upper": UPPER,
+    "noise_flipped_share": reduced.ESTIMATE,
+    "noise_flipped_share_lower": reduced.LOWER,
+    "noise_flipped_share_upper": reduced.UPPER,
 }
 
 
@@ -367,39 +337,37 @@ _PROBABILITIES = {
     needs=("noise_flips", "exit_time_histograms"),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "noise_flipped_share",
                 "expected share of tokens that the noise flips, every logit on its own",
-                formula="noise_flip",
-                has_se=True,
+                "noise_flip",
             ),
-            Column(
+            figure(
                 "noise_flipped_share_lower",
                 "the same by the nearest boundary alone: a lower bound",
-                formula="noise_flip",
+                "noise_flip",
             ),
-            Column(
+            figure(
                 "noise_flipped_share_upper",
                 "the same by the sum over all boundaries: an upper bound",
-                formula="noise_flip",
+                "noise_flip",
             ),
-            Column(
+            estimate(
                 "noise_simulated_share",
                 "share of simulated noisy copies with another set",
-                formula="noise_flip",
-                has_se=True,
+                "noise_flip",
             ),
-            Column(
+            figure(
                 "exit_time_p50_lower",
                 "time before which less than half of the paths of the median token have left",
+                "exit_time",
                 "time",
-                formula="exit_time",
             ),
-            Column(
+            figure(
                 "exit_time_p50_upper",
                 "time by which at least half of them have left",
+                "exit_time",
                 "time",
-                formula="exit_time",
             ),
         )
     },
@@ -417,15 +385,15 @@ def noise_flip(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     tokens, simulation and exit times on a quarter of them. docs/theory.md A9, E4.
     """
     counts = reductions["noise_flips"]
-    tokens, copies = int(counts[NOISY_TOKENS]), int(counts[DRAWN])
+    tokens, copies = int(counts[reduced.NOISY_TOKENS]), int(counts[reduced.DRAWN])
     if not tokens:
         return {"layers": {}}
     values: dict[str, float | None] = dict.fromkeys(_PROBABILITIES)
-    values["noise_simulated_share"] = int(counts[SIMULATED]) / copies if copies else None
+    values["noise_simulated_share"] = int(counts[reduced.SIMULATED]) / copies if copies else None
     if facts.router.rule.is_affine:
         for name, column in _PROBABILITIES.items():
-            values[name] = int(counts[column]) / FIXED_POINT / tokens
-        median = quantile(reductions["exit_time_histograms"], np.array([0.5]))[:, 0]
+            values[name] = int(counts[column]) / reduced.FIXED_POINT / tokens
+        median = histogram.quantile(reductions["exit_time_histograms"], np.array([0.5]))[:, 0]
         values["exit_time_p50_lower"] = within_ends(float(median[EARLY]))
         values["exit_time_p50_upper"] = within_ends(float(median[LATE]))
     return {"layers": values}

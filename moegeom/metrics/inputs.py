@@ -8,23 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.geometry import space
 from moegeom.geometry.gram import (
     cap_area_log10,
     cap_half_angle,
     effective_rows,
     mean_pairwise_cosine,
-)
-from moegeom.geometry.space import (
-    ScoreMoments,
-    dimension_estimates,
-    distinct_rows,
-    neighbours_of_same_label,
-    participation_ratio_corrected,
-    principal_components,
-    pull_of_random_rows,
-    silhouette,
 )
 from moegeom.kernels.reductions.samples import NUM_INPUTS
 
@@ -35,17 +26,15 @@ from moegeom.kernels.reductions.samples import NUM_INPUTS
     needs=("directions",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "mean_resultant_length",
                 "length of the mean unit vector of the router inputs: 1 when all point one way",
-                formula="mean_resultant_length",
-                has_se=True,
+                "mean_resultant_length",
             ),
-            Column(
+            estimate(
                 "mean_pairwise_cosine",
                 "mean cosine between the router inputs of two different tokens",
-                formula="mean_pairwise_cosine",
-                has_se=True,
+                "mean_pairwise_cosine",
             ),
         )
     },
@@ -78,24 +67,22 @@ QUANTILE = 0.99
     needs=("input_sample",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "cap_radius_over_mean",
                 "99 % quantile of the distance to the mean input over the length of that mean",
-                formula="angular_collapse",
-                has_se=True,
+                "angular_collapse",
             ),
-            Column(
+            estimate(
                 "cap_half_angle",
                 "half-angle of the cap; missing when the radius is not below the mean's length",
+                "angular_collapse",
                 "radian",
-                formula="angular_collapse",
-                has_se=True,
             ),
-            Column(
+            figure(
                 "cap_area_log10",
                 "log10 of the share of the sphere that the cap covers; a curiosity",
+                "angular_collapse",
                 "log10",
-                formula="angular_collapse",
             ),
         )
     },
@@ -134,18 +121,17 @@ def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Value
     needs=("input_sample",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "participation_ratio",
                 "participation ratio of the covariance, corrected for the size of the sample",
+                "participation_ratio",
                 "dimensions",
-                formula="participation_ratio",
-                has_se=True,
             ),
-            Column(
+            figure(
                 "participation_ratio_raw",
                 "the same without correction",
+                "participation_ratio",
                 "dimensions",
-                formula="participation_ratio",
             ),
         )
     },
@@ -168,7 +154,7 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     return {
         "layers": {
             "participation_ratio_raw": raw,
-            "participation_ratio": float(participation_ratio_corrected(raw, tokens)),
+            "participation_ratio": float(space.participation_ratio_corrected(raw, tokens)),
         }
     }
 
@@ -179,35 +165,32 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     needs=("input_sample",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "intrinsic_dimension_low",
                 "lowest estimate over estimators and sample sizes",
+                "intrinsic_dimension",
                 "dimensions",
-                formula="intrinsic_dimension",
             ),
-            Column(
-                "intrinsic_dimension_high",
-                "highest of them",
-                "dimensions",
-                formula="intrinsic_dimension",
+            figure(
+                "intrinsic_dimension_high", "highest of them", "intrinsic_dimension", "dimensions"
             ),
-            Column(
+            figure(
                 "intrinsic_dimension_two_nn",
                 "TwoNN on the whole sample",
+                "intrinsic_dimension",
                 "dimensions",
-                formula="intrinsic_dimension",
             ),
-            Column(
+            figure(
                 "intrinsic_dimension_mle_20",
                 "Levina-Bickel with 20 neighbours on the whole sample",
+                "intrinsic_dimension",
                 "dimensions",
-                formula="intrinsic_dimension",
             ),
         ),
         "intrinsic_dimension": (
             Column("estimator", "two_nn, two_nn_fitted, mle_10 or mle_20", "", "str"),
             Column("num_tokens", "tokens of the sample that it used", "tokens", "int"),
-            Column("dimension", "estimate", "dimensions", formula="intrinsic_dimension"),
+            figure("dimension", "estimate", "intrinsic_dimension", "dimensions"),
         ),
     },
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
@@ -227,9 +210,9 @@ def intrinsic_dimension(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     """
     sample = reductions["input_sample"]
     rows = sample.inputs.astype(np.float64)
-    rows = rows[distinct_rows(rows)]
+    rows = rows[space.distinct_rows(rows)]
     # the sample is in the order of a hash: its beginning is a sample too
-    estimates = dimension_estimates(rows)
+    estimates = space.dimension_estimates(rows)
     values = [value for _, _, value in estimates if np.isfinite(value)]
     whole = {name: value for name, size, value in estimates if size == len(rows)}
     return {
@@ -255,18 +238,16 @@ _FORMULA = "input_pull"
     needs=("score_sample",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "input_pull",
                 "rms over experts of the mean score over the rms of what differs between tokens, "
                 "without selection bias",
-                formula=_FORMULA,
-                has_se=True,
+                _FORMULA,
             ),
-            Column(
+            estimate(
                 "input_pull_with_bias",
                 "the same of the scores with the selection bias; missing without one",
-                formula=_FORMULA,
-                has_se=True,
+                _FORMULA,
             ),
         )
     },
@@ -287,7 +268,7 @@ def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
     On a sample of at most 4096 tokens; the range of random routers on that of about 2048 inputs.
     """
-    moments: ScoreMoments = reductions["score_sample"]
+    moments: space.ScoreMoments = reductions["score_sample"]
     bias = facts.router.selection_bias
     pulls = (moments.pull(), math.nan if bias is None else moments.pull(bias))
     # endless where scores are so small that all tokens score alike
@@ -300,12 +281,12 @@ def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("input_sample",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "input_pull_random",
                 "mean pull of the mean input over rows of the same lengths in random directions",
-                formula=_FORMULA,
+                _FORMULA,
             ),
-            Column("input_pull_random_sd", "its standard deviation", formula=_FORMULA),
+            figure("input_pull_random_sd", "its standard deviation", _FORMULA),
         )
     },
     invariances=("expert_relabelling", "positive_scaling"),
@@ -324,7 +305,9 @@ def input_pull_random(reductions: Mapping[str, Any], facts: RouterFacts) -> Valu
     if len(sample.inputs) > 1 and facts.is_whole:
         lengths = np.linalg.norm(facts.router.weight.astype(np.float64), axis=1)
         ratio = sample.moments.participation_ratio
-        mean, deviation = pull_of_random_rows(sample.inputs.astype(np.float64), ratio, lengths)
+        mean, deviation = space.pull_of_random_rows(
+            sample.inputs.astype(np.float64), ratio, lengths
+        )
     return {"layers": {"input_pull_random": mean, "input_pull_random_sd": deviation}}
 
 
@@ -398,9 +381,9 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not facts.is_whole or tokens < LEAST_TOKENS:
         return {"layers": {}}
     inputs, first = sample.inputs[:tokens].astype(np.float64), sample.first[:tokens]
-    wide = principal_components(inputs, min(MOST_DIRECTIONS, inputs.shape[1]))
+    wide = space.principal_components(inputs, min(MOST_DIRECTIONS, inputs.shape[1]))
     plane, on_plane = wide.points[:, :2], wide.axes[:2]
-    same, chance = neighbours_of_same_label(inputs, first, NEIGHBOURS)
+    same, chance = space.neighbours_of_same_label(inputs, first, NEIGHBOURS)
     rows = effective_rows(facts.router.weight, facts.router.gain)
     experts = rows.centred @ on_plane.T if rows.centred.shape[1] == inputs.shape[1] else None
     table = {
@@ -426,7 +409,7 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "widest_share": float(wide.shares.sum()),
             "near_same_choice": same,
             "near_same_choice_chance": chance,
-            "choice_silhouette": silhouette(inputs, first),
+            "choice_silhouette": space.silhouette(inputs, first),
         },
         "sample": table,
     }

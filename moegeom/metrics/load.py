@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
 from moegeom.geometry import load as loads
 from moegeom.geometry.load import dropped_slot_share, load_cv, max_vio, rank_imbalance
 from moegeom.geometry.load import expert_capacity as capacity_of_expert
@@ -39,76 +39,56 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
     needs=("expert_counts", "expert_counts_by_block"),
     columns={
         "layers": (
-            Column(
-                "load_cv_ddof0",
-                "standard deviation over mean of the load (ddof 0)",
-                formula="load_cv",
-                has_se=True,
+            estimate(
+                "load_cv_ddof0", "standard deviation over mean of the load (ddof 0)", "load_cv"
             ),
-            Column(
+            figure(
                 "load_cv_floor",
                 "CV that even random routing shows on as many independent tokens; missing where "
                 "tokens choose different numbers of experts",
-                formula="load_cv_floor",
+                "load_cv_floor",
             ),
-            Column(
+            estimate(
                 "load_cv_squared_debiased",
                 "squared CV of the expected load, without the noise of finitely many documents",
-                formula="load_cv_squared_debiased",
-                has_se=True,
+                "load_cv_squared_debiased",
             ),
-            Column(
-                "max_vio_global",
-                "largest load over the fair share, minus 1",
-                formula="max_vio",
-                has_se=True,
-            ),
-            Column(
+            estimate("max_vio_global", "largest load over the fair share, minus 1", "max_vio"),
+            figure(
                 "max_vio_floor",
                 "MaxVio that even random routing shows on as many independent tokens; missing "
                 "where tokens choose different numbers of experts",
-                formula="max_vio_floor",
+                "max_vio_floor",
             ),
-            Column(
+            estimate(
                 "avg_vio_global",
                 "mean distance of a load from the fair share, in fair shares",
-                formula="avg_vio",
-                has_se=True,
+                "avg_vio",
             ),
-            Column("jain", "Jain's fairness index of the load", formula="jain", has_se=True),
-            Column(
-                "min_vio_global",
-                "smallest load over the fair share, minus 1",
-                formula="min_vio",
-                has_se=True,
-            ),
-            Column("gini", "Gini coefficient of the load", formula="gini", has_se=True),
-            Column(
+            estimate("jain", "Jain's fairness index of the load", "jain"),
+            estimate("min_vio_global", "smallest load over the fair share, minus 1", "min_vio"),
+            estimate("gini", "Gini coefficient of the load", "gini"),
+            estimate(
                 "load_entropy_normalised",
                 "entropy of the share of slots per expert over log E",
-                formula="load_entropy",
-                has_se=True,
+                "load_entropy",
             ),
-            Column(
-                "effective_experts",
-                "exponential of the load entropy",
-                "experts",
-                formula="load_entropy",
-                has_se=True,
+            estimate(
+                "effective_experts", "exponential of the load entropy", "load_entropy", "experts"
             ),
             Column("num_dead", "experts that no token chose", "experts", "int"),
-            Column("dead_share", "share of experts that no token chose", formula="dead_share"),
-            Column(
+            figure("dead_share", "share of experts that no token chose", "dead_share"),
+            figure(
                 "underused_share",
                 "share of experts below a tenth of the fair load, dead ones included",
-                formula="underused_share",
+                "underused_share",
             ),
             Column("busiest_expert", "expert with the largest load", "expert", "int"),
         ),
         "experts": (
             Column("expert", "expert number", "expert", "int"),
             Column("num_slots", "times the expert was chosen", "slots", "int"),
-            Column("load", "num_slots over the fair share", formula="load", has_se=True),
+            estimate("load", "num_slots over the fair share", "load"),
         ),
     },
     without_each=_without_each,
@@ -164,10 +144,10 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     columns={
         "layers": (
             Column("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles", "int"),
-            Column(
+            figure(
                 "max_vio_tile_mean",
                 "mean over tiles of the largest load over the fair share, minus 1",
-                formula="max_vio_tile",
+                "max_vio_tile",
             ),
         )
     },
@@ -194,17 +174,13 @@ def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("expert_counts",),
     columns={
         "layers": (
-            Column(
-                "group_max_vio",
-                "largest load of a group over the fair share, minus 1",
-                formula="max_vio",
-                has_se=True,
+            estimate(
+                "group_max_vio", "largest load of a group over the fair share, minus 1", "max_vio"
             ),
-            Column(
+            estimate(
                 "group_load_cv_ddof0",
                 "standard deviation over mean of the load of groups",
-                formula="load_cv",
-                has_se=True,
+                "load_cv",
             ),
             Column("busiest_group", "group with the largest load", "group", "int"),
         )
@@ -246,22 +222,16 @@ RANKS = (2, 4, 8, 16, 32, 64)
         "capacity": (
             Column("capacity_factor", "capacity over the fair share"),
             Column("capacity", "tokens that an expert may take", "tokens", "int"),
-            Column(
+            estimate(
                 "dropped_slot_share",
                 "share of slots beyond the capacity of their expert",
-                formula="dropped_slot_share",
-                has_se=True,
+                "dropped_slot_share",
             ),
         ),
         "ranks": (
             Column("num_ranks", "equal groups of consecutive experts", "ranks", "int"),
-            Column(
-                "rank_imbalance",
-                "largest load of a rank over the mean",
-                formula="rank_imbalance",
-                has_se=True,
-            ),
-            Column("balancedness", "mean over largest load of a rank", formula="rank_imbalance"),
+            estimate("rank_imbalance", "largest load of a rank over the mean", "rank_imbalance"),
+            figure("balancedness", "mean over largest load of a rank", "rank_imbalance"),
         ),
     },
     invariances=("token_permutation",),
@@ -301,11 +271,10 @@ def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     columns={
         "layers": (
             Column("expert_capacity", "tokens of a sequence that an expert takes", "tokens", "int"),
-            Column(
+            estimate(
                 "capacity_dropped_share",
                 "share of slots beyond the model's own capacity, each document a sequence",
-                formula="capacity_dropped_share",
-                has_se=True,
+                "capacity_dropped_share",
             ),
         )
     },

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, Invariance, Metric, RouterFacts, Values, metric
+from moegeom.core.metric import (
+    Column,
+    Invariance,
+    Metric,
+    RouterFacts,
+    Values,
+    estimate,
+    figure,
+    metric,
+)
 from moegeom.core.registry import record_of_function
 from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import percent
@@ -37,7 +46,7 @@ LEAST_BELOW = 20
 _LADDER_COLUMNS = (
     Column("quantity", "what the threshold is compared with, such as margin", "", "str"),
     Column("threshold", "step of the ladder, in units of the quantity", "quantity"),
-    Column("share_below", "share of tokens strictly below it", formula="ladder", has_se=True),
+    estimate("share_below", "share of tokens strictly below it", "ladder"),
 )
 
 #: Further values of ``layers``: from the reductions, the facts, and the quantiles.
@@ -219,10 +228,10 @@ def boundary_distance(
     2.0 ** np.arange(-20, 0),
     ("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
     after=(
-        Column(
+        figure(
             "tropical_saturation",
             "least relative distance of a token, at most 6 % below it",
-            formula="boundary_distance_over_norm",
+            "boundary_distance_over_norm",
         ),
     ),
 )
@@ -307,11 +316,10 @@ def noise_sigmas(
     SIGMA_LADDER,
     ("expert_relabelling", "common_row_shift", "positive_scaling"),
     after=(
-        Column(
+        estimate(
             "bf16_flip_share",
             "expected share of tokens that rounding the input to bfloat16 flips",
-            formula="rounding_sigmas",
-            has_se=True,
+            "rounding_sigmas",
         ),
     ),
 )
@@ -334,24 +342,23 @@ def rounding_noise(
     needs=("bracket_histogram",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "distance_exact_share",
                 "share of tokens whose boundary distance is exact; for the others it is a lower "
                 "bound",
-                formula="distance_bracket",
-                has_se=True,
+                "distance_bracket",
             ),
-            Column(
+            figure(
                 "distance_bracket_p50",
                 "median of upper over lower bound, of tokens whose distance is not exact; missing "
                 "where all are",
-                formula="distance_bracket",
+                "distance_bracket",
             ),
-            Column(
+            figure(
                 "distance_bracket_max",
                 "largest upper over lower bound, its excess over 1 rounded up by at most 6 %; 1 "
                 "where all are exact",
-                formula="distance_bracket",
+                "distance_bracket",
             ),
         )
     },
@@ -403,12 +410,11 @@ def _largest(histogram: Int64[np.ndarray, "bins"]) -> float | None:
     needs=("ambiguity",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "ambiguous_share",
                 "share of tokens whose margin is within the bound on float32 rounding, so that "
                 "two correct engines may choose differently",
-                formula="float_bound",
-                has_se=True,
+                "float_bound",
             ),
         )
     },
@@ -464,29 +470,26 @@ _ORDERS = {2: "three", 3: "four", 4: "five"}
     columns={
         "orders": (
             Column("width", "experts count as tied within this", "selection score"),
-            Column(
+            estimate(
                 "order_mean",
                 "mean order: experts in the widest tie across the border, less 1",
-                formula="order_eps",
-                has_se=True,
+                "order_eps",
             ),
-            Column(
+            estimate(
                 "extra_experts_mean",
                 "mean number of experts left out by less than the width",
+                "extra_experts",
                 "experts",
-                formula="extra_experts",
-                has_se=True,
             ),
             *(
-                Column(
+                estimate(
                     f"order_{n}_share",
                     f"share of tokens where {word} or more experts tie across the border",
-                    formula="order_eps",
-                    has_se=True,
+                    "order_eps",
                 )
                 for n, word in _ORDERS.items()
             ),
-            Column("order_max", "largest order of a token of the sample", formula="order_eps"),
+            figure("order_max", "largest order of a token of the sample", "order_eps"),
         )
     },
     invariances=("expert_relabelling", "common_row_shift"),
@@ -525,23 +528,23 @@ _WIDTHS = 2.0 ** np.arange(-12, 9)
 def _columns(order: int) -> tuple[Column, ...]:
     name = f"order_{order}_distance"
     return (
-        Column(
+        figure(
             f"{name}_rms_p50_lower",
             f"median lower end of the distance to a tie of {order + 1} experts at the border, over "
             "the root of the hidden size",
+            "order_distance",
             _UNIT,
-            formula="order_distance",
         ),
-        Column(
+        figure(
             f"{name}_rms_p50_upper",
             "median upper end, over the root of the hidden size",
+            "order_distance",
             _UNIT,
-            formula="order_distance",
         ),
-        Column(
+        figure(
             f"{name}_exact_share",
             "share of the tokens looked at whose lower and upper end are one number",
-            formula="order_distance",
+            "order_distance",
         ),
     )
 
@@ -561,25 +564,25 @@ def _columns(order: int) -> tuple[Column, ...]:
                 kind="int",
                 formula="order_distance",
             ),
-            Column(
+            figure(
                 "logit_stretch_p50",
                 "median of how far logits must move to the boundary, over half the margin, which "
                 "it is where rows are independent; only for dependent ones",
-                formula="logit_distance",
+                "logit_distance",
             ),
         ),
         "order_ladder": (
             Column("order", "experts that tie at the border, less 1", "", "int"),
             Column("width", "distance that counts as near", "router input"),
-            Column(
+            figure(
                 "share_lower",
                 "share of the tokens looked at that are certainly nearer",
-                formula="order_distance",
+                "order_distance",
             ),
-            Column(
+            figure(
                 "share_upper",
                 "share of them that may be nearer: the same where searches came to their end",
-                formula="order_distance",
+                "order_distance",
             ),
         ),
     },

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
 from moegeom.core.shapes import Float64, Int
 from moegeom.geometry.load import most_frequent
 from moegeom.geometry.space import (
@@ -39,26 +39,24 @@ def _of_parts(suffix: str, text: str, has_se: bool) -> tuple[Column, ...]:
     columns={
         "layers": (
             *(
-                Column(
+                estimate(
                     f"{part}_energy_share",
                     f"mean squared output of the {part} experts over that of the sum",
-                    formula="affine_carrier",
-                    has_se=True,
+                    "affine_carrier",
                 )
                 for part in ("shared", "routed")
             ),
-            Column(
+            estimate(
                 "shared_mean_cosine",
                 "cosine of the mean shared output and the mean output",
-                formula="affine_carrier",
-                has_se=True,
+                "affine_carrier",
             ),
             *_of_parts("mean_energy_share", "squared mean over mean square, output of {}", True),
             *_of_parts("affine_r2", "R^2 of an affine map from the input, unseen, {}", False),
-            Column(
+            figure(
                 "routed_residual_r2",
                 "share of the output that is not affine in the input which the routed experts give",
-                formula="affine_carrier",
+                "affine_carrier",
             ),
         )
     },
@@ -98,17 +96,13 @@ def affine_carrier(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("output_cosines",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "overlap_output",
                 "mean cosine of the outputs of two experts on one token",
-                formula="overlap_output",
-                has_se=True,
+                "overlap_output",
             ),
-            Column(
-                "max_output_cosine",
-                "largest mean cosine of a pair of experts",
-                formula="overlap_output",
-                has_se=True,
+            estimate(
+                "max_output_cosine", "largest mean cosine of a pair of experts", "overlap_output"
             ),
         )
     },
@@ -143,11 +137,7 @@ NUM_LISTED = 256
             Column("expert_out", "chosen expert that would be left", "expert", "int"),
             Column("expert_in", "expert that would be chosen instead", "expert", "int"),
             Column("num_tokens", "tokens whose nearest boundary is this one", "tokens", "int"),
-            Column(
-                "share",
-                "num_tokens over all tokens with a known boundary",
-                formula="boundary_pairs",
-            ),
+            figure("share", "num_tokens over all tokens with a known boundary", "boundary_pairs"),
         )
     },
     invariances=("token_permutation",),
@@ -171,41 +161,39 @@ def boundaries(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     columns={
         "layers": (
             Column("num_jump_tokens", "tokens whose jump was looked for", "tokens", "int"),
-            Column(
+            figure(
                 "jump_known_share",
                 "share of them whose nearest boundary point is known; the others are left out",
-                formula="jump",
+                "jump",
             ),
-            Column("jump_p50", "median jump", "output", formula="jump"),
-            Column("jump_p99", "99 % quantile of the jump", "output", formula="jump"),
-            Column(
+            figure("jump_p50", "median jump", "jump", "output"),
+            figure("jump_p99", "99 % quantile of the jump", "jump", "output"),
+            figure(
                 "jump_over_output_p50",
                 "median of the jump over the length of the output at the token",
-                formula="jump",
+                "jump",
             ),
-            Column(
+            estimate(
                 "expected_jump",
                 "mean of the jump times the probability that rounding the input to bfloat16 flips "
                 "the token",
+                "expected_jump",
                 "output",
-                formula="expected_jump",
-                has_se=True,
             ),
-            Column(
+            estimate(
                 "expected_jump_over_output",
                 "the same of the jump over the length of the output",
-                formula="expected_jump",
-                has_se=True,
+                "expected_jump",
             ),
         ),
         "pairs": (
             Column("expert_out", "chosen expert that would be left", "expert", "int"),
             Column("expert_in", "expert that would be chosen instead", "expert", "int"),
-            Column(
+            figure(
                 "jump_mean",
                 "mean jump of the tokens of the sample whose nearest boundary is this one",
+                "jump",
                 "output",
-                formula="jump",
             ),
         ),
     },
@@ -285,25 +273,22 @@ def _mean_by_pair(
                 "num_flip_jump_tokens", "flipped tokens whose jump was looked for", "tokens", "int"
             ),
             Column("num_flip_jumps", "those with a known boundary point", "tokens", "int"),
-            Column("flip_jump_mean", "mean jump over those", "output", formula="jump", has_se=True),
-            Column(
+            estimate("flip_jump_mean", "mean jump over those", "jump", "output"),
+            estimate(
                 "flip_jump_over_output_mean",
                 "mean over those of the jump over the length of the output",
-                formula="jump",
-                has_se=True,
+                "jump",
             ),
-            Column(
+            estimate(
                 "flip_cost",
                 "share of tokens that flip times the mean jump of those that do",
+                "flip_cost",
                 "output",
-                formula="flip_cost",
-                has_se=True,
             ),
-            Column(
+            estimate(
                 "flip_cost_over_output",
                 "the same with the jump over the length of the output",
-                formula="flip_cost",
-                has_se=True,
+                "flip_cost",
             ),
         )
     },

@@ -7,20 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import NUM_PROJECTIONS, Column, RouterFacts, Values, metric
+from moegeom.core.metric import NUM_PROJECTIONS, Column, RouterFacts, Values, figure, metric
 from moegeom.core.shapes import Float64
+from moegeom.geometry import gram
 from moegeom.geometry.boundary.reachability import Proof, num_decided
 from moegeom.geometry.boundary.reachability import reachability as reach_of
-from moegeom.geometry.gram import (
-    EffectiveRows,
-    best_gram_score,
-    cosines,
-    gram_score,
-    mean_absolute_cosine,
-    random_gram_score,
-    random_gram_score_sd,
-    row_spectrum,
-)
 from moegeom.geometry.number_formats import to_bfloat16
 from moegeom.geometry.rows import ROWS_IN_CACHE, projected
 
@@ -128,42 +119,40 @@ _SAFE_EXPONENT = 30
     needs=("effective_rows",),
     columns={
         "layers": (
-            Column(
+            figure(
                 "gram_score_raw",
                 "1 - rms cosine of the rows as stored: a common shift or a gain changes it",
-                formula="gram_score",
+                "gram_score",
                 changes_with=("common_row_shift", "gain_folding"),
             ),
-            Column(
-                "gram_score_centred",
-                "1 - rms cosine of the centred effective rows",
-                formula="gram_score",
+            figure(
+                "gram_score_centred", "1 - rms cosine of the centred effective rows", "gram_score"
             ),
-            Column(
+            figure(
                 "gram_score_random",
                 "what centred random rows of this shape would show",
-                formula="gram_score",
+                "gram_score",
             ),
-            Column(
+            figure(
                 "gram_score_best",
                 "the largest score that centred rows of this shape can have (Welch)",
-                formula="gram_score",
+                "gram_score",
             ),
-            Column(
+            figure(
                 "gram_score_z",
                 "score less the random score, in standard deviations of random rows",
+                "gram_score",
                 "sigmas",
-                formula="gram_score",
             ),
-            Column(
+            figure(
                 "mean_abs_cosine_centred",
                 "mean |cosine| over pairs of centred effective rows",
-                formula="gram_score",
+                "gram_score",
             ),
-            Column(
+            figure(
                 "max_cosine_centred",
                 "largest cosine between two centred effective rows",
-                formula="nearest_cosine",
+                "nearest_cosine",
             ),
             Column("row_rank", "rank of the centred effective rows", "", "int", "row_spectrum"),
             Column(
@@ -173,15 +162,15 @@ _SAFE_EXPONENT = 30
                 "int",
                 "row_spectrum",
             ),
-            Column(
+            figure(
                 "row_condition",
                 "largest over smallest singular value of the centred effective rows",
-                formula="row_spectrum",
+                "row_spectrum",
             ),
-            Column(
+            figure(
                 "effective_rank",
                 "exp entropy of the singular values of the centred effective rows",
-                formula="row_spectrum",
+                "row_spectrum",
             ),
             Column(
                 "centred_norm_median",
@@ -213,7 +202,7 @@ _SAFE_EXPONENT = 30
                 "int",
                 "nearest_cosine",
             ),
-            Column("nearest_cosine", "that cosine", formula="nearest_cosine"),
+            figure("nearest_cosine", "that cosine", "nearest_cosine"),
             Column("row_kurtosis", "fourth moment over squared second of the row's entries"),
         ),
     },
@@ -229,25 +218,25 @@ def effective_router(quantities: Mapping[str, Any], facts: RouterFacts) -> Value
     chance in standard deviations. The score of the raw rows is shown as raw: a common shift moves
     it at will.
     """
-    rows: EffectiveRows = quantities["effective_rows"]
+    rows: gram.EffectiveRows = quantities["effective_rows"]
     kept_rows, hidden = rows.centred.shape
-    cosine = cosines(rows.gram)
-    score = gram_score(cosine)
-    chance = random_gram_score(kept_rows, hidden, is_centred=True)
-    spread = random_gram_score_sd(kept_rows, hidden, is_centred=True)
-    spectrum = row_spectrum(rows.gram, hidden, is_centred=True)
+    cosine = gram.cosines(rows.gram)
+    score = gram.gram_score(cosine)
+    chance = gram.random_gram_score(kept_rows, hidden, is_centred=True)
+    spread = gram.random_gram_score_sd(kept_rows, hidden, is_centred=True)
+    spectrum = gram.row_spectrum(rows.gram, hidden, is_centred=True)
     norms = np.sqrt(np.maximum(rows.squared_norms, 0.0))
     median = float(np.median(norms)) if kept_rows else 0.0
     nearest, closeness = _nearest(cosine)
     return {
         "layers": {
-            "gram_score_raw": gram_score(_raw_cosines(facts.router.weight[rows.finite])),
+            "gram_score_raw": gram.gram_score(_raw_cosines(facts.router.weight[rows.finite])),
             "gram_score_centred": score,
             "gram_score_random": chance,
-            "gram_score_best": best_gram_score(kept_rows, hidden, is_centred=True),
+            "gram_score_best": gram.best_gram_score(kept_rows, hidden, is_centred=True),
             # rows that cannot but lie on one line have no spread
             "gram_score_z": (score - chance) / spread if spread else None,
-            "mean_abs_cosine_centred": mean_absolute_cosine(cosine),
+            "mean_abs_cosine_centred": gram.mean_absolute_cosine(cosine),
             "max_cosine_centred": None
             if np.isnan(closeness).all()
             else float(np.nanmax(closeness)),
@@ -279,7 +268,7 @@ def _raw_cosines(weight: np.ndarray) -> Float64[np.ndarray, "rows rows"]:
     _, exponent = np.frexp(largest)
     is_safe = np.abs(exponent).max(initial=0) <= _SAFE_EXPONENT
     rows = weight if is_safe else np.ldexp(weight, -exponent[:, None])
-    return cosines((rows @ rows.T).astype(np.float64))
+    return gram.cosines((rows @ rows.T).astype(np.float64))
 
 
 def _nearest(
@@ -307,14 +296,14 @@ def _kurtosis(rows: Float64[np.ndarray, "rows hidden"]) -> Float64[np.ndarray, "
         return fourth / second**2
 
 
-def _spread(values: np.ndarray, rows: EffectiveRows) -> np.ndarray:
+def _spread(values: np.ndarray, rows: gram.EffectiveRows) -> np.ndarray:
     """Values of the finite rows, nan for the others."""
     everywhere = np.full(len(rows.finite), np.nan)
     everywhere[rows.finite] = values
     return everywhere
 
 
-def _numbers(nearest: np.ndarray, rows: EffectiveRows) -> np.ndarray:
+def _numbers(nearest: np.ndarray, rows: gram.EffectiveRows) -> np.ndarray:
     """Indices among the finite rows as expert numbers; -1 for the others."""
     everywhere = np.full(len(rows.finite), -1)
     experts = np.flatnonzero(rows.finite)
@@ -347,12 +336,12 @@ def matrices(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     the Gram score. Half precision is enough for a picture: three digits. Routers of more than 512
     experts have none.
     """
-    rows: EffectiveRows = quantities["effective_rows"]
+    rows: gram.EffectiveRows = quantities["effective_rows"]
     experts = len(rows.finite)
     if facts.is_random or experts > MOST_EXPERTS:
         return {}
     matrix = np.full((experts, experts), np.nan)
-    matrix[np.ix_(rows.finite, rows.finite)] = cosines(rows.gram)
+    matrix[np.ix_(rows.finite, rows.finite)] = gram.cosines(rows.gram)
     return {"matrices": upper_triangle("row_cosine", matrix)}
 
 
@@ -402,7 +391,7 @@ def signature(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     and between a row and its former self, survive within 12 %, so that two checkpoints can be
     compared row by row from their results alone. Nothing else can be read off the numbers.
     """
-    rows: EffectiveRows = quantities["effective_rows"]
+    rows: gram.EffectiveRows = quantities["effective_rows"]
     experts = np.arange(len(rows.finite))
     if not rows.finite.all():
         return {"layers": {}, "experts": {"expert": experts}}
@@ -414,7 +403,7 @@ def signature(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     }
 
 
-def _float32(rows: EffectiveRows) -> tuple[np.ndarray, np.ndarray]:
+def _float32(rows: gram.EffectiveRows) -> tuple[np.ndarray, np.ndarray]:
     signature = projected(rows.centred, NUM_PROJECTIONS).astype(np.float32)
     return signature, projected(rows.mean[None], NUM_PROJECTIONS)[0].astype(np.float32)
 

@@ -8,18 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, metric
 from moegeom.kernels.reduction import means
-from moegeom.kernels.reductions.scores import (
-    FIXED_POINT,
-    LARGE_UNIT,
-    LSE_BEYOND,
-    LSE_FIXED_POINT,
-    LSE_LARGE,
-    LSE_PLAIN,
-    LSE_REST,
-    LSE_TOKENS,
-)
+from moegeom.kernels.reductions import scores as reduced
 
 #: What the entropy is of, by score.
 ENTROPY_OF = {
@@ -36,24 +27,21 @@ ENTROPY_OF = {
     columns={
         "layers": (
             Column("entropy_of", "which distribution the entropy is of", "", "str"),
-            Column(
+            estimate(
                 "routing_entropy_normalised",
                 "mean entropy of a token's scores over all experts, over log E",
-                formula="routing_entropy",
-                has_se=True,
+                "routing_entropy",
             ),
-            Column(
+            estimate(
                 "chosen_entropy_nats",
                 "mean entropy of the scores of the chosen experts over their sum",
+                "routing_entropy",
                 "nats",
-                formula="routing_entropy",
-                has_se=True,
             ),
-            Column(
+            estimate(
                 "chosen_score_share",
                 "mean share of the scores that the chosen experts hold",
-                formula="chosen_score_share",
-                has_se=True,
+                "chosen_score_share",
             ),
         )
     },
@@ -91,10 +79,8 @@ def _over(entropy: float | None, number: int) -> float | None:
     needs=("log_sum_exp",),
     columns={
         "layers": (
-            Column(
-                "z_loss", "mean square of log-sum-exp of the logits", formula="z_loss", has_se=True
-            ),
-            Column("log_sum_exp_mean", "mean of log-sum-exp", formula="z_loss", has_se=True),
+            estimate("z_loss", "mean square of log-sum-exp of the logits", "z_loss"),
+            estimate("log_sum_exp_mean", "mean of log-sum-exp", "z_loss"),
         )
     },
     invariances=("token_permutation", "expert_relabelling"),
@@ -109,14 +95,17 @@ def z_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     fixed-point sum holds.
     """
     sums = reductions["log_sum_exp"].tolist()
-    tokens = sums[LSE_TOKENS]
-    if not tokens or sums[LSE_BEYOND]:  # a sum without the largest ones would be no mean
+    tokens = sums[reduced.LSE_TOKENS]
+    if not tokens or sums[reduced.LSE_BEYOND]:  # a sum without the largest ones would be no mean
         return {"layers": {"z_loss": None, "log_sum_exp_mean": None}}
-    total = sums[LSE_LARGE] * LARGE_UNIT + sums[LSE_REST] / LSE_FIXED_POINT
+    total = (
+        sums[reduced.LSE_LARGE] * reduced.LARGE_UNIT
+        + sums[reduced.LSE_REST] / reduced.LSE_FIXED_POINT
+    )
     return {
         "layers": {
             "z_loss": total / tokens,
-            "log_sum_exp_mean": sums[LSE_PLAIN] / LSE_FIXED_POINT / tokens,
+            "log_sum_exp_mean": sums[reduced.LSE_PLAIN] / reduced.LSE_FIXED_POINT / tokens,
         }
     }
 
@@ -126,20 +115,18 @@ def z_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("expert_counts", "score_sums"),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "load_balancing_loss_megatron",
                 "E sum f P with f over slots; 1 at balance",
-                formula="load_balancing_loss",
-                has_se=True,
+                "load_balancing_loss",
             ),
         ),
         "experts": (
             Column("expert", "expert number", "expert", "int"),
-            Column(
+            estimate(
                 "score_share",
                 "mean of the expert's score over the sum of the token's scores",
-                formula="score_share",
-                has_se=True,
+                "score_share",
             ),
         ),
     },
@@ -158,7 +145,7 @@ def load_balancing_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     Read it beside the load.
     """
     counts = reductions["expert_counts"].astype(np.float64)
-    scores = reductions["score_sums"] / FIXED_POINT
+    scores = reductions["score_sums"] / reduced.FIXED_POINT
     experts = facts.router.num_experts
     if not counts.any():
         nothing = {"load_balancing_loss_megatron": None}
@@ -181,11 +168,10 @@ def _experts(mean_score: np.ndarray, experts: int) -> dict[str, np.ndarray]:
     needs=("mask_fill",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "fill_decides_share",
                 "share of tokens whose chosen set depends on the fill of the group mask",
-                formula="mask_fill",
-                has_se=True,
+                "mask_fill",
             ),
         )
     },

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
 from moegeom.geometry.load import (
     corrected_information_share,
     expert_label_agreement,
@@ -21,24 +21,22 @@ from moegeom.kernels.reductions.samples import NUM_IDS
     needs=("expert_counts_by_domain",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "domain_information_nats",
                 "mutual information of domain and chosen expert; missing below two domains",
+                "domain_information",
                 "nats",
-                formula="domain_information",
-                has_se=True,
             ),
-            Column(
+            figure(
                 "domain_information_floor_nats",
                 "what unrelated domains show on as many independent tokens",
+                "domain_information",
                 "nats",
-                formula="domain_information",
             ),
-            Column(
+            estimate(
                 "domain_information_share",
                 "the information over the entropy of the chosen expert",
-                formula="domain_information",
-                has_se=True,
+                "domain_information",
             ),
         )
     },
@@ -91,25 +89,21 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
     columns={
         "layers": (
             Column("num_token_ids", "different token ids in the sample", "ids", "int"),
-            Column(
+            estimate(
                 "same_token_overlap",
                 "mean share of chosen experts that another token of the same id chooses too",
-                formula="same_token_overlap",
-                has_se=True,
+                "same_token_overlap",
             ),
-            Column(
-                "same_token_overlap_chance",
-                "the same for any two tokens",
-                formula="same_token_overlap",
-                has_se=True,
+            estimate(
+                "same_token_overlap_chance", "the same for any two tokens", "same_token_overlap"
             ),
         ),
         "experts": (
             Column("expert", "expert number", "expert", "int"),
-            Column(
+            figure(
                 "vocabulary_specialisation",
                 "probability that another token of the same id chooses the expert too",
-                formula="vocabulary_specialisation",
+                "vocabulary_specialisation",
             ),
         ),
     },
@@ -159,11 +153,11 @@ def _overlaps(label: np.ndarray, chosen: np.ndarray, facts: RouterFacts) -> dict
     needs=("token_sample", "top1"),
     columns={
         "layers": (
-            Column(
+            figure(
                 "token_id_information_share",
                 "mutual information of token id and first choice over the entropy of the latter, "
                 "both less what shuffled ids show",
-                formula="token_id_information",
+                "token_id_information",
             ),
         )
     },

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.digest import digest_of
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, figure, metric
 from moegeom.core.router import mantissa_bits
 from moegeom.core.shapes import Float
 from moegeom.geometry.number_formats import (
@@ -33,11 +33,11 @@ _PROBED = 512
             Column("bias_bits", "explicit mantissa bits of the stored bias", "bits", "int"),
             Column("bias_bits_kept", "the same as the family keeps it", "bits", "int"),
             Column("is_weight_bf16", "the first 512 columns hold bfloat16 numbers", "", "bool"),
-            Column(
+            figure(
                 "levels_share",
                 "different values in windows of 32 over what Gaussian rows of the stored dtype "
                 "hold; mean over rows",
-                formula="levels_share",
+                "levels_share",
             ),
             Column("weight_digest", "hash of the weight", "", "str"),
             Column("gain_digest", "hash of the gain of the norm in front", "", "str"),
@@ -46,7 +46,7 @@ _PROBED = 512
         ),
         "experts": (
             Column("expert", "expert number", "expert", "int"),
-            Column("row_levels_share", "levels_share of the row", formula="levels_share"),
+            figure("row_levels_share", "levels_share of the row", "levels_share"),
             Column("zero_share", "share of exact zeros in the first 512 columns of the row"),
         ),
     },
@@ -128,15 +128,13 @@ _FORMULA = "bias_precision"
                 "int",
                 _FORMULA,
             ),
-            Column(
-                "bias_ulp_bf16", "step of bfloat16 at the largest bias", "score", formula=_FORMULA
-            ),
+            figure("bias_ulp_bf16", "step of bfloat16 at the largest bias", _FORMULA, "score"),
             Column("bias_spread", "standard deviation over experts, ddof 0", "score"),
             Column("bias_middle", "middle between least and largest bias", "score"),
-            Column(
+            figure(
                 "bias_lost_update_share",
                 "experts whose bias an update of 0.001 does not move in bfloat16",
-                formula=_FORMULA,
+                _FORMULA,
             ),
             Column("bias_largest_shift", "largest change of a bias by the cast", "score"),
             Column("bias_mean", "mean over experts", "score"),

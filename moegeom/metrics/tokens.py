@@ -8,18 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, metric
+from moegeom.core.metric import Column, RouterFacts, Values, estimate, metric
 from moegeom.core.shapes import Float64
 from moegeom.geometry.load import load_entropy_nats
-from moegeom.kernels.reductions.choices import (
-    BEYOND,
-    EQUAL,
-    NEAR_TIE,
-    PAIRS,
-    SAME_SET,
-    SHARED,
-    TOKENS,
-)
+from moegeom.kernels.reductions import choices as reduced
 from moegeom.kernels.reductions.samples import FIRST_POSITIONS
 
 
@@ -41,7 +33,7 @@ def tokens(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     ``num_blocks`` are the blocks of documents behind every standard error of the row.
     """
     counts = reductions["token_counts"]
-    return {"layers": {"num_tokens": int(counts[TOKENS]), "num_blocks": facts.num_blocks}}
+    return {"layers": {"num_tokens": int(counts[reduced.TOKENS]), "num_blocks": facts.num_blocks}}
 
 
 @metric(
@@ -76,9 +68,9 @@ def agreement(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         return {"layers": {}}
     return {
         "layers": {
-            "num_reproduced": int(counts[EQUAL]),
-            "num_near_tie": int(counts[NEAR_TIE]),
-            "num_not_reproduced": int(counts[BEYOND]),
+            "num_reproduced": int(counts[reduced.EQUAL]),
+            "num_near_tie": int(counts[reduced.NEAR_TIE]),
+            "num_not_reproduced": int(counts[reduced.BEYOND]),
         }
     }
 
@@ -131,23 +123,20 @@ def positions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("top1",),
     columns={
         "layers": (
-            Column(
+            estimate(
                 "first_choice_repeat",
                 "share of neighbouring tokens with equal first choice",
-                formula="first_choice_repeat",
-                has_se=True,
+                "first_choice_repeat",
             ),
-            Column(
+            estimate(
                 "first_choice_repeat_chance",
                 "the same for two independent tokens",
-                formula="first_choice_repeat",
-                has_se=True,
+                "first_choice_repeat",
             ),
-            Column(
+            estimate(
                 "first_choice_entropy_normalised",
                 "entropy of the shares of first choices over log E",
-                formula="load_entropy",
-                has_se=True,
+                "load_entropy",
             ),
         ),
         "experts": (
@@ -192,23 +181,20 @@ def top1(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     columns={
         "layers": (
             Column("num_neighbours", "pairs of neighbouring tokens", "pairs", "int"),
-            Column(
+            estimate(
                 "neighbour_overlap",
                 "mean share of the chosen experts that the next token chooses too",
-                formula="neighbour_overlap",
-                has_se=True,
+                "neighbour_overlap",
             ),
-            Column(
+            estimate(
                 "neighbour_overlap_chance",
                 "the same for two independent tokens of these loads",
-                formula="neighbour_overlap",
-                has_se=True,
+                "neighbour_overlap",
             ),
-            Column(
+            estimate(
                 "neighbour_same_set",
                 "share of neighbours with equal chosen sets",
-                formula="neighbour_overlap",
-                has_se=True,
+                "neighbour_overlap",
             ),
         )
     },
@@ -226,15 +212,15 @@ def neighbours(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     """
     of_pairs = reductions["neighbours"].tolist()
     counts = reductions["expert_counts"].astype(np.float64)
-    pairs, top_k = of_pairs[PAIRS], facts.router.rule.num_chosen
+    pairs, top_k = of_pairs[reduced.PAIRS], facts.router.rule.num_chosen
     if not pairs:
         return {"layers": {}}
     return {
         "layers": {
             "num_neighbours": pairs,
-            "neighbour_overlap": top_k and of_pairs[SHARED] / (pairs * top_k),
+            "neighbour_overlap": top_k and of_pairs[reduced.SHARED] / (pairs * top_k),
             "neighbour_overlap_chance": top_k and _chance(top_k, counts),
-            "neighbour_same_set": of_pairs[SAME_SET] / pairs,
+            "neighbour_same_set": of_pairs[reduced.SAME_SET] / pairs,
         }
     }
 

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator
 
 from moegeom.core.text import number_of, percent, percent_of_all
+from moegeom.document.chart import Axis, Bars, Chart, Panel, Polyline
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import duration, header, size
-from moegeom.document.model import Block, Document, Excerpt, Fact, Note, Title, View
+from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Title, View
+from moegeom.document.place import place
 from moegeom.document.study import study_record
 from moegeom.document.summary import Summary
 from moegeom.routing_cells.facet_graph import Visited
@@ -40,15 +42,16 @@ _ROADS = {
 
 
 def document(enumerations: Enumerations, view: View) -> Document:
-    """The document of ``moegeom research cells``."""
+    """What ``moegeom research cells`` says."""
     routers = [[*_router(router)] for router in enumerations.routers]
     most = len(routers) if view.detail else _MOST_ROUTERS
     screens = [[title, in_part(facts, "line", view.detail, 1)] for title, *facts in routers[:most]]
     return Document(
-        "cells",
+        "research cells",
         enumerations.name,
         [
             [*_header(enumerations)],
+            [Gallery(lambda: [*cells_figures(enumerations)])],
             *screens,
             *([Excerpt([], router)] for router in routers[most:]),
             [*_answers(enumerations)],
@@ -137,8 +140,9 @@ def _count(router: RouterCells) -> str:
     sets += "set" if router.num_possible == 1 else "sets"
     if router.outcome == "all subsets":
         return (
-            f"all {sets}: the rows have rank E - 1 (certified modulo a prime), so every set is a "
-            "cell and every pair a facet of it; not listed. A --subspace tells more."
+            f"all {sets} are reachable, and any two that differ in one expert share a facet "
+            "(proved); not listed. For a list or a picture: --subspace "
+            f"{'random' if router.visited is None else 'pca'}:3"
         )
     if router.cut_short is not None:
         return _cut_short(router, router.cut_short)
@@ -248,16 +252,16 @@ def _checked(num_checked: int) -> str:
     if not num_checked:
         return "nothing was checked again: no cell is listed"
     return (
-        f"{number_of(num_checked, 'cell has', 'cells have')} a point inside that was checked again "
-        "in integers, by code that did not find it; that no cell is missing rests on the line above"
+        f"a point inside of {number_of(num_checked, 'cell')} was checked again in integers, by "
+        "other code; that no cell is missing rests on the line above"
     )
 
 
 def _tokens(router: RouterCells, num_tokens: int, num_own: int) -> str:
     share = num_own / num_tokens if num_tokens else 0.0
     text = (
-        f"{num_own:,} of {num_tokens:,} ({_percent(share)}) choose what the slice "
-        "chooses at the place where they are drawn"
+        f"{num_own:,} of {num_tokens:,} ({_percent(share)}) choose what the slice chooses where "
+        "they are drawn"
     )
     if router.domain:
         text += ", counted on all of the slice"
@@ -274,18 +278,20 @@ def _tokens(router: RouterCells, num_tokens: int, num_own: int) -> str:
 def _between(between: Between) -> str:
     return (
         f"{between.mean_crossings:.3g} facets on the straight way between two tokens, "
-        f"{between.per_length:.3g} +- {between.per_length_se:.1g} per unit of length of the "
-        f"router input ({number_of(between.num_segments, 'way')})"
+        f"{between.per_length:.3g} +- {between.per_length_se:.1g} per unit of length "
+        f"({number_of(between.num_segments, 'way')})"
     )
 
 
 def _visited(visited: Visited) -> str:
+    sets = f"{number_of(visited.num_expert_sets, 'expert set')} used by these tokens"
+    swaps = number_of(visited.num_edges, "single-expert swap")
+    if visited.num_components == 1 < visited.num_expert_sets and visited.is_whole:
+        return f"{sets}, all connected by {swaps}"
+    part = "" if visited.is_whole else " of the most visited ones"
     pieces = number_of(visited.num_components, "piece")
-    part = "" if visited.is_whole else " (of the most visited ones)"
     return (
-        f"{number_of(visited.num_expert_sets, 'set')} of experts by these tokens; "
-        f"{number_of(visited.num_edges, 'pair differs', 'pairs differ')} in one expert, which "
-        f"leaves {pieces}{part}; the largest holds "
+        f"{sets}, in {pieces}{part} by {swaps}; the largest has "
         f"{_percent(visited.largest_share)} of the tokens"
     )
 
@@ -324,3 +330,83 @@ def _percent(share: float) -> str:
     """The share in percent; less than all is never rounded to 100 %."""
     text = percent(share, ".3g")
     return percent_of_all(share) if text == "100 %" and share < 1.0 else text
+
+
+# ------------------------------------------------------------------------------------------ figures
+#: Routers that are drawn; the numbers behind the figure are of all.
+_MOST_DRAWN = 16
+
+#: Routers with a curve: as many as have a colour of their own.
+_MOST_LINES = 7
+
+#: Counts of expert sets, in words, with their colours.
+_COUNTS = {
+    "num_possible": ("expert sets there are", "dim"),
+    "most_cells": ("at most on such a slice", "limit"),
+    "num_cells": ("reached on the slice", "g1"),
+    "random": ("random router, mean", "random"),
+    "visited": ("used by the tokens", "tokens"),
+}
+
+
+def _counts(router: RouterCells) -> dict[str, float | None]:
+    """By the names of :data:`_COUNTS`."""
+    cells = router.num_possible if router.outcome == "all subsets" else None
+    return {
+        "num_possible": router.num_possible,
+        "most_cells": router.most_cells,
+        "num_cells": cells if router.cells is None else router.cells.num_cells,
+        "random": None if router.random is None else router.random.mean,
+        "visited": None if router.visited is None else router.visited.num_expert_sets,
+    }
+
+
+def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
+    """How many expert sets can be, are reached and are used; nothing for a question about a set."""
+    routers = enumerations.routers
+    if not routers:
+        return
+    names = [place(one.router, [other.router for other in routers]) for one in routers]
+    counts = [_counts(one) for one in routers]
+    drawn = slice(_MOST_DRAWN)
+    marks = [
+        Bars(text, role, [math.log10(n) if n else None for n in column[drawn]])
+        for name, (text, role) in _COUNTS.items()
+        if any(column := [count[name] for count in counts])
+    ]
+    x, y = Axis("log10 of their number", low=0.0), Axis("", names=names[drawn])
+    panels = [Panel("expert sets", x, y, marks, is_wide=False)]
+    visits = [(name, one.visited) for name, one in zip(names, routers, strict=True) if one.visited]
+    if visits:
+        lines = [
+            Polyline(
+                f"layer {name}",
+                f"g{number}",
+                [min(2**n, visited.num_expert_sets) for n in range(len(visited.shares))],
+                [100.0 * share for share in visited.shares],
+            )
+            for number, (name, visited) in enumerate(visits[:_MOST_LINES])
+        ]
+        x, y = Axis("expert sets, the most used first", "log2"), Axis("of the tokens, %", low=0.0)
+        panels.append(Panel("tokens in the most used", x, y, lines, is_wide=False))
+    most = max(range(len(routers)), key=lambda n: counts[n]["visited"] or 0)
+    used = counts[most]["visited"]
+    of_sets = f"{_number(routers[most].num_possible)} expert sets there are"
+    tokens = "" if used is None else f", and these tokens use {used:,.0f}"
+    reached = counts[most]["num_cells"]
+    found = "not counted" if reached is None else f"{reached:,.0f}"
+    yield Chart(
+        "cells",
+        "Expert sets that can be reached, and those that are used",
+        "How many expert sets there are, how many of them such a slice meets at most with any "
+        "router of this size, how many this slice meets, and how many the tokens use; then the "
+        f"share of the tokens in the 1, 2, 4 ... that they use most. Of {_MOST_DRAWN} routers, and "
+        f"curves of {_MOST_LINES}, at most.",
+        "What a slice leaves out: tokens lie around it, not in it.",
+        f"{routers[most].router}: of {of_sets} the slice meets {found}{tokens}.",
+        panels,
+        [
+            ("router", [one.router for one in routers]),
+            *((name, [count[name] for count in counts]) for name in _COUNTS),
+        ],
+    )

@@ -149,7 +149,8 @@ class Visited:
 
     ``largest_share`` of all tokens are in the piece that most of them visit; nan without tokens.
     ``is_whole`` is False where only the most visited of ``num_expert_sets`` became nodes: then
-    those left out may join the pieces.
+    those left out may join the pieces. ``shares`` of the tokens are in the 1, 2, 4 ... most visited
+    of all sets, the last in all of them.
     """
 
     num_expert_sets: int
@@ -157,6 +158,7 @@ class Visited:
     num_components: int
     largest_share: float
     is_whole: bool
+    shares: tuple[float, ...] = ()
 
 
 def visited_graph(chosen: Integer[np.ndarray, "tokens k"], most_slots: int = MOST_SLOTS) -> Visited:
@@ -172,6 +174,8 @@ def visited_graph(chosen: Integer[np.ndarray, "tokens k"], most_slots: int = MOS
     k = chosen.shape[1]
     rows, tokens = np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
     total, room = len(rows), max(1, most_slots // max(1, k))
+    within = np.cumsum(np.sort(tokens)[::-1])
+    counts = 2 ** np.arange(max(total - 1, 0).bit_length() + 1) if total else np.empty(0, np.int64)
     if total > room:
         most_visited = np.sort(np.argsort(-tokens, kind="stable")[:room])
         rows, tokens = rows[most_visited], tokens[most_visited]
@@ -190,6 +194,7 @@ def visited_graph(chosen: Integer[np.ndarray, "tokens k"], most_slots: int = MOS
         num_components=int(pieces),
         largest_share=float(shares.max()) / len(chosen) if len(chosen) else float("nan"),
         is_whole=total == len(rows),
+        shares=tuple((within[np.minimum(counts, total) - 1] / len(chosen)).tolist()),
     )
 
 

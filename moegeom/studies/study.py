@@ -120,7 +120,7 @@ class Study:
         function = _FUNCTIONS[self.subject](self)
         default = record.__dataclass_fields__.get("checkpoint", dataclasses.field()).default
         if default is not dataclasses.MISSING:  # options may say what a checkpoint would
-            function.__defaults__ = (default, None)
+            inspect.unwrap(function).__defaults__ = (default, None)
         about = (inspect.getdoc(run) or "").partition("\n\n")
         function.__name__ = function.__qualname__ = self.name
         function.__doc__ = f"{self.question}{''.join(about[1:])}"

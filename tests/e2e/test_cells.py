@@ -13,13 +13,13 @@ from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import RequestedFamily
 from moegeom.routing_cells import router as study_router
-from moegeom.routing_cells.exact.certificate_check import check_certificate, from_json
+from moegeom.routing_cells.exact.certificate_check import check_certificate
 from moegeom.routing_cells.request import CellsRequest
 from moegeom.routing_cells.slices import read_named
 from moegeom.routing_cells.study import cells as cells_of
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
-from tests.oracle.exact_cells import exact_cells, expert_sets
+from tests.oracle.exact_cells import certificate_of, exact_cells, expert_sets
 from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
 
 CKPT = str(SAMPLES / "olmoe-balanced/step_1500")
@@ -146,7 +146,7 @@ def test_a_certificate_from_the_screen_passes_an_independent_check(moegeom, plac
         (answer,) = ran.document["answers"]
         assert answer["is_cell"] == (expert_set in cells)
         assert answer["is_checked"]
-        check_certificate(weight, bias, expert_set, from_json(answer["certificate"]))
+        check_certificate(weight, bias, expert_set, certificate_of(answer["certificate"]))
 
 
 def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp_path):
@@ -155,7 +155,7 @@ def test_a_whole_router_has_every_set_as_a_cell_and_a_point_in_each(moegeom, tmp
     asked = ("--expert-set", "3,9,11,15", "--certify", "--format", "json")
     (answer,) = moegeom(tmp_path, *whole, *asked).document["answers"]
     router = load_routers(open_checkpoint(CKPT)).routers[0]
-    point = np.array([float(x) for x in from_json(answer["certificate"]).point])
+    point = np.array([float(x) for x in certificate_of(answer["certificate"]).point])
     assert sorted(np.argsort(-(router.weight.astype(np.float64) @ point))[:4]) == [3, 9, 11, 15]
     assert answer["margin"] > 1e-3
 

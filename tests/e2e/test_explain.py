@@ -277,7 +277,7 @@ def test_the_screen_says_what_flips(moegeom, report):
     three, two = (float(re.search(what, text)[1]) for what in (tie, nearest))
     assert 0.0 < two < three < 10.0
     assert "Noise of 2 % of the input's rms flips" in text
-    assert "A flipped expert is not a wrong answer" in text
+    assert "A flip is not by itself a worse output" in text
     lines = [line for line in forms["md"]["80"].splitlines() if line.startswith("| ")]
     assert [line.split()[1] for line in lines[2:]] == ["bf16-logits", "float32-blocks"]
     assert lines[0].endswith("| predicted |")

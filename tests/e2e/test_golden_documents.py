@@ -192,6 +192,8 @@ def place(tmp_path_factory):
 def test_the_document_is_the_golden_one(name):
     found = made(name)
     document = found if isinstance(found, Document) else found.document
+    is_research = name.startswith(("research.", "routing_cells"))
+    assert document.kind.startswith("research ") == is_research  # as the command is typed
     for form in RENDERERS.names():
         if RENDERERS[form].of_verdicts and document.judged is None:
             with pytest.raises(InternalError, match="has none"):

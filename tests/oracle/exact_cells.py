@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from moegeom.core.shapes import Float64
+from moegeom.routing_cells.exact.certificate_check import CellPoint, NoCell
 from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, exact_columns, rank
 from moegeom.routing_cells.walk.enumeration import interval_middle
 from moegeom.routing_cells.walk.level_walk import diagram_edges, first_vertex
@@ -16,6 +18,15 @@ from moegeom.routing_cells.walk.segment_crossings import sweep
 
 ExpertSet = frozenset[int]
 Point = tuple[Fraction, ...]
+
+
+def certificate_of(data: dict[str, Any]) -> CellPoint | NoCell:
+    """The certificate that ``as_json`` wrote."""
+    common = int(data["denominator"], 16)
+    if data["kind"] == "cell_point":
+        return CellPoint(tuple(Fraction(int(x, 16), common) for x in data["point"]))
+    sides = (data["inside"], data["outside"])
+    return NoCell(*(tuple((e, Fraction(int(x, 16), common)) for e, x in side) for side in sides))
 
 
 @dataclass(eq=False)

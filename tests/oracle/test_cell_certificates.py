@@ -10,30 +10,24 @@ from math import comb
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as some_array
 from numpy.testing import assert_allclose
 
 import moegeom as mg
 from moegeom.core.errors import UsageError
-from moegeom.core.limits import CERTIFICATE_DIGITS
 from moegeom.routing_cells.exact.certificate import (
     cell_certificate,
     check_witness,
     solve_strictly,
     strict_witnesses,
 )
-from moegeom.routing_cells.exact.certificate_check import (
-    CellPoint,
-    NoCell,
-    check_certificate,
-    from_json,
-)
+from moegeom.routing_cells.exact.certificate_check import CellPoint, NoCell, check_certificate
 from moegeom.routing_cells.walk.enumeration import enumerate_cells
 from tests.by_day import IS_NIGHT, by_day
 from tests.oracle import helpers
-from tests.oracle.exact_cells import exact_cells, expert_sets
+from tests.oracle.exact_cells import certificate_of, exact_cells, expert_sets
 from tests.oracle.helpers import SMALL, ahead, arrays, choices, digest, router, rows_of
 
 #: By day those with few subsets.
@@ -46,7 +40,7 @@ def certified_cells(weight, bias, k):
     for subset in combinations(range(len(weight)), k):
         certificate = cell_certificate(weight, bias, subset)
         check_certificate(weight, bias, subset, certificate)
-        assert from_json(json.loads(json.dumps(certificate.as_json()))) == certificate
+        assert certificate_of(json.loads(json.dumps(certificate.as_json()))) == certificate
         if isinstance(certificate, CellPoint):
             cells.append(subset)
     return cells
@@ -264,56 +258,6 @@ def test_what_proves_no_point_inside_is_refused():
     check_certificate(weight, None, [0], wrong, upper=np.array([0.0]))
 
 
-POINT = {"kind": "cell_point", "denominator": "0x1", "point": []}
-NONE = {"kind": "no_cell", "denominator": "0x1", "inside": [], "outside": []}
-
-
-def test_data_that_is_no_certificate_is_refused_with_what_is_wrong():
-    for data, message in (
-        (None, "object with a kind"),
-        ([], "object with a kind"),
-        ({"kind": 3}, "object with a kind"),
-        ({"kind": "cell"}, "no certificate is of kind 'cell'"),
-        ({"kind": "cell_point"}, "has denominator, point and nothing else"),
-        (POINT | {"x": 1}, "nothing else"),
-        (POINT | {"denominator": "0x0"}, "not positive"),
-        (POINT | {"denominator": "-0x1"}, "not positive"),
-        (POINT | {"denominator": 1}, "no string"),
-        (POINT | {"point": {}}, "point is not a list"),
-        (POINT | {"point": ["1e9"]}, "no hexadecimal integer"),
-        (POINT | {"point": ["0x1_0"]}, "no hexadecimal"),
-        (POINT | {"point": ["0x" + "1" * CERTIFICATE_DIGITS]}, "digits"),
-        (POINT | {"point": ["0x" + "1" * 90_000] * 12}, "digits"),
-        (NONE | {"inside": ["0x1"]}, "no pair"),
-        (NONE | {"inside": [[True, "0x1"]]}, "pair"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            from_json(data)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=4,
-)
-
-
-@settings(max_examples=settings().max_examples // 2)
-@given(
-    st.sampled_from(["cell_point", "no_cell", "facet_point"]),
-    st.dictionaries(st.sampled_from(["denominator", "point", "inside", "outside"]), JSON),
-    st.sampled_from(["0x1", "-0x3", "0xg"]),
-)
-def test_any_data_is_a_certificate_or_a_value_error(kind, fields, denominator):
-    data = {"kind": kind, "denominator": denominator} | fields
-    try:
-        found = from_json(data)
-    except ValueError as error:
-        assert str(error)
-    else:
-        assert found.as_json()["kind"] == kind
-
-
 def test_weights_that_are_no_means_or_leave_room_prove_nothing():
     weight, bias = np.zeros((3, 1)), np.array([1.0, 0.5, 3.0])
     for inside, outside, message in (
@@ -362,7 +306,7 @@ def listed(tmp_path):
             if row["witness"] is not None:
                 point = [Fraction(x) for x in row["witness"]]
             else:
-                point = list(from_json(json.loads(row["witness_exact"])).point)
+                point = list(certificate_of(json.loads(row["witness_exact"])).point)
             tie_broken = options.get("tie_broken", False)
             assert is_inside(weight, offset, row["expert_set"], point, tie_broken)
             if "radius" in options:

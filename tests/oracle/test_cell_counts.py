@@ -463,6 +463,7 @@ def test_worked_graphs_have_their_pieces_swaps_and_most_visited_sets():
     assert (found.num_expert_sets, found.is_whole) == (4, False)
     assert found.num_components == 2  # [0, 2], which joins them, is left out
     assert found.largest_share == 3 / 8
+    assert found.shares == (3 / 8, 5 / 8, 1.0)
     assert visited_graph(chosen).num_components == 2
     found = visited_graph(np.empty((0, 3), np.int32))
     assert (found.num_components, found.num_edges, found.num_expert_sets) == (0, 0, 0)

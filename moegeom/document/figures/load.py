@@ -10,6 +10,13 @@ from moegeom.document.chart import Axis, Bars, Chart, Guide, Heat, Panel, Polyli
 from moegeom.document.drawing import Drawing, FigureResults, interval
 
 
+def units_of(source: FigureResults) -> str:
+    """What intervals are over: documents, or runs of tokens where those are not told apart."""
+    tokens = source.results.run["tokens"]
+    has_documents = tokens.get("has_documents", True) and tokens["num_documents"] != 1
+    return "documents" if has_documents else "runs of tokens"
+
+
 def _draw_load(source: FigureResults) -> Iterator[Chart]:
     if not source.has("experts", "load"):
         return
@@ -52,9 +59,9 @@ def _draw_load(source: FigureResults) -> Iterator[Chart]:
         "load",
         "Load of the experts, least even layers",
         "Tokens of each expert over the mean of its layer, busiest first, with the 95 % interval "
-        "over documents. The grey line is the random router: rows of the same lengths without "
-        "directions of their own, on the same tokens.",
-        "Whether the model answers worse for it. Loads are of these documents; others differ.",
+        f"over {units_of(source)}. The grey line is the random router: rows of the same lengths "
+        "without directions of their own, on the same tokens.",
+        "Whether the model answers worse for it. Loads are of these tokens; others differ.",
         f"{'; '.join(sentences)}.",
         panels,
         [

@@ -8,8 +8,9 @@ from typing import Any
 
 from moegeom.core.row_keys import AS_STORED, RANDOM, is_random, under_random
 from moegeom.core.text import figure_text, percent
-from moegeom.document.chart import Axis, Bars, Chart, Heat, Mark, Panel, Polyline
+from moegeom.document.chart import Axis, Bars, Chart, Heat, Mark, Numbers, Panel, Polyline
 from moegeom.document.drawing import Drawing, FigureResults, interval, middle
+from moegeom.document.figures.load import units_of
 
 #: Quantities of the table ``margins`` that are drawn, in words.
 _QUANTITIES = {
@@ -43,7 +44,7 @@ def _draw_near_boundary(source: FigureResults) -> Iterator[Chart]:
             "How near tokens are to flipping",
             "The share of tokens nearer to a boundary than the threshold below: what noise of that "
             "size can flip. The layer with the largest share and its 95 % interval over "
-            "documents, the median layer, and the median of the random routers.",
+            f"{units_of(source)}, the median layer, and the median of the random routers.",
             "What a flip costs. A change smaller than the boundary distance cannot flip a token; a "
             "larger one may, and noise has no largest size.",
             " ".join(sentences),
@@ -71,13 +72,14 @@ def _panel(
     worst = max(curves, key=lambda router: curves[router].get(at, (0.0, None))[0] or 0.0)
     points = [curves[worst].get(x, (None, None)) for x in steps]
     shares, errors = [share for share, _ in points], [error for _, error in points]
-    low, high = interval(shares, errors, source.blocks(worst))
+    ends = interval(shares, errors, source.blocks(worst))
     name = f"layer {source.names[worst]}"
-    marks: list[Mark] = [Polyline(name, "tokens", steps, shares, low, high)]
+    marks: list[Mark] = [Polyline(name, "tokens", steps, *map(_percents, (shares, *ends)))]
     if len(curves) > 1:
-        marks.append(Polyline("median layer", "dim", steps, middle))
+        marks.append(Polyline("median layer", "dim", steps, _percents(middle)))
     if random:
-        marks.append(Polyline("random router", "random", steps, _median_of(random, steps)))
+        of_random = _percents(_median_of(random, steps))
+        marks.append(Polyline("random router", "random", steps, of_random))
     thresholds = [x for x, m in zip(steps, middle, strict=True) if m and m < 1.0] or steps
     axis = Axis(words, "log2", low=min(thresholds), high=max(thresholds) * 2)
     least = min((m for m in middle if m), default=1e-4)
@@ -86,9 +88,12 @@ def _panel(
         f"{percent(curves[worst].get(at, (0.0, None))[0] or 0.0, '.3g')} of the tokens in "
         f"{name}, {percent(middle[steps.index(at)] or 0.0, '.3g')} in the median layer."
     )
-    return Panel(
-        "", axis, Axis("share of tokens nearer", "log10", low=least, high=1.0), marks, False
-    ), sentence
+    share = Axis("tokens nearer, %", "log10", low=100.0 * least, high=100.0)
+    return Panel("", axis, share, marks, False), sentence
+
+
+def _percents(shares: Numbers) -> Numbers:
+    return [None if share is None else 100.0 * share for share in shares]
 
 
 def _median_of(curves: Mapping[str, Curve], steps: Sequence[float]) -> list[float | None]:
@@ -117,18 +122,21 @@ def _draw_flips(source: FigureResults) -> Iterator[Chart]:
     random = {name: source.layers("flipped_share", variant=under_random(name)) for name in shares}
     worst = {name: max(values, key=lambda r: values[r]) for name, values in shares.items()}
     marks = [
-        Bars("worst layer", "other", [shares[name][worst[name]] for name in shares]),
-        Bars("median layer", "tokens", [middle(values) for values in shares.values()]),
-        Bars("random router, median", "random", [middle(random[name]) for name in shares]),
+        Bars(text, role, _percents(values))
+        for text, role, values in (
+            ("worst layer", "other", [shares[name][worst[name]] for name in shares]),
+            ("median layer", "tokens", [middle(values) for values in shares.values()]),
+            ("random router, median", "random", [middle(random[name]) for name in shares]),
+        )
     ]
     routers = [router for router in source.routers if any(router in v for v in shares.values())]
     table = [[shares[name].get(router) for router in routers] for name in shares]
     most = max(max(values.values()) for values in shares.values())
     layers = Heat(
-        table,
-        "share of tokens that flip",
+        [*map(_percents, table)],
+        "tokens that flip, %",
         0.0,
-        most or 1.0,
+        100.0 * (most or 1.0),
         cells=[["" if v is None else percent(v, ".2g") for v in row] for row in table],
     )
     yield Chart(
@@ -145,7 +153,7 @@ def _draw_flips(source: FigureResults) -> Iterator[Chart]:
             for name in shares
         ),
         [
-            Panel("", Axis("share of tokens that flip"), Axis("", names=list(shares)), marks),
+            Panel("", Axis("tokens that flip, %"), Axis("", names=list(shares)), marks),
             Panel(
                 "",
                 Axis("layer", names=[source.names[router] for router in routers]),

@@ -10,5 +10,6 @@ STUDY = Study(
     example="moegeom research attention CKPT --layers 0-3",
     request="record:AttentionRequest",
     run="study:attention",
+    has_figures=True,
     unit="layers",
 )

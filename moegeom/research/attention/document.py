@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import format_layers
-from moegeom.core.text import number_of, percent
+from moegeom.core.text import figure_text, number_of, percent
+from moegeom.document.chart import Axis, Chart, Heat, Numbers, Panel
 from moegeom.document.excerpts import worst_excerpt
 from moegeom.document.header import size
-from moegeom.document.model import Block, Document, Fact, Look, Table, Title, View
+from moegeom.document.model import Block, Document, Fact, Gallery, Look, Table, Title, View
 from moegeom.document.place import place
 from moegeom.document.study import Column, page, table_of
 from moegeom.document.summary import Summary
@@ -30,10 +31,11 @@ def document(report: Attention, view: View) -> Document:
         if report.layers and (part is _layers or _figures(report))
     ]
     return page(
-        "attention",
+        "research attention",
         report.checkpoint,
         view,
         [Title(report.checkpoint, _title(report)), *_facts(report)],
+        [Gallery(lambda: [*attention_figures(report)])],
         *([table] for table in tables),
         notes=_notes(report),
         record=lambda: _record(report),
@@ -312,3 +314,104 @@ def _record(report: Attention) -> Mapping[str, Any]:
     for layer, entry in zip(report.layers, record["layers"], strict=True):
         entry["free"] = layer.free
     return record
+
+
+# ------------------------------------------------------------------------------------------ figures
+#: Figures of a head by its weights, and on tokens, that are drawn; those in shares as percent.
+_BY_WEIGHTS = {
+    "product_norm": "length of the product / median of layer",
+    "effective_rank": "effective rank of the product",
+    "gate_norm": "length of gate rows / median of layer",
+    "sink": "sink",
+}
+_BY_TOKENS = {
+    "gate_mean": "mean of the gate",
+    "gate_closed_share": "gates below 0.1, %",
+    "energy_removed_share": "energy that the gate removes, %",
+    "first_token_mass": "attention on the first token, %",
+    "sink_mass": "attention on sinks, %",
+}
+
+#: Heads up to which maps stand side by side.
+_FEW_HEADS = 16
+
+#: Lengths, which differ from layer to layer by what scales them: drawn over the median.
+_LENGTHS = ("product_norm", "gate_norm")
+
+
+def attention_figures(report: Attention) -> Iterator[Chart]:
+    """Heads by layer: what their weights are, and what they did on tokens if that was recorded."""
+    weights = [[vars(head) for head in one.heads] for one in report.layers]
+    yield from _of_each_head(
+        report,
+        weights,
+        _BY_WEIGHTS,
+        "heads",
+        "Heads by their weights",
+        "Each head of each layer: how long its output matrix times its value matrix is, on how "
+        "many directions that acts, how long its gate rows are, its sink; what the layer has. "
+        "A head far shorter than the others of its layer does next to nothing.",
+        "What heads do on text: weights alone do not say whom they attend to.",
+    )
+    tokens = [[*one.on_tokens.heads] if one.on_tokens else [] for one in report.layers]
+    yield from _of_each_head(
+        report,
+        tokens,
+        _BY_TOKENS,
+        "tokens",
+        "Heads on the recorded tokens",
+        "Each head of each recorded layer: how open its gate is, how often that is below 0.1, what "
+        "it takes away, and how much of the attention is on the first token, and on sinks.",
+        "Other texts, and what a model loses without a head.",
+    )
+
+
+def _of_each_head(
+    report: Attention,
+    heads: Sequence[Sequence[Mapping[str, Any]]],
+    names: Mapping[str, str],
+    name: str,
+    title: str,
+    *captions: str,
+) -> Iterator[Chart]:
+    """A map for each figure that some head has; nothing where none has any."""
+    widest = max(map(len, heads), default=0)
+    x = Axis("head", names=[str(number) for number in range(widest)])
+    y = Axis("layer", names=[_place(report, one) for one in report.layers])
+    panels, sentences = [], []
+    for column, text in names.items():
+        rows = [_scaled(column, [head.get(column) for head in layer]) for layer in heads]
+        rows = [[*row, *[None] * (widest - len(row))] for row in rows]
+        known = [value for row in rows for value in row if value is not None]
+        if not known:
+            continue
+        least, most = min(known), max(known)
+        heat = Heat(rows, text, min(0.0, least), most or 1.0, 0.0 if least < 0.0 else None)
+        if column in _LENGTHS:
+            heat = Heat(rows, text, 0.125, 8.0, 1.0, "log2")
+        panels.append(Panel("", x, y, [heat], is_wide=widest > _FEW_HEADS))
+        sentences.append(f"{text} {figure_text(least)} to {figure_text(most)}")
+    if not panels:
+        return
+    rows = [(one, h) for one, layer in zip(report.layers, heads, strict=True) for h in layer]
+    numbers = [head for layer in heads for head in range(len(layer))]
+    yield Chart(
+        name,
+        title,
+        *captions,
+        f"{'; '.join(sentences)}.",
+        panels,
+        [
+            ("layer", [one.layer for one, _ in rows]),
+            ("head", numbers),
+            *((column, [head.get(column) for _, head in rows]) for column in names),
+        ],
+    )
+
+
+def _scaled(column: str, values: Numbers) -> Numbers:
+    """Shares in percent, lengths over their median, others as they are."""
+    factor = 100.0 if column.endswith(("_share", "_mass")) else 1.0
+    if column in _LENGTHS:
+        factor = 1.0 / (float(np.median([v for v in values if v is not None] or [1.0])) or 1.0)
+    return [None if value is None else factor * value for value in values]

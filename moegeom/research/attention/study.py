@@ -14,15 +14,7 @@ from moegeom.core.errors import CheckpointError, RecordingError, RouterError
 from moegeom.core.router import parse_layers
 from moegeom.core.shapes import Float64
 from moegeom.core.text import half_width
-from moegeom.geometry.attention_heads import (
-    HeadFigure,
-    alike_heads,
-    dead_heads,
-    gate_pull,
-    gating_figures,
-    product_spectra,
-    spectrum_rank,
-)
+from moegeom.geometry import attention_heads
 from moegeom.geometry.gram import cosines, gram_score, random_gram_score, random_gram_score_sd
 from moegeom.pipeline import Watch
 from moegeom.research.attention.record import (
@@ -76,12 +68,12 @@ def layer_on_tokens(tensors: AttentionTensors, record: AttentionRecord) -> Layer
             f"those of {tensors.store.label}.",
             f"It was recorded from {record.checkpoint}." if record.checkpoint else "",
         )
-    measured = gating_figures(sums.by_name, sums.tokens, sums.queries)
+    measured = attention_heads.gating_figures(sums.by_name, sums.tokens, sums.queries)
     names, gate = _recorded(tensors, sums), tensors.gate and tensors.family.gate
     figures = {name: figure for name, figure in measured.items() if name in names}
     if gate is not None:
         for suffix, (total, squares) in zip(("", "_random"), sums.rows, strict=True):
-            pull = gate_pull(total, squares, int(sums.tokens.sum()))
+            pull = attention_heads.gate_pull(total, squares, int(sums.tokens.sum()))
             figures[f"gate_pull{suffix}"] = _exact(pull)
         figures |= _deciles(sums, gate.function)
     blocks = int((sums.tokens > 0).sum())
@@ -115,7 +107,7 @@ def _recorded(tensors: AttentionTensors, sums: LayerSums) -> set[str]:
     return names
 
 
-def _deciles(sums: LayerSums, function: str) -> Mapping[str, HeadFigure]:
+def _deciles(sums: LayerSums, function: str) -> Mapping[str, attention_heads.HeadFigure]:
     """From the histogram, right to an eighth in front of the function."""
     counts = np.cumsum(sums.histogram[0], axis=1)
     inner = (np.arange(NUM_BINS) + 0.5) / BINS_PER_UNIT - NUM_BINS / BINS_PER_UNIT / 2
@@ -126,13 +118,13 @@ def _deciles(sums: LayerSums, function: str) -> Mapping[str, HeadFigure]:
     return {name: _exact(values[place]) for name, place in places.items()}
 
 
-def _exact(value: np.ndarray) -> HeadFigure:
+def _exact(value: np.ndarray) -> attention_heads.HeadFigure:
     finite = value[np.isfinite(value)]
     mean = float(finite.mean()) if finite.size else math.nan
-    return HeadFigure(value, mean, math.nan)
+    return attention_heads.HeadFigure(value, mean, math.nan)
 
 
-def _measured(figure: HeadFigure, blocks: int) -> HeadRange:
+def _measured(figure: attention_heads.HeadFigure, blocks: int) -> HeadRange:
     width = half_width(figure.mean_error, blocks) if blocks > 1 else math.nan
     finite = figure.value[np.isfinite(figure.value)]
     ends = (float(finite.min()), float(finite.max())) if finite.size else (math.nan, math.nan)
@@ -161,8 +153,8 @@ def attention_layer(tensors: AttentionTensors) -> AttentionLayer:
     grams: dict[str, Any] = dict.fromkeys(("gram", "gram_random", "gram_random_sd"))
     if tensors.value is not None:
         matrices = tensors.read_heads()
-        fields |= _of_products(product_spectra(matrices.values, matrices.outputs))
-        alike = alike_heads(matrices.values, matrices.outputs)
+        fields |= _of_products(attention_heads.product_spectra(matrices.values, matrices.outputs))
+        alike = attention_heads.alike_heads(matrices.values, matrices.outputs)
     if gate is not None:
         rows = tensors.read_gate()
         _refuse_not_finite(tensors, "gates", rows.rows, rows.bias)
@@ -213,12 +205,12 @@ def _sinks(tensors: AttentionTensors, is_projection: bool) -> list[float | None]
 
 def _of_products(spectra: Float64[np.ndarray, "heads channels"]) -> dict[str, Sequence[Any]]:
     norms = np.linalg.norm(spectra, axis=1)
-    ranks, effective = zip(*map(spectrum_rank, spectra), strict=True)
+    ranks, effective = zip(*map(attention_heads.spectrum_rank, spectra), strict=True)
     return {
         "rank": ranks,
         "effective_rank": effective,
         "product_norm": norms.tolist(),
-        "is_dead": dead_heads(norms).tolist(),
+        "is_dead": attention_heads.dead_heads(norms).tolist(),
     }
 
 

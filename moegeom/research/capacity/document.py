@@ -35,7 +35,7 @@ def document(report: Capacity, view: View) -> Document:
     most = len(layers) if view.detail else _MOST_LAYERS
     rest = layers[most:]
     return page(
-        "capacity",
+        "research capacity",
         report.name,
         view,
         [*_header(report)],
@@ -83,8 +83,8 @@ def _results(layer: LayerCapacity) -> Iterator[Block]:
         listed = "all the dimensions listed" if len(wrong) == len(layer.at) else f"d = {several}"
         yield Fact(
             "",
-            f"Published as attained and impossible on {listed}: C(E, k) Phi(k N, d) regions. On "
-            f"{number_of(worst.dims, 'dimension')} it is too many by a factor of "
+            f"The published count of regions, C(E, k) Phi(k N, d), is impossible on {listed}: on "
+            f"{number_of(worst.dims, 'dimension')} by a factor of "
             f"{_power(10.0 ** _excess(worst))} or more.",
             "warning",
         )

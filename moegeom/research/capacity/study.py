@@ -12,30 +12,7 @@ from moegeom.core.errors import UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.text import integer_text, number_of
 from moegeom.engine.parameters import option_of
-from moegeom.geometry.capacity import (
-    expected_diagram,
-    expert_parameters,
-    face_count,
-    first_free_dimension,
-    is_every_set_possible,
-    largest_split,
-    layer_parameters,
-    leading_regions,
-    log10_count,
-    log_leading_zaslavsky,
-    most_cells,
-    most_regions,
-    num_edges,
-    num_facets,
-    published_macs,
-    published_parameters,
-    published_regions,
-    published_split_log10,
-    router_macs,
-    split_sets_log10,
-    total_cells,
-    zonotope_vertices,
-)
+from moegeom.geometry import capacity as formulas
 from moegeom.research.capacity.record import (
     AtDimension,
     Capacity,
@@ -193,18 +170,18 @@ def requested_layer(
     return LayerCapacity(
         sizes=sizes,
         num_sets=math.comb(num_experts, k),
-        num_edges=num_edges(k, num_experts),
-        num_facets=num_facets(k, num_experts),
-        free_from=first_free_dimension(num_experts, k),
+        num_edges=formulas.num_edges(k, num_experts),
+        num_facets=formulas.num_facets(k, num_experts),
+        free_from=formulas.first_free_dimension(num_experts, k),
         at=at,
         splits=tuple(_split(sizes, split, at) for split in sorted(set(splits))),
-        parameters=layer_parameters(
+        parameters=formulas.layer_parameters(
             num_experts, k, hidden, sizes.width, sizes.shared_width, sizes.is_gated
         ),
-        published_parameters=published_parameters(num_experts, k, sizes.width, hidden),
-        expert_macs=expert_parameters(hidden, neurons, sizes.is_gated),
-        macs=router_macs(num_experts, hidden, request.router_dim),
-        published_macs=published_macs(num_experts, k, hidden, request.router_dim),
+        published_parameters=formulas.published_parameters(num_experts, k, sizes.width, hidden),
+        expert_macs=formulas.expert_parameters(hidden, neurons, sizes.is_gated),
+        macs=formulas.router_macs(num_experts, hidden, request.router_dim),
+        published_macs=formulas.published_macs(num_experts, k, hidden, request.router_dim),
     )
 
 
@@ -235,9 +212,9 @@ def _at(sizes: LayerSizes, dims: int) -> AtDimension:
     num_experts, k, width = sizes.num_experts, sizes.top_k, sizes.width
     return AtDimension(
         dims=dims,
-        most_cells=most_cells(num_experts, k, dims, is_central=False),
+        most_cells=formulas.most_cells(num_experts, k, dims, is_central=False),
         expected_cells=_expected(num_experts, k, dims),
-        published=published_regions(num_experts, k, width, dims),
+        published=formulas.published_regions(num_experts, k, width, dims),
         regions=_regions(num_experts, k, width, dims),
     )
 
@@ -249,7 +226,7 @@ def _expected(num_experts: int, k: int, dims: int) -> float | None:
         return float(count) if count.bit_length() < 1024 else None
     if dims > _MOST_EXPECTED_DIMS:
         return None
-    cells = expected_diagram(num_experts, k, dims, is_central=False).cells
+    cells = formulas.expected_diagram(num_experts, k, dims, is_central=False).cells
     return cells if math.isfinite(cells) else None
 
 
@@ -257,7 +234,7 @@ def _regions(num_experts: int, k: int, width: int, dims: int) -> int | None:
     """The bound on regions; None where the sum would take seconds."""
     if k * min(dims, k) * num_experts > _MOST_WORK:
         return None
-    return most_regions(num_experts, k, width, dims)
+    return formulas.most_regions(num_experts, k, width, dims)
 
 
 def _split(sizes: LayerSizes, split: int, at: Sequence[AtDimension]) -> SplitExperts:
@@ -266,14 +243,16 @@ def _split(sizes: LayerSizes, split: int, at: Sequence[AtDimension]) -> SplitExp
     for there in at:
         cells, regions, more = there.most_cells, there.regions, None
         if split > 1:
-            cells = most_cells(num_experts, k, there.dims, is_central=False)
+            cells = formulas.most_cells(num_experts, k, there.dims, is_central=False)
             regions = _regions(num_experts, k, width, there.dims)
         if regions is not None and there.regions is not None:
-            more = log10_count(regions) - log10_count(there.regions)
-        published = published_split_log10(sizes.num_experts, sizes.top_k, split, there.dims)
-        gain = log10_count(cells) - log10_count(there.most_cells)
+            more = formulas.log10_count(regions) - formulas.log10_count(there.regions)
+        published = formulas.published_split_log10(
+            sizes.num_experts, sizes.top_k, split, there.dims
+        )
+        gain = formulas.log10_count(cells) - formulas.log10_count(there.most_cells)
         gains.append(SplitGain(there.dims, published, cells=gain, regions=more))
-    sets = split_sets_log10(sizes.num_experts, sizes.top_k, split)
+    sets = formulas.split_sets_log10(sizes.num_experts, sizes.top_k, split)
     return SplitExperts(split, num_experts, k, width, sets, tuple(gains))
 
 
@@ -339,7 +318,7 @@ def _row(
     log10: float | None = None,
 ) -> dict[str, Any]:
     if log10 is None and value is not None and value > 0:
-        log10 = log10_count(value) if isinstance(value, int) else math.log10(value)
+        log10 = formulas.log10_count(value) if isinstance(value, int) else math.log10(value)
     if isinstance(value, int):
         text = integer_text(value)
     else:
@@ -370,7 +349,7 @@ def _set_rows(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
     num_experts, k = layer.sizes.num_experts, layer.sizes.top_k
     for n in range(min(num_experts, _MOST_FACES)):
         note = f"strata of order {n}: ties of {n + 1} experts" if n else "expert sets"
-        yield _row(f"hypersimplex_faces_{n}", "exact", face_count(k, num_experts, n), note)
+        yield _row(f"hypersimplex_faces_{n}", "exact", formulas.face_count(k, num_experts, n), note)
     free = "dimension from which on the bound of cells allows every set"
     yield _row("free_from_dimension", "exact", layer.free_from, free)
 
@@ -378,12 +357,12 @@ def _set_rows(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
 def _cell_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]]:
     num_experts, k = layer.sizes.num_experts, layer.sizes.top_k
     notes = []
-    if is_every_set_possible(num_experts, k, at.dims):
+    if formulas.is_every_set_possible(num_experts, k, at.dims):
         notes.append("attained by some rows and biases")
     if not layer.is_linear:
         notes.append("of a linear router of these sizes; this one is not linear")
     yield _row("cells", "upper_bound", at.most_cells, "; ".join(notes))
-    orders = total_cells(num_experts, at.dims, is_central=False)
+    orders = formulas.total_cells(num_experts, at.dims, is_central=False)
     yield _row("cells_of_all_k", "exact", orders, "k = 0 to E, general position")
     slow = "not computed: too many dimensions for the integral" if at.expected_cells is None else ""
     yield _row("cells_of_a_gaussian_router", "expected", at.expected_cells, slow)
@@ -392,8 +371,8 @@ def _cell_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]
 def _region_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]]:
     sizes, printed = layer.sizes, at.published
     active = sizes.top_k * sizes.width
-    leading = log_leading_zaslavsky(active, at.dims) / math.log(10.0)
-    dense = log10_count(printed.dense)
+    leading = formulas.log_leading_zaslavsky(active, at.dims) / math.log(10.0)
+    dense = formulas.log10_count(printed.dense)
     yield _row("regions_dense", "document", printed.dense, "Phi(k N, d): exact, general position")
     far = f"m^d / d! of m = k N neurons; Phi(m, d) is 10^{dense - leading:+.4f} times as many"
     yield _row("regions_dense_leading", "document", None, far, log10=leading)
@@ -404,14 +383,16 @@ def _region_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, An
     if at.regions is None:
         notes.append("not computed: too many chosen experts for the sum")
     elif at.dims <= _MOST_EXPECTED_DIMS:
-        growth = leading_regions(sizes.num_experts, sizes.top_k, sizes.width, at.dims)
-        apart = log10_count(at.regions) - (
-            log10_count(growth.numerator) - log10_count(growth.denominator)
+        growth = formulas.leading_regions(sizes.num_experts, sizes.top_k, sizes.width, at.dims)
+        apart = formulas.log10_count(at.regions) - (
+            formulas.log10_count(growth.numerator) - formulas.log10_count(growth.denominator)
         )
         notes.append(f"10^{apart:+.4f} times its leading term in N")
     yield _row("regions", "upper_bound", at.regions, "; ".join(notes))
-    vertices = zonotope_vertices(active, at.dims)
-    beside = f"2 Phi(k N - 1, d); 10^{log10_count(vertices) - dense:+.4f} times Phi(k N, d)"
+    vertices = formulas.zonotope_vertices(active, at.dims)
+    beside = (
+        f"2 Phi(k N - 1, d); 10^{formulas.log10_count(vertices) - dense:+.4f} times Phi(k N, d)"
+    )
     yield _row("zonotope_vertices", "exact", vertices, beside)
 
 
@@ -419,14 +400,14 @@ def _claim(at: AtDimension) -> str:
     """Whether the published count of k experts can be attained."""
     if at.regions is None or not at.exceeds:
         return ""
-    more = log10_count(at.published.top_k) - log10_count(at.regions)
+    more = formulas.log10_count(at.published.top_k) - formulas.log10_count(at.regions)
     return f"published as attained up to a constant; at least 10^{more:.4f} times what is possible"
 
 
 def _rows_of_splits(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
     thumb = "per-expert rule of thumb; the bound itself needs k N >= d"
     for at in layer.at if layer.splits else ():
-        split = largest_split(layer.sizes.width, at.dims)
+        split = formulas.largest_split(layer.sizes.width, at.dims)
         yield _row("largest_split", "document", split, thumb, data_dim=at.dims)
     spurious, bounds = "its factor g^-d is spurious: k N does not change", "ratio of two bounds"
     for split in layer.splits:

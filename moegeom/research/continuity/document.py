@@ -38,7 +38,7 @@ def document(report: Continuity, view: View) -> Document:
         notes.append(f"Lines and spreads written to {report.written}.")
     return study_page(
         report,
-        "continuity",
+        "research continuity",
         view,
         [worst_excerpt(report.routers, _height, view, partial(_routers, report))],
         [_radii(report)],
@@ -136,8 +136,8 @@ def _gate(report: Continuity) -> Iterator[Block]:
             f"Experts less than eps below the last chosen one run too ({report.smooth}; {up_to} "
             f"{figure_text(one.eps)} {one.unit}, {figure_text(one.extra)} more experts a token). "
             f"They fade in the last tenth of that strip: weights move by up to "
-            f"{one.steepest_activation:.3g}/eps per unit of score, so that it helps against "
-            f"disturbances below some {figure_text(one.eps / one.steepest_activation)}.",
+            f"{one.steepest_activation:.3g}/eps per unit of score, and disturbances below some "
+            f"{figure_text(one.eps / one.steepest_activation)} alone are calmed.",
         )
     for reason in dict.fromkeys(one.reason for one in report.routers if one.reason):
         places = study_summary(report).places(

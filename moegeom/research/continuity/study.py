@@ -18,16 +18,9 @@ from moegeom.engine.jumps import ExactRouter, TokenJumps, token_jumps, why_no_ju
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.sample import Sample, refuse_tokens_beyond
+from moegeom.geometry import whatif
 from moegeom.geometry.boundary.linear import boundary_distance
 from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
-from moegeom.geometry.whatif import (
-    SmoothingBudget,
-    gaps,
-    largest_slope,
-    packed,
-    same_sets,
-    smoothing_budget,
-)
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
@@ -90,7 +83,7 @@ def router_continuity(
         eps=budget.eps if budget else float("nan"),
         extra=budget.extra if budget else float("nan"),
         unit=router.rule.selection_score_unit,
-        steepest_activation=largest_slope(),
+        steepest_activation=whatif.largest_slope(),
         crossing=crossing,
         has_groups=router.rule.groups is not None,
         reason=reason,
@@ -150,7 +143,7 @@ def _is_clear(
         logits = exact.logits(at)
         chosen = exact.chosen(logits)
         expected = jumps.chosen[row] if sign > 0.0 else jumps.after[row]
-        is_clear &= same_sets(chosen, expected)
+        is_clear &= whatif.same_sets(chosen, expected)
         if prepared.rows is not None:
             distance = boundary_distance(logits, chosen, prepared.rows).distance
         else:
@@ -171,7 +164,7 @@ def _crossing(
     some: Sample,
     jumps: TokenJumps,
     row: int,
-    budget: SmoothingBudget | None,
+    budget: whatif.SmoothingBudget | None,
     mixed: Mixture,
     request: ContinuityRequest,
 ) -> BoundaryCrossing:
@@ -216,7 +209,7 @@ def _fades_at(
     exact: ExactRouter,
     ends: Float64[np.ndarray, "2 hidden"],
     pair: Int32[np.ndarray, "2"],
-    budget: SmoothingBudget | None,
+    budget: whatif.SmoothingBudget | None,
 ) -> float:
     """The larger gap at both ends between the k-th score and that of the expert left out there."""
     if budget is None:
@@ -261,17 +254,17 @@ def parse_smooth(text: str) -> tuple[str, float]:
 
 def _budget(
     exact: ExactRouter, fitted: Sample, request: ContinuityRequest
-) -> tuple[SmoothingBudget | None, str]:
+) -> tuple[whatif.SmoothingBudget | None, str]:
     """The width of the strip, fitted to a sample of the tokens; or why there is none."""
     router = exact.router
     if router.rule.weights.source == "sparsemixer":
         return None, "its weights follow from the order of k experts, and are not those of more"
     name, number = parse_smooth(request.smooth)
-    below = gaps(exact.selection(exact.logits(fitted.inputs)), router.rule.top_k)
+    below = whatif.gaps(exact.selection(exact.logits(fitted.inputs)), router.rule.top_k)
     if name == "eps":
-        return SmoothingBudget(number, float((below < number).sum()) / len(below)), ""
+        return whatif.SmoothingBudget(number, float((below < number).sum()) / len(below)), ""
     try:
-        return smoothing_budget(below, number), ""
+        return whatif.smoothing_budget(below, number), ""
     except ValueError as error:
         raise RouterRuleError(
             f"router {router.name}: --smooth {request.smooth}: {error}."
@@ -281,12 +274,12 @@ def _budget(
 def _smoothed(
     exact: ExactRouter,
     inputs: Float64[np.ndarray, "points hidden"],
-    budget: SmoothingBudget,
+    budget: whatif.SmoothingBudget,
     mixed: Mixture,
 ) -> Float64[np.ndarray, "points outputs"]:
     """The output of the experts whose weight the smoothed gate does not make 0."""
     weights = exact.smooth_weights(inputs, budget.eps)
-    chosen = packed(weights > 0.0, weights)
+    chosen = whatif.packed(weights > 0.0, weights)
     of_chosen = np.take_along_axis(weights, np.maximum(chosen, 0).astype(np.int64), axis=1)
     return mixed(inputs, chosen, np.where(chosen >= 0, of_chosen, 0.0))
 

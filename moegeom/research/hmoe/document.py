@@ -33,7 +33,7 @@ _ROUNDING = 1e-12
 def document(report: Mixtures, view: View) -> Document:
     """What ``moegeom research hmoe`` says."""
     return Document(
-        "hmoe",
+        "research hmoe",
         "hmoe",
         [
             [Title("hmoe", "what data can tell of the parameters of gated attention.")],
@@ -53,8 +53,8 @@ def _results(report: Mixtures) -> Iterator[Block]:
     medians = ", ".join(
         f"{figure_text(one.median)} ({_MODELS[one.model]})" for one in report.deviations
     )
-    text = f"At n = {report.deviations[0].size:,} no unbiased estimator has a smaller median "
-    yield Fact("", f"{text}standard deviation of parameters, 2 at most, than {medians}.")
+    text = f"At n = {report.deviations[0].size:,} every unbiased estimator has a median standard "
+    yield Fact("", f"{text}deviation of {medians} or more, for parameters of 2 at most.")
 
 
 def _rank_table(report: Mixtures) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,11 @@ from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Fact, Gallery, Table, View
 from moegeom.document.place import place
-from moegeom.document.study import left_out_facts, study_page, study_summary
-from moegeom.document.summary import Summary
+from moegeom.document.study import Column, left_out_facts, study_page, study_summary, table_of
 from moegeom.research.outputs.record import ExpertOutput, Outputs, RouterOutputs
 
 #: Figure, the line above it and its heading, and when a narrow screen does without it.
-_COLUMNS: tuple[tuple[str, str, int, Callable[[RouterOutputs], str]], ...] = (
+_COLUMNS: tuple[Column, ...] = (
     ("mean length", "routed", 0, lambda one: _length(one.routed_norm)),
     ("", "shared", 2, lambda one: _length(one.shared_norm)),
     ("share in the mean", "routed", 0, lambda one: _share(one.routed_mean_share)),
@@ -30,32 +29,45 @@ _COLUMNS: tuple[tuple[str, str, int, Callable[[RouterOutputs], str]], ...] = (
     ("", "least", 1, lambda one: _added(one.chosen[-1])),
 )
 
-_EVERY_HEADS = (
-    ("", "cosine of any two experts", "", "experts", ""),
-    ("layer", "on one token", "centred", "not chosen by any token", "read"),
+#: Of any two experts.
+_EVERY_COLUMNS: tuple[Column, ...] = (
+    ("cosine of any two experts", "on one token", 0, lambda one: _figure(one.overlap_every)),
+    ("", "centred", 0, lambda one: _figure(one.overlap_every_centred)),
+    (
+        "experts",
+        "not chosen by any token",
+        0,
+        lambda one: f"{sum(expert.num_tokens == 0 for expert in one.experts):,}",
+    ),
+    ("", "read", 0, lambda one: size(one.num_bytes)),
 )
 
-_EXPERT_HEADS = (
-    *("layer", "expert", "tokens", "mean weight", "length of its output", "of what it adds"),
-    "share of energy",
+#: Of one expert.
+_EXPERT_COLUMNS: tuple[Column, ...] = (
+    ("", "expert", 0, lambda of: f"{of[1].expert}"),
+    ("", "tokens", 0, lambda of: f"{of[1].num_tokens:,}"),
+    ("", "mean weight", 0, lambda of: _length(of[1].weight)),
+    ("", "length of its output", 0, lambda of: _length(of[1].output_norm)),
+    ("", "of what it adds", 0, lambda of: _length(of[1].contribution_norm)),
+    ("", "share of energy", 0, lambda of: _share(of[1].energy_share)),
 )
 
 
 def document(report: Outputs, view: View) -> Document:
     """What ``moegeom research outputs`` says."""
-    summary = study_summary(report)
-    every = [_every(summary, report.routers)] if report.every_expert else []
+    every = [table_of([_layer(report), *_EVERY_COLUMNS], report.routers)]
+    every = every if report.every_expert else []
     layers = worst_excerpt(
         report.routers,
         lambda one: one.routed_mean_share,
         view,
         partial(_layers, report),
         *every,
-        _experts(summary, report.routers),
+        _experts(report),
     )
     return study_page(
         report,
-        "outputs",
+        "research outputs",
         view,
         [Gallery(lambda: [*outputs_figures(report)])],
         [layers],
@@ -71,8 +83,8 @@ def _verdict(report: Outputs) -> Iterator[Block]:
     yield Fact(
         "RESULT",
         f"{_range([one.routed_mean_share for one in report.routers], _share)} of the energy of "
-        "what routed experts give is their mean output; two chosen experts have a cosine of "
-        f"{_range([one.overlap for one in report.routers], _figure)} on one token.",
+        "routed outputs is in their mean; outputs of two experts of one token have a cosine of "
+        f"{_range([one.overlap for one in report.routers], _figure)}.",
         "strong",
     )
     shared = [
@@ -114,47 +126,23 @@ def _layers(report: Outputs, routers: Sequence[RouterOutputs]) -> Table:
     """Without columns of shared experts where no layer has any."""
     has_shared = any(one.shared_norm is not None for one in report.routers)
     columns = [column for column in _COLUMNS if has_shared or column[1] != "shared"]
+    return table_of([_layer(report), *columns], routers)
+
+
+def _layer(report: Outputs) -> Column:
     summary = study_summary(report)
-    rows = [
-        (summary.place(one.router), *(figure(one) for *_, figure in columns)) for one in routers
-    ]
-    heads = [("", *(above for above, *_ in columns)), ("layer", *(c[1] for c in columns))]
-    return Table(heads, rows, drops=(0, *(drop for _, _, drop, _ in columns)))
+    return "", "layer", 0, lambda one: summary.place(one.router)
 
 
 def _added(one: ExpertOutput) -> str:
     return f"{_length(one.contribution_norm)} ({one.expert})"
 
 
-def _every(summary: Summary, routers: Sequence[RouterOutputs]) -> Table:
-    rows = [
-        (
-            summary.place(one.router),
-            _figure(one.overlap_every),
-            _figure(one.overlap_every_centred),
-            f"{sum(expert.num_tokens == 0 for expert in one.experts):,}",
-            size(one.num_bytes),
-        )
-        for one in routers
-    ]
-    return Table(_EVERY_HEADS, rows)
-
-
-def _experts(summary: Summary, routers: Sequence[RouterOutputs]) -> Table:
-    rows = [
-        (
-            summary.place(one.router),
-            f"{expert.expert}",
-            f"{expert.num_tokens:,}",
-            _length(expert.weight),
-            _length(expert.output_norm),
-            _length(expert.contribution_norm),
-            _share(expert.energy_share),
-        )
-        for one in routers
-        for expert in one.experts
-    ]
-    return Table([_EXPERT_HEADS], rows)
+def _experts(report: Outputs) -> Table:
+    """A line for each expert of each layer."""
+    _, head, drop, place_of = _layer(report)
+    experts = [(one, expert) for one in report.routers for expert in one.experts]
+    return table_of([("", head, drop, lambda of: place_of(of[0])), *_EXPERT_COLUMNS], experts)
 
 
 def _notes(report: Outputs) -> Iterator[str]:

@@ -40,7 +40,7 @@ def document(report: Perturbed, view: View) -> Document:
     moved = Fact("moved", f"{report.noise[:1].upper()}{report.noise[1:]}.")
     return study_page(
         report,
-        "perturb",
+        "research perturb",
         view,
         *sections,
         verdict=_result(report),
@@ -70,16 +70,20 @@ def _when(report: Perturbed) -> str:
     if half is None:
         return ""
     if math.isinf(half):
-        return "The median token changes experts with probability below 1/2 at all times looked at."
+        return (
+            "Half of the tokens change experts with probability below 1/2 at all times looked at."
+        )
     early, late = (
         _median(report, lambda one, end=end: getattr(one.half, end))
         for end in ("earliest", "latest")
     )
     size = _median(report, _size_at_half)
-    far = "" if size is None else f", a drift of {percent(size)} of its rms"
+    when = f"by time {half:.2g} ("
+    if size is not None:
+        when = f"once noise reaches {percent(size)} of their rms (time {half:.2g}; "
     text = (
-        f"The median token has changed experts with probability 1/2 by time {half:.2g}{far} "
-        f"(by proved bounds {_time(early)} to {_time(late)})"
+        f"Half of the tokens change experts with probability 1/2 or more {when}proved "
+        f"{_time(early)} to {_time(late)})"
     )
     if len(report.routers) > 1:
         soonest = min(report.routers, key=lambda one: one.half.simulated)
@@ -94,7 +98,7 @@ def _which(report: Perturbed) -> str:
     if share is None:
         return ""
     return (
-        f"In {percent(share)} of first exits another expert takes over than the one behind the "
+        f"In {percent(share)} of first changes another expert comes in than the one behind the "
         "nearest boundary."
     )
 
@@ -107,9 +111,9 @@ def _near(report: Perturbed) -> str:
     for place, tie in enumerate(report.routers[0].near):
         share = _median(report, lambda one, place=place: one.near[place].share)
         assert share is not None
-        parts.append(f"{percent(share) if share else 'none'} near {_TIES[tie.order]}")
+        parts.append(f"{percent(share) if share else 'never'} near {_TIES[tie.order]}")
     near = f"within {percent(report.eps)} of the rms"
-    return f"Of the time up to {report.time:.3g}, {near}: {', '.join(parts)}."
+    return f"Share of the time up to {report.time:.3g} ({near}): {', '.join(parts)}."
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -197,11 +201,10 @@ def _limits(report: Perturbed) -> Iterator[str]:
     if not report.routers:
         return
     yield (
-        "Chances are those of the median token, simulated without bias in time; 'half': "
-        "probability 1/2. 'drift': standard deviation a coordinate by then, in shares of the "
-        "token's rms. "
-        "Inputs are taken to drift at random, each coordinate on its own unless --cov says "
-        "otherwise; what a model really does to them is another matter."
+        "Chances are those of the median token, simulated without bias in time; 'half': 1/2. "
+        "'drift': standard deviation a coordinate by then, in shares of the token's rms. Inputs "
+        "drift at random, each coordinate on its own without --cov; a model may move them "
+        "otherwise."
     )
     yield from _errors(report)
     if report.has_drift:
@@ -212,8 +215,7 @@ def _limits(report: Perturbed) -> Iterator[str]:
     if corners is not None:
         yield (
             f"'another comes in': walks to the boundary, no step of time. {percent(corners)} of "
-            "exits are at a corner (a second boundary within a hundredth of the first distance); "
-            "at the others two experts change places."
+            "exits are at a corner (a second boundary within a hundredth of the first distance)."
         )
     yield from _loose(report)
     if undecided := max(tie.undecided for one in report.routers for tie in one.near):

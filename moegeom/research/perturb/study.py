@@ -13,7 +13,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
-from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float32, Float64, Int32, Int64
 from moegeom.core.text import number_of, percent
@@ -22,21 +21,10 @@ from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.sample import draw_sample, drawn_tokens, refuse_tokens_beyond
 from moegeom.engine.session import Session
+from moegeom.geometry import paths as diffusion
 from moegeom.geometry.boundary.linear import RowDistances, row_distances
 from moegeom.geometry.boundary.orders import row_coordinates
 from moegeom.geometry.noise import boundary_sigmas, noisy_distances, noisy_rows
-from moegeom.geometry.paths import (
-    Exits,
-    Flats,
-    cell_quantiles,
-    exit_boundaries,
-    exit_probability,
-    face_quantile,
-    flats_of,
-    occupations,
-    simulate_exit,
-    union_bound,
-)
 from moegeom.geometry.selection import top_k
 from moegeom.pipeline import Watch
 from moegeom.research.perturb import STUDY
@@ -52,6 +40,7 @@ from moegeom.research.perturb.record import (
 )
 from moegeom.studies.boundary.study import asked_noise, second_recording
 from moegeom.studies.study import each
+from moegeom.studies.written import write_rows
 from moegeom.tokens.foreign.npy import read_numbers
 
 #: Noise where none is asked for, as a share of the rms of each input.
@@ -99,7 +88,8 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
             with threadpool_limits(1, user_api="blas"):  # small products gain nothing from threads
                 paths.append(router_paths(router, some.inputs, some.token, moved, request))
     if request.out is not None:
-        _write(request.out, paths)
+        rows = ({"router": one.router, **row} for one in paths for row in rows_of(one))
+        write_rows(request.out, [*rows])
     return Perturbed(
         run=opened.facts(recorded),
         routers=tuple(paths),
@@ -257,30 +247,6 @@ def rows_of(router: RouterPaths) -> Iterator[dict[str, Any]]:
         yield {"what": "exit", **values}
 
 
-def _write(out: Path, routers: Sequence[RouterPaths]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [{"router": one.router, **row} for one in routers for row in rows_of(one)]
-    kinds = [(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()]
-    table = pa.Table.from_pylist(rows, schema=pa.schema(kinds))
-    write_whole(out, lambda file: pq.write_table(table, file))
-
-
-_TEXTS, _NUMBERS = ("router", "what"), ("token", "order", "expert_out", "expert_in")
-
-#: Columns and their types, as Arrow calls them; what does not belong to a row is missing in it.
-_COLUMNS: Mapping[str, str] = {
-    name: "string" if name in _TEXTS else "int64" if name in _NUMBERS else "double"
-    for name in (
-        *("router", "what", "token", "time", "p_lower", "p_upper", "p_simulated_lower"),
-        *("p_simulated_upper", "p_simulated_se", "order", "occupation", "occupation_se"),
-        *("occupation_bound", "undecided", "expert_out", "expert_in", "share", "share_se"),
-        "share_nearest",
-    )
-}
-
-
 # --------------------------------------------------------------------------------------- one router
 #: Tokens that are looked at where none are named.
 SAMPLE = 64
@@ -381,7 +347,7 @@ def router_paths(
     if drift is None:
         pairs = router.rule.top_k * (router.num_experts - router.rule.top_k)
         walks = int(np.clip(_WALKS_TIMES // pairs, _FEWEST_WALKS, _WALKS))
-        arrivals = exit_boundaries(scaled, chosen, noise, distances, walks, streams[-2])
+        arrivals = diffusion.exit_boundaries(scaled, chosen, noise, distances, walks, streams[-2])
         has_arrived = arrivals.pair[:, :, 0] >= 0
         unfinished = 1.0 - float(has_arrived.mean())
         if has_arrived.any():
@@ -442,11 +408,13 @@ class _Cell:
         drifts = None
         if self.drift is not None:
             drifts = boundary_sigmas(self.drift[None], self.chosen[None], self.distances)
-        bounds = [exit_probability(sigmas, time, drifts=drifts) for time in times.tolist()]
+        bounds = [
+            diffusion.exit_probability(sigmas, time, drifts=drifts) for time in times.tolist()
+        ]
         lower = np.array([bound.lower[0] for bound in bounds])
         upper = np.array([bound.upper[0] for bound in bounds])
         paths = int(np.clip(_PATHS_TIMES // sigmas.shape[1], _FEWEST_PATHS, _PATHS))
-        simulation = simulate_exit(
+        simulation = diffusion.simulate_exit(
             self.logits,
             self.chosen,
             self.noise,
@@ -474,9 +442,9 @@ class _Cell:
         if not 0.0 < nearest < math.inf:
             return np.empty(0)
         if self.drift is None:
-            (first,), (last,) = cell_quantiles(sigmas, 0.5)
+            (first,), (last,) = diffusion.cell_quantiles(sigmas, 0.5)
             return np.geomspace(0.99 * first, 1.01 * last, _AROUND)
-        still = float(face_quantile(np.array([nearest]), 0.5)[0])
+        still = float(diffusion.face_quantile(np.array([nearest]), 0.5)[0])
         return np.geomspace(_FROM * still, _TO * still, 2 * _AROUND)
 
 
@@ -508,7 +476,7 @@ def _median_curve(
 # -------------------------------------------------------------------------------------------- exits
 
 
-def _exits(walks: Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tuple[ExitPair, ...]:
+def _exits(walks: diffusion.Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tuple[ExitPair, ...]:
     """Exits by pair, the most frequent first."""
     exits = []
     for pair in np.unique(walks.pair[walks.pair[:, :, 0] >= 0], axis=0):
@@ -521,7 +489,7 @@ def _exits(walks: Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tuple[ExitPa
 
 
 def _by_token(
-    walks: Exits, hits: Bool[np.ndarray, "tokens walks"]
+    walks: diffusion.Exits, hits: Bool[np.ndarray, "tokens walks"]
 ) -> tuple[Float64[np.ndarray, "arrived"], Int64[np.ndarray, "arrived"]]:
     """Share of the walks that arrived, for each token of which any did, and which tokens."""
     has_arrived = walks.pair[:, :, 0] >= 0
@@ -554,17 +522,17 @@ class _Near:
         self.rows, self.noise, self.plain = row_coordinates(weight), noise, plain
         self.drift, self.request, self.k = drift, request, k
         self.scale = moved.factor if isinstance(moved.factor, float) else None
-        self.flats: dict[int, Flats] = {}
+        self.flats: dict[int, diffusion.Flats] = {}
         if self.scale is not None and drift is None:
             for order in request.orders:
                 if math.comb(len(weight), order + 1) <= _MOST_FLATS:
-                    self.flats[order] = flats_of(weight, order)
+                    self.flats[order] = diffusion.flats_of(weight, order)
 
     def of(
         self, logits: Float64[np.ndarray, "experts"], width: float, generator: np.random.Generator
     ) -> tuple[NearTie, ...]:
         horizon = self.request.time
-        ties = occupations(
+        ties = diffusion.occupations(
             logits,
             self.rows,
             self.noise,
@@ -578,7 +546,7 @@ class _Near:
             self.drift,
         )
         bounds = {
-            order: union_bound(logits, flats, width, horizon, self.scale) / horizon
+            order: diffusion.union_bound(logits, flats, width, horizon, self.scale) / horizon
             for order, flats in self.flats.items()
             if self.scale is not None
         }

@@ -38,7 +38,7 @@ def document(report: Regions, view: View) -> Document:
     tables = (partial(table, summary) for table in (_ways, _planes))
     return study_page(
         report,
-        "regions",
+        "research regions",
         view,
         *([worst_excerpt(report.routers, _changes, view, table)] for table in tables),
         verdict=_verdict(report),

@@ -15,15 +15,8 @@ from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.engine.session import Session
+from moegeom.geometry import region_counts
 from moegeom.geometry.capacity import most_regions, published_regions
-from moegeom.geometry.region_counts import (
-    Line,
-    Point,
-    clipped,
-    distinct_places,
-    regions_in_polygon,
-    segment_roots,
-)
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.pipeline import Watch
 from moegeom.research.regions import STUDY
@@ -147,7 +140,7 @@ class _OnWays:
     def add(self, expert: int, rows: np.ndarray, offset: np.ndarray) -> None:
         start, stop = (ends @ rows.T + offset for ends in (self.ways.start, self.ways.stop))
         chosen = np.ascontiguousarray(self.is_chosen[:, expert])
-        roots = segment_roots(start, stop, self.first, self.at, chosen)
+        roots = region_counts.segment_roots(start, stop, self.first, self.at, chosen)
         self.num_all += np.bincount(roots.segment, minlength=self.number)
         self.roots.append((roots.segment[roots.is_active], roots.at[roots.is_active]))
 
@@ -156,7 +149,7 @@ class _OnWays:
         neurons = np.bincount(segment, minlength=self.number)
         changes = np.diff(self.first)
         all_segments, places = np.r_[segment, self.segment], np.r_[at, self.at]
-        regions = 1 + distinct_places(all_segments, places, self.number)
+        regions = 1 + region_counts.distinct_places(all_segments, places, self.number)
         rate = crossing_rate(regions - 1, self.length)
 
         def error(values: np.ndarray) -> float:
@@ -212,7 +205,9 @@ def _plane(
 
     def counted(of_experts: list[np.ndarray]) -> tuple[int, ...]:
         return tuple(
-            regions_in_polygon(corners, np.concatenate([of_experts[e] for e in experts]))
+            region_counts.regions_in_polygon(
+                corners, np.concatenate([of_experts[e] for e in experts])
+            )
             for experts, corners in polygons
         )
 
@@ -239,12 +234,12 @@ def _plane(
 
 
 def _cells(
-    router: Router, part: Slice, frame: list[Point]
-) -> Iterator[tuple[tuple[int, ...], list[Point]]]:
+    router: Router, part: Slice, frame: list[region_counts.Point]
+) -> Iterator[tuple[tuple[int, ...], list[region_counts.Point]]]:
     """Each expert set with its cell inside the frame, exactly for the rounded rows."""
     bias = router.affine_bias
     weight, offset = part.instance(router.weight, bias)
-    rows: list[Line] = [
+    rows: list[region_counts.Line] = [
         (Fraction(a), Fraction(b), Fraction(c))
         for (a, b), c in zip(weight.tolist(), offset.tolist(), strict=True)
     ]
@@ -263,11 +258,11 @@ def _cells(
                 pairs_of[sets[one]].append((int(i), int(j)))
                 pairs_of[sets[other]].append((int(j), int(i)))
     for experts, pairs in pairs_of.items():
-        sides: list[Line] = [
+        sides: list[region_counts.Line] = [
             (rows[i][0] - rows[j][0], rows[i][1] - rows[j][1], rows[i][2] - rows[j][2])
             for i, j in pairs
         ]
-        if corners := clipped(frame, sides):
+        if corners := region_counts.clipped(frame, sides):
             yield experts, corners
 
 

@@ -12,7 +12,6 @@ Source: Gordan's and Motzkin's theorems of the alternative; docs/theory.md G1.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,12 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.limits import CERTIFICATE_DIGITS, CERTIFICATE_DIGITS_IN_ALL
 from moegeom.core.shapes import Float64
 
 Weights = tuple[tuple[int, Fraction], ...]
-
-_NUMBER = re.compile(r"-?0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -65,64 +61,6 @@ def _hexadecimal(number: Fraction, common: int) -> str:
 
 
 Certificate = CellPoint | NoCell
-
-#: Fields of each kind, and whether its numbers belong to experts.
-_KINDS: dict[str, tuple[Any, dict[str, bool]]] = {
-    "cell_point": (CellPoint, {"point": False}),
-    "no_cell": (NoCell, {"inside": True, "outside": True}),
-}
-
-
-def from_json(data: object) -> Certificate:
-    """The certificate that ``as_json`` wrote, from data that may be anything.
-
-    Raises ValueError that says what is wrong, numbers with too many digits among it.
-    """
-    if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
-        raise ValueError("a certificate is an object with a kind")
-    kind, fields = _KINDS.get(data["kind"], (None, {}))
-    if kind is None:
-        raise ValueError(f"no certificate is of kind {data['kind'][:40]!r}: {', '.join(_KINDS)}")
-    if set(data) != {"kind", "denominator", *fields}:
-        expected = ", ".join(["denominator", *fields])
-        raise ValueError(f"a certificate of kind {data['kind']} has {expected} and nothing else")
-    reader = _Reader(data["denominator"])
-    parts = []
-    for name, is_paired in fields.items():
-        if not isinstance(data[name], list):
-            raise ValueError(f"{name} is not a list")
-        read = reader.weight if is_paired else reader.number
-        parts.append(tuple(read(entry, name) for entry in data[name]))
-    return kind(*parts)
-
-
-class _Reader:
-    """Reads fractions of a common denominator, within a limit of digits."""
-
-    def __init__(self, denominator: object) -> None:
-        self._left = CERTIFICATE_DIGITS_IN_ALL
-        self._denominator = self._integer(denominator, "denominator")
-        if self._denominator <= 0:
-            raise ValueError("the denominator is not positive")
-
-    def number(self, data: object, name: str) -> Fraction:
-        return Fraction(self._integer(data, name), self._denominator)
-
-    def weight(self, data: object, name: str) -> tuple[int, Fraction]:
-        if not isinstance(data, list) or len(data) != 2 or type(data[0]) is not int:
-            raise ValueError(f"{name} has an entry that is no pair of an expert and a number")
-        return data[0], self.number(data[1], name)
-
-    def _integer(self, data: object, name: str) -> int:
-        if not isinstance(data, str):
-            raise ValueError(f"{name} has a number that is no string")
-        self._left -= len(data)
-        if len(data) > CERTIFICATE_DIGITS or self._left < 0:
-            most = f"{CERTIFICATE_DIGITS} in one number and {CERTIFICATE_DIGITS_IN_ALL} in all"
-            raise ValueError(f"{name} has too many digits, at most {most}")
-        if not _NUMBER.fullmatch(data):
-            raise ValueError(f"{name} has {data[:40]!r}, which is no hexadecimal integer")
-        return int(data, 16)
 
 
 def check_certificate(

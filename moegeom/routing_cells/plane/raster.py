@@ -29,15 +29,9 @@ import numpy as np
 
 from moegeom.core.router import GroupMask, Projection, Router, Rule
 from moegeom.core.shapes import Bool, Float64, Int32, Int64, UInt8
+from moegeom.geometry import selection
 from moegeom.geometry.boundary.curved import BENDS
 from moegeom.geometry.rows import LEAST_LENGTH
-from moegeom.geometry.selection import (
-    group_mask,
-    group_scores,
-    kept_groups,
-    selection_scores,
-    top_k,
-)
 from moegeom.routing_cells.plane.subspace import Slice
 
 UNIT = 2.0**-53
@@ -162,10 +156,10 @@ class PlaneRouter:
 
     def choice(self, points: Float64[np.ndarray, "points 2"]) -> Int32[np.ndarray, "points k"]:
         """The chosen experts of each point in ascending order, by the rule in float64."""
-        scores = selection_scores(self.logits(points), self.rule, self.selection_bias)
+        scores = selection.selection_scores(self.logits(points), self.rule, self.selection_bias)
         if self.rule.groups is not None:
-            scores = group_mask(scores, self.rule.groups)
-        return np.sort(top_k(scores, self.rule.top_k), axis=1)
+            scores = selection.group_mask(scores, self.rule.groups)
+        return np.sort(selection.top_k(scores, self.rule.top_k), axis=1)
 
 
 def plane_router(router: Router, part: Slice) -> PlaneRouter:
@@ -607,7 +601,7 @@ def _least_gap(ahead: Enclosure, behind: Enclosure) -> np.ndarray:
 def _kept_groups(scores: Enclosure, groups: GroupMask) -> MaskedGroups:
     """Groups that are provably unchanged or perhaps, from which group is ahead of which."""
     size = scores.value.shape[1] // groups.num_groups
-    at_centre = kept_groups(group_scores(scores.value, groups), groups.num_kept)
+    at_centre = selection.kept_groups(selection.group_scores(scores.value, groups), groups.num_kept)
     count = 1 if groups.score == "max" or size == 1 else 2
     low, high = (_top_sum(bound, groups.num_groups, count) for bound in (scores.low, scores.high))
     always, perhaps = _surviving(low[:, :, None] > high[:, None, :], groups.num_kept)

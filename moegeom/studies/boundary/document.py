@@ -142,9 +142,9 @@ def _distances(report: BoundaryReport) -> list[str]:
         # what the worst rounding keeps is kept with any probability, whichever bound says so
         most = {name: max(share, worst.get(name, 0.0)) for name, share in likely.items()}
         texts.append(
-            f"An error as large as rounding to bfloat16 keeps the choice of "
-            f"{_certain(_median(most))} of the tokens with probability 1 - 1e-6, of "
-            f"{_certain(_median(worst))} in the worst case."
+            f"An error the size of bfloat16 rounding keeps the choice of "
+            f"{_certain(_median(worst))} of the tokens in the worst case, of "
+            f"{_certain(_median(most))} with probability 1 - 1e-6."
         )
     return texts
 
@@ -240,9 +240,8 @@ def _noise(report: BoundaryReport) -> list[str]:
     early, late = (report.column(f"exit_time_p50_{end}") for end in ("lower", "upper"))
     if early and late:
         lines.append(
-            f"An input that drifts with this noise per unit of time leaves its cell within "
-            f"{_median(early):.3g} to {_median(late):.3g} of it, for half of the paths of half of "
-            "the tokens."
+            "Drifting by this noise per unit of time, half of the tokens change experts with "
+            f"probability 1/2 by time {_median(early):.3g} to {_median(late):.3g}."
         )
     return lines
 
@@ -254,16 +253,16 @@ def _jumps(report: BoundaryReport) -> list[str]:
         return []
     most = max(over, key=over.__getitem__)
     text = (
-        f"Where the nearest boundary of a token is crossed, the output of the experts jumps by "
-        f"{_share(_median(over))} of its length for half of the tokens"
+        f"Crossing the nearest boundary changes the output of the experts by "
+        f"{_share(_median(over))} of its length for the median token"
     )
     if len(over) > 1:
         text += f" (most in {report.place(most)}: {_share(over[most])})"
     expected = report.mean("expected_jump_over_output")
     if expected is not None:
         text += (
-            f"; times the probability that rounding the input to bfloat16 crosses it, "
-            f"{small_percent(expected)} of the output a token"
+            f"; by {small_percent(expected)} on average, times the probability that bfloat16 "
+            "rounding crosses it"
         )
     return [f"{text}.", *filter(None, map(_cost, report.variants)), _jumps_of(report)]
 
@@ -410,8 +409,8 @@ def _remarks(report: BoundaryReport) -> Iterator[str]:
 def _limits(report: BoundaryReport) -> Iterator[str]:
     """What these figures do not say."""
     yield (
-        "A flipped expert is not a wrong answer: this is exposure, for these tokens and inputs. "
-        "An arithmetic changes the routers only; inputs that come out otherwise are not checked."
+        "A flip is not by itself a worse output; measured on these tokens and inputs. An "
+        "arithmetic changes the routers only: inputs that it changes too are not checked."
     )
     yield (
         "Provably unchanged: for these inputs, in any order of summation that the arithmetic "

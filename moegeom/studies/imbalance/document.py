@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from moegeom.checks.catalogue.tokens import MOST_PULL
 from moegeom.core.text import figure_text, number_of, percent
 from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel, Polyline
-from moegeom.document.excerpts import in_part, worst_rows
+from moegeom.document.excerpts import in_part, worst_excerpt, worst_rows
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
 from moegeom.document.place import place
-from moegeom.document.study import left_out_facts, study_page, study_record, study_summary
+from moegeom.document.study import (
+    Column,
+    left_out_facts,
+    study_page,
+    study_record,
+    study_summary,
+    table_of,
+)
 from moegeom.geometry.border_shares import MeasuredShare
-from moegeom.geometry.reference_laws import LawFigures
 from moegeom.studies.imbalance.record import (
     CAUSES,
     MEANINGS,
@@ -34,31 +42,34 @@ _LEAST_SHOWN, _MOST_SHOWN = 0.01, 0.9
 
 def document(imbalance: Imbalance, view: View) -> Document:
     """What ``moegeom imbalance`` says."""
-    documents = _plural(imbalance.unit)
+    units = _plural(imbalance.unit)
+    more, page = (
+        [_table(imbalance, columns, imbalance.routers)]
+        for columns in (_MORE_COLUMNS, (*_MORE_COLUMNS, *_PAGE_COLUMNS))
+    )
     return study_page(
         imbalance,
         "imbalance",
         view,
         [Gallery(lambda: [*imbalance_figures(imbalance)])],
-        [_table(imbalance, _CAUSE_COLUMNS, view)],
-        [_table(imbalance, _EVENING_COLUMNS, view)],
+        [_worst(imbalance, _EVENING_COLUMNS, view)],
+        [_worst(imbalance, _CAUSE_COLUMNS, view)],
         [in_part([*_pushes(imbalance, view)], "line", view.detail, page=[])],
-        [_table(imbalance, _SET_COLUMNS, view, "expert sets and shares near a boundary")],
+        [_worst(imbalance, _SET_COLUMNS, view, "expert sets and shares near a boundary")],
+        [Excerpt(more if view.detail else [], page)],
         [*_measure(imbalance)],
         verdict=_verdict(imbalance),
         sample=f"As many are drawn from each law, {imbalance.seeds} times (seed {imbalance.seed}). "
-        f"'others': made on one half of the {documents}, tried on the other; the worse of both "
-        "ways.",
+        f"'others': made on one half of the {units}, tried on the other; the worse of both ways.",
         notes=_limits(imbalance),
-        record=lambda: study_record(imbalance, _figures),
+        record=lambda: study_record(imbalance, partial(_figures, imbalance)),
     )
 
 
-def _figures(router: RouterImbalance) -> dict[str, Any]:
-    sentences = CAUSES[router.cause], MEANINGS[router.evening.meaning]
+def _figures(imbalance: Imbalance, router: RouterImbalance) -> dict[str, Any]:
     return {
         "is_pulled": router.is_pulled,
-        "sentence": " ".join(f"{sentence}." for sentence in sentences if sentence),
+        "sentence": _sentence(imbalance, [router]),
         "largest_change": router.evening.largest_change,
         "pushes": router.evening.pushes(),
     }
@@ -72,11 +83,11 @@ def _plural(unit: str) -> str:
 
 # ---------------------------------------------------------------------------------------- verdict
 def _verdict(imbalance: Imbalance) -> Iterator[Block]:
-    """Cause, then price, then what else a reader must know; green only where all are even."""
+    """Cause and price, then what else a reader must know; green only where all are even."""
     is_even = all(router.cause == "even" for router in imbalance.routers)
     look: Look = "good" if is_even else "warning"
     label, summary = "RESULT", study_summary(imbalance)
-    for routers, text in (*_causes(imbalance), *_prices(imbalance), *_remarks(imbalance)):
+    for routers, text in (*_judged(imbalance), *_remarks(imbalance)):
         yield Fact(label, f"{summary.places([one.router for one in routers])}: {text}", look)
         label = ""
     yield from left_out_facts(imbalance, label)
@@ -85,42 +96,32 @@ def _verdict(imbalance: Imbalance) -> Iterator[Block]:
 _Sentences = Iterator[tuple[Sequence[RouterImbalance], str]]
 
 
-def _causes(imbalance: Imbalance) -> _Sentences:
-    for cause, sentence in CAUSES.items():
-        routers = [one for one in imbalance.routers if one.cause == cause]
-        if not routers:
-            continue
-        figures = ""
-        if cause in PARTS:
-            parts = (getattr(one.parts["max_vio"], PARTS[cause]) for one in routers)
-            whole = (one.tokens.max_vio for one in routers)
-            figures = f": {_span(parts, _figure)} of MaxVio {_span(whole, _figure)}"
-        if cause == "mean input":
-            left = _span((one.centring.max_vio for one in routers), _figure)
-            moved = _span((one.centring.weight_moved for one in routers), percent)
-            figures += (
-                f". Taking it away leaves MaxVio {left} and moves {moved} of the routing weight"
-            )
-        yield routers, f"{sentence}{figures}."
+def _judged(imbalance: Imbalance) -> _Sentences:
+    """The routers of each cause and price, and their sentence."""
+    for verdict in itertools.product(CAUSES, MEANINGS):
+        routers = [one for one in imbalance.routers if (one.cause, one.evening.meaning) == verdict]
+        if routers:
+            yield routers, _sentence(imbalance, routers)
 
 
-def _prices(imbalance: Imbalance) -> _Sentences:
-    """Whether a bias evens the loads, and what that changes."""
-    for meaning, sentence in MEANINGS.items():
-        routers = [one for one in imbalance.routers if one.evening.meaning == meaning]
-        if not routers or not sentence:
-            continue
-        price = ""
-        if meaning not in ("none", "none found"):
-            results = [one.evening for one in routers]
-            price = (
-                f" It reroutes "
-                f"{_span((e.changed_share for e in results), percent)} of the tokens, moves "
-                f"{_span((e.displaced_weight for e in results), percent)} of the routing weight, "
-                "and lowers the scores of the chosen experts by "
-                f"{_span((e.score_lost for e in results), '{:.2g}'.format)} spreads."
-            )
-        yield routers, f"{sentence}.{price}"
+def _sentence(imbalance: Imbalance, routers: Sequence[RouterImbalance]) -> str:
+    """What makes the loads of routers of one cause and one price uneven, and what evening costs."""
+    cause, meaning = routers[0].cause, routers[0].evening.meaning
+    part = ""
+    if cause in PARTS:
+        part = _span((getattr(one.parts["max_vio"], PARTS[cause]) for one in routers), _figure)
+    words = {
+        "part": part,
+        "whole": _span((one.tokens.max_vio for one in routers), _figure),
+        "share": _span((one.evening.changed_share for one in routers), percent),
+        "units": _plural(imbalance.unit),
+    }
+    text = CAUSES[cause].format(**words)
+    if cause == "mean input":
+        left = _span((one.centring.max_vio for one in routers), _figure)
+        moved = _span((one.centring.weight_moved for one in routers), percent)
+        text += f" (without it {left}, and {moved} of the routing weight moves)"
+    return f"{text}. {MEANINGS[meaning].format(**words)}".rstrip()
 
 
 def _remarks(imbalance: Imbalance) -> _Sentences:
@@ -129,36 +130,39 @@ def _remarks(imbalance: Imbalance) -> _Sentences:
         evening = router.evening
         for experts, why in evening.duplicates:
             named = ", ".join(map(str, experts[:8])) + (" ..." if len(experts) > 8 else "")
-            yield [router], f"experts {named} cannot be told apart by any bias ({why})."
+            yield [router], f"no bias tells experts {named} apart ({why})."
         if evening.meaning == "none" and evening.num_tied is not None:
-            tied = f"{evening.num_tied:,} of {router.num_tokens:,} tokens"
-            yield [router], f"{tied} are ties at the optimum."
+            yield (
+                [router],
+                f"{evening.num_tied:,} of {router.num_tokens:,} tokens tie at the optimum.",
+            )
     pulled = [one for one in imbalance.routers if one.cause == "unknown" and one.pull > MOST_PULL]
     if pulled:
         most = max(router.pull for router in pulled)
-        text = f"the mean score favours some experts, by up to {most:.2g} times what tokens differ."
-        yield pulled, text
+        yield (
+            pulled,
+            f"mean scores of experts differ by up to {most:.2g}x their spread over tokens.",
+        )
 
 
 # ----------------------------------------------------------------------------------------- columns
-#: Line above, heading, when a narrow screen does without it (None: a page alone has it), and the
-#: attribute of a router as text.
-_Column = tuple[str, str, int | None, str, Callable[[Any], str]]
-
-
-def _of(name: str, text: Callable[[float], str], figure: str = "") -> Callable[[Any], str]:
-    """An attribute of a record, or of that of a figure in a mapping; ``-`` where there is none."""
+def _of(path: str, text: Callable[[Any], str]) -> Callable[[RouterImbalance], str]:
+    """An attribute, or entry of a mapping, by its path, as text; ``-`` where it is not there."""
+    *names, last = path.split(".")
 
     def cell(record: Any) -> str:
-        record = record.get(figure) if figure else record
-        return "-" if record is None else text(attrgetter(name)(record))
+        for name in (*names, last):
+            record = record.get(name) if isinstance(record, Mapping) else getattr(record, name)
+            if record is None:
+                return "-"
+        return text(record)
 
     return cell
 
 
-def _near_share(law: str) -> Callable[[Sequence[LawFigures]], str]:
-    def cell(laws: Sequence[LawFigures]) -> str:
-        share = {one.law: one.figures.near_share for one in laws}.get(law)
+def _near_share(law: str) -> Callable[[RouterImbalance], str]:
+    def cell(router: RouterImbalance) -> str:
+        share = {one.law: one.figures.near_share for one in router.laws}.get(law)
         return "-" if share is None else _share(share)
 
     return cell
@@ -202,88 +206,89 @@ def _factor(log: float) -> str:
     return f"{math.exp(log):.2f}"
 
 
-_CAUSE_COLUMNS: tuple[_Column, ...] = (
-    ("MaxVio", "now", 0, "tokens.max_vio", _figure),
-    ("", "chance", 0, "limit", _figure),
-    ("of it made by", "rows", 0, "parts", _of("rows", "{:.2f}".format, "max_vio")),
-    ("", "mean", 0, "parts", _of("mean", "{:+.2f}".format, "max_vio")),
-    ("", "cov.", 0, "parts", _of("covariance", "{:+.2f}".format, "max_vio")),
-    ("", "rest", 0, "parts", _of("rest", "{:+.2f}".format, "max_vio")),
-    ("pull", "here", 0, "pull", _figure),
-    ("", "random", 0, "pull_random", _figure),
+_EVENING_COLUMNS: tuple[Column, ...] = (
+    ("MaxVio", "now", 0, _of("tokens.max_vio", _figure)),
+    ("a bias reroutes", "tokens", 0, _of("evening.changed_share", _share)),
+    ("", "weight", 0, _of("evening.displaced_weight", _share)),
+    ("", "score", 0, _of("evening.score_lost", "{:.2g}".format)),
+    ("MaxVio left", "others", 0, _of("evening.worst.after.max_vio", _figure)),
+    ("chance", "now", 0, _of("limit", _figure)),
+    ("", "others", 0, _of("evening.worst.limit", _figure)),
 )
 
-_EVENING_COLUMNS: tuple[_Column, ...] = (
-    ("mean taken away", "MaxVio", 0, "centring.max_vio", _figure),
-    ("", "others", 0, "centring.other_documents", _figure),
-    ("", "moved", 0, "centring.weight_moved", lambda share: percent(share, ".0f")),
-    ("", "sets", 1, "centring.effective_sets", "{:,.0f}".format),
-    ("a bias", "MaxVio", 0, "evening.after.max_vio", _figure),
-    ("", "others", 0, "evening.worst", _of("after.max_vio", _figure)),
-    ("", "chance", 0, "evening.worst", _of("limit", _figure)),
-    ("CV", "now", 1, "tokens.cv", _figure),
-    ("", "bias", 1, "evening.after.cv", _figure),
-    ("", "others", 1, "evening.worst", _of("after.cv", _figure)),
-    ("change", "largest", 1, "evening.largest_change", "{:.3g}".format),
-    ("", "unit", None, "evening.score_unit", str),
-    ("", "spreads", 1, "evening.largest_in_spreads", _figure),
-    ("price", "sets", 0, "evening.changed_share", _share),
-    ("", "weight", 0, "evening.displaced_weight", _share),
-    ("", "score", 0, "evening.score_lost", "{:.2g}".format),
-    ("experts", "pushed most", None, "evening", _pushed),
+_CAUSE_COLUMNS: tuple[Column, ...] = (
+    ("MaxVio made by", "rows", 0, _of("parts.max_vio.rows", "{:.2f}".format)),
+    ("", "mean", 0, _of("parts.max_vio.mean", "{:+.2f}".format)),
+    ("", "cov.", 0, _of("parts.max_vio.covariance", "{:+.2f}".format)),
+    ("", "rest", 0, _of("parts.max_vio.rest", "{:+.2f}".format)),
+    ("pull", "here", 0, _of("pull", _figure)),
+    ("", "random", 0, _of("pull_random", _figure)),
+    ("without mean", "MaxVio", 0, _of("centring.max_vio", _figure)),
+    ("", "others", 0, _of("centring.other_documents", _figure)),
+    ("", "moved", 0, _of("centring.weight_moved", lambda share: percent(share, ".0f"))),
 )
 
-_SET_COLUMNS: tuple[_Column, ...] = (
-    ("effective expert sets", "rows", 0, "parts", _of("rows", _sets, "log_effective_sets")),
-    ("", "x mean", 0, "parts", _of("mean", _factor, "log_effective_sets")),
-    ("", "x cov.", 0, "parts", _of("covariance", _factor, "log_effective_sets")),
-    ("", "x rest", 0, "parts", _of("rest", _factor, "log_effective_sets")),
-    ("", "tokens", 0, "tokens.log_effective_sets", _sets),
-    ("near a boundary", "tokens", 0, "laws", _near_share("tokens")),
-    ("", "gaussian", 0, "laws", _near_share("gaussian")),
-    ("", "isotropic", 1, "laws", _near_share("isotropic")),
-    ("", "ball", 0, "laws", _near_share("ball")),
-    ("inputs", "dimension", None, "dimension", _dimension),
-    ("expert sets", "met", None, "tokens.num_sets", "{:,.0f}".format),
-    ("", "at most", None, "reach", lambda reach: _count(reach[-1].most_log10) if reach else "-"),
+_SET_COLUMNS: tuple[Column, ...] = (
+    ("effective sets", "rows", 0, _of("parts.log_effective_sets.rows", _sets)),
+    ("", "x mean", 0, _of("parts.log_effective_sets.mean", _factor)),
+    ("", "x cov.", 0, _of("parts.log_effective_sets.covariance", _factor)),
+    ("", "x rest", 0, _of("parts.log_effective_sets.rest", _factor)),
+    ("", "tokens", 0, _of("tokens.log_effective_sets", _sets)),
+    ("near a boundary", "tokens", 0, _near_share("tokens")),
+    ("", "gaussian", 0, _near_share("gaussian")),
+    ("", "isotropic", 1, _near_share("isotropic")),
+    ("", "ball", 0, _near_share("ball")),
+)
+
+#: What ``--detail`` adds, and a page.
+_MORE_COLUMNS: tuple[Column, ...] = (
+    ("a bias leaves", "MaxVio", 0, _of("evening.after.max_vio", _figure)),
+    ("CV", "now", 0, _of("tokens.cv", _figure)),
+    ("", "bias", 0, _of("evening.after.cv", _figure)),
+    ("", "others", 0, _of("evening.worst.after.cv", _figure)),
+    ("change", "largest", 0, _of("evening.largest_change", "{:.3g}".format)),
+    ("", "spreads", 0, _of("evening.largest_in_spreads", _figure)),
+    ("sets", "centred", 0, _of("centring.effective_sets", "{:,.0f}".format)),
+)
+
+#: What a page alone adds.
+_PAGE_COLUMNS: tuple[Column, ...] = (
+    ("sets", "met", 0, _of("tokens.num_sets", "{:,.0f}".format)),
+    ("", "at most", 0, lambda one: _count(one.reach[-1].most_log10) if one.reach else "-"),
+    ("inputs", "dimension", 0, lambda one: _dimension(one.dimension)),
+    ("change", "unit", 0, _of("evening.score_unit", str)),
+    ("experts", "pushed most", 0, _of("evening", _pushed)),
 )
 
 
-def _table(imbalance: Imbalance, columns: Sequence[_Column], view: View, what: str = "") -> Excerpt:
-    """The least even routers on a screen, which counts the others, and all of them on a page.
+def _table(
+    imbalance: Imbalance, columns: Sequence[Column], routers: Sequence[RouterImbalance]
+) -> Table:
+    """A line for each of the routers; how many of all are not among them."""
+    summary, others = study_summary(imbalance), len(imbalance.routers) - len(routers)
+    return table_of(
+        [("", "layer", 0, lambda one: summary.place(one.router)), *columns],
+        routers,
+        rest=f"and {others} more that were more even: --detail" if others else "",
+    )
+
+
+def _worst(imbalance: Imbalance, columns: Sequence[Column], view: View, what: str = "") -> Excerpt:
+    """The least even routers on a screen, and all of them on a page.
 
     A table of ``what`` is cut before the others, and to nothing where there is no room.
     """
-    summary = study_summary(imbalance)
-
-    def table(routers: Sequence[RouterImbalance], some: Sequence[_Column]) -> Table:
-        others = len(imbalance.routers) - len(routers)
-        return Table(
-            [("", *(column[0] for column in some)), ("layer", *(column[1] for column in some))],
-            [
-                (summary.place(one.router), *(text(attrgetter(of)(one)) for *_, of, text in some))
-                for one in routers
-            ],
-            left=(0, *(n for n, c in enumerate(some, 1) if c[4] in (str, _pushed))),
-            drops=(0, *(column[2] or 0 for column in some)),
-            rest=f"and {others} more that were more even: --detail" if others else "",
-        )
-
-    on_screen = [column for column in columns if column[2] is not None]
-    screens: list[list[Block]] = [[table(some, on_screen)] for some in _worst_rows(imbalance, view)]
-    if what and not view.detail:
-        screens.append([Note(f"Not shown: {what}: --detail")])
-    page = table(imbalance.routers, columns)
-    return Excerpt(screens[0], [page], shorter=screens[1:], is_aside=bool(what))
-
-
-def _worst_rows(imbalance: Imbalance, view: View) -> Iterator[list[RouterImbalance]]:
-    return worst_rows(imbalance.routers, lambda router: router.tokens.max_vio, view)
+    table = partial(_table, imbalance, columns)
+    excerpt = worst_excerpt(imbalance.routers, lambda one: one.tokens.max_vio, view, table)
+    if not what or view.detail:
+        return excerpt
+    nothing = [Note(f"Not shown: {what}: --detail")]
+    return replace(excerpt, shorter=[*excerpt.shorter, nothing], is_aside=True)
 
 
 def _pushes(imbalance: Imbalance, view: View) -> Iterator[Block]:
     """Which experts the bias pushes most, where loads are uneven; a page has a column of them."""
-    worst = next(_worst_rows(imbalance, view))
+    worst = next(worst_rows(imbalance.routers, lambda one: one.tokens.max_vio, view))
     uneven = [router for router in worst if router.cause not in ("even", "few")]
     if uneven:
         yield Note("experts that the bias moves most")
@@ -331,8 +336,8 @@ def _measure(imbalance: Imbalance) -> Iterator[Block]:
         rows.append(tuple(cells))
     place = study_summary(imbalance).place(router.router)
     yield Note(
-        f"Layer {place}: shares nearer than a width to where two, and three, experts "
-        " tie at the border of the chosen set."
+        f"Layer {place}: shares nearer than a width to where two, and three, experts tie at the "
+        "border of the chosen set."
     )
     yield Table(_MEASURE, rows)
 
@@ -356,41 +361,38 @@ def _bound(ball: MeasuredShare | None) -> str:
 # ------------------------------------------------------------------------------------------- limits
 def _limits(imbalance: Imbalance) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
+    units = _plural(imbalance.unit)
     yield (
-        "'rows': normal inputs without preferred direction; 'mean': with the mean of the tokens; "
-        "'cov.': with their covariance; 'rest': what is not normal. The four parts add up to "
-        "MaxVio; the four factors multiply to the effective number of expert sets (exp of their "
-        "entropy)."
+        "'rows': inputs of any direction; 'mean', 'cov.': what the mean and the covariance of the "
+        "tokens add; 'rest': the non-Gaussian remainder. The four parts sum to MaxVio; the four "
+        "factors multiply to the effective number of expert sets (exp of their entropy)."
     )
-    units = max((router.num_units for router in imbalance.routers), default=0)
-    count = number_of(units, imbalance.unit, _plural(imbalance.unit))
+    number = max((router.num_units for router in imbalance.routers), default=0)
     yield (
-        "'chance': MaxVio that even routing stays below in all routers together with "
-        f"probability {1.0 - imbalance.level * len(imbalance.routers):.2f}, from the scatter of "
-        f"{count}; for 'others' it holds the chance of both halves."
+        "'chance': even routing stays below in all routers together with probability "
+        f"{1.0 - imbalance.level * len(imbalance.routers):.2f}, by the scatter of "
+        f"{number_of(number, imbalance.unit, units)}; beside 'others' with that of both halves."
     )
     shares = sorted({100.0 * (1.0 - r.top_k / r.num_experts) for r in imbalance.routers})
     at_random = " to ".join(dict.fromkeys(f"{s:.3g}" for s in (shares[0], shares[-1])))
     yield (
-        "A bias evens out nearly any loads of these tokens. What that costs is the weight it moves "
-        f"off the chosen experts ({at_random} % for a choice at random). 'mean taken away': one "
-        "product, no solver; where the pull is not above that of random rows there is nothing to "
-        "take away. Neither says that quality is lost, nor that it is kept."
+        "'reroutes': tokens whose expert set changes, routing weight that leaves the chosen "
+        f"experts ({at_random} % for a random choice), and how far their scores fall, in spreads. "
+        "'without mean': one product, no solver. Neither says whether quality is lost."
     )
     halves = [r.evening.worst for r in imbalance.routers if r.evening.worst is not None]
     if halves:
         vio, cv = (max(h.max_vio_floor for h in halves), max(h.cv_floor for h in halves))
         yield (
-            f"The floor of as many independent tokens as in one half: MaxVio {_figure(vio)}, CV "
-            f"{_figure(cv)}; with a bias made on the other half 1.41 times that. Tokens of one "
-            "document are not independent."
+            f"As many independent tokens as in one half: MaxVio {_figure(vio)}, CV {_figure(cv)} "
+            "by chance, 1.41 times that with a bias of the other half. Tokens of one "
+            f"{imbalance.unit} are not independent."
         )
     if any(router.evening.is_grouped for router in imbalance.routers):
-        yield "Behind a mask of groups the bias is found by updates: no guarantee of the best one."
+        yield "Behind a mask of groups the bias is found by updates: a better one may exist."
     yield (
-        "'pull' of the mean input: rms of the mean scores over what tells tokens apart; 'random': "
-        "rows in random directions. 'near a boundary': nearer than the nearest tenth of these "
-        "tokens."
+        "'pull' of the mean input: rms of mean scores over what tells tokens apart; 'random': rows "
+        "in random directions. 'near a boundary': nearer than the nearest tenth of the tokens."
     )
     yield from _near(imbalance)
     yield from _reach(imbalance)
@@ -516,7 +518,7 @@ def imbalance_figures(imbalance: Imbalance) -> Iterator[Chart]:
     names = [place(one.router, [other.router for other in routers]) for one in routers]
     if any("max_vio" in router.parts for router in routers):
         yield _chart_of_causes(routers, names)
-    yield _chart_of_loads(routers, names)
+    yield _chart_of_loads(routers, names, _plural(imbalance.unit))
     yield _chart_of_bias(routers, names)
     if any(router.tokens.near_share is not None for router in routers):
         yield _chart_of_near(routers, names)
@@ -565,7 +567,7 @@ def _chart_of_causes(routers: Sequence[RouterImbalance], names: Sequence[str]) -
     )
 
 
-def _chart_of_loads(routers: Sequence[RouterImbalance], names: Sequence[str]) -> Chart:
+def _chart_of_loads(routers: Sequence[RouterImbalance], names: Sequence[str], units: str) -> Chart:
     results = [router.evening for router in routers]
     now = [router.tokens.max_vio for router in routers]
     these = [one.after.max_vio for one in results]
@@ -574,19 +576,19 @@ def _chart_of_loads(routers: Sequence[RouterImbalance], names: Sequence[str]) ->
     at = list(range(len(routers)))
     marks = [
         Bars("now", "tokens", now),
-        Bars("with the bias, these documents", "dim", these),
-        Bars("with the bias, other documents", "other", others),
-        Polyline("even routing stays below, other documents", "limit", at, chance),
+        Bars(f"with the bias, these {units}", "dim", these),
+        Bars(f"with the bias, other {units}", "other", others),
+        Polyline(f"even routing stays below, other {units}", "limit", at, chance),
     ]
     worst = max(at, key=lambda i: now[i])
-    on_others, then = others[worst], f"{figure_text(these[worst])} on these documents"
+    on_others, then = others[worst], f"{figure_text(these[worst])} on these {units}"
     if on_others is not None:
-        then = f"{figure_text(on_others)} on other documents"
+        then = f"{figure_text(on_others)} on other {units}"
     return Chart(
         "loads",
         "How even the loads would be",
         "MaxVio of each layer, the largest load over the mean less 1: now, with the bias that was "
-        "made from these documents, and on the half of the documents that the bias was not made "
+        f"made from these {units}, and on the half of the {units} that the bias was not made "
         "from. Below the red line chance alone can be the reason.",
         "What the bias costs: it moves weight off the experts that the scores prefer.",
         f"The least even layer is {names[worst]}: MaxVio {figure_text(now[worst])} now, with the "
@@ -649,7 +651,10 @@ def _chart_of_near(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
         ]
         for law in _LAWS
     }
-    marks = [Bars(law, role, shares[law]) for law, role in _LAWS.items()]
+    marks = [
+        Bars(law, role, [None if share is None else 100.0 * share for share in shares[law]])
+        for law, role in _LAWS.items()
+    ]
     apart = [
         (abs(ball - own), number)
         for number, (own, ball) in enumerate(zip(shares["tokens"], shares["ball"], strict=True))
@@ -664,12 +669,12 @@ def _chart_of_near(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
     return Chart(
         "near",
         "Why tokens are near boundaries",
-        "Share of points nearer to a boundary than the nearest tenth of the tokens of that layer: "
+        "Points nearer to a boundary than the nearest tenth of the tokens of that layer: "
         "of the tokens, of normal logits with their mean and covariance, of inputs without "
         "preferred direction, and of a ball of the same size.",
         "Ties of more than two experts: imbalance --measure FILE has them.",
         caption,
-        [Panel("", Axis("layer", names=names), Axis("share near a boundary"), marks)],
+        [Panel("", Axis("layer", names=names), Axis("near a boundary, %"), marks)],
         [
             ("router", [router.router for router in routers]),
             ("width", [None if r.near is None else r.near.width for r in routers]),

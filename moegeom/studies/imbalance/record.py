@@ -40,20 +40,18 @@ class ImbalanceRequest(StudyRequest):
 
 Cause = Literal["mean input", "covariance", "rows", "rest", "unknown", "few", "even"]
 
-#: What makes a router's loads uneven, in the order in which the screen lists it; behind a cause
-#: stand its figures.
+#: What makes the loads of routers uneven, in the order in which the screen lists it, of the ranges
+#: of MaxVio, of its largest part, and of ``units``: documents, or runs of tokens.
 CAUSES: Mapping[Cause, str] = {
-    "mean input": "the mean input makes most of the imbalance, because rows lean towards what all "
-    "tokens have in common",
-    "covariance": "the directions in which tokens differ make most of the imbalance",
-    "rows": "the rows and biases themselves make most of the imbalance, which inputs without any "
-    "preferred direction would show too",
-    "rest": "how tokens cluster makes most of the imbalance, and neither mean nor covariance of "
-    "the inputs does",
-    "unknown": "loads are uneven; what makes them so needs recorded router inputs",
-    "few": "not judged: on so few tokens or documents chance alone may give an expert twice its "
-    "fair share",
-    "even": "loads are even within what chance shows",
+    "mean input": "the mean input makes the largest part, {part}, of MaxVio {whole}",
+    "covariance": "the directions in which tokens differ make the largest part, {part}, of MaxVio "
+    "{whole}",
+    "rows": "rows and biases make the largest part, {part}, of MaxVio {whole}, whatever directions "
+    "inputs have",
+    "rest": "how tokens cluster makes the largest part, {part}, of MaxVio {whole}",
+    "unknown": "MaxVio {whole} is more than chance; its cause needs recorded router inputs",
+    "few": "not judged: with so few tokens or {units} chance alone may double a fair share",
+    "even": "loads are even within chance",
 }
 
 Meaning = Literal[
@@ -68,25 +66,27 @@ Meaning = Literal[
     "balanced",
 ]
 
-#: Whether a bias evens the loads, in the order in which the screen lists it: worst first. Nothing
-#: where there is nothing to even, or nothing was judged.
+#: Whether a bias evens the loads, and the ``share`` of the tokens whose expert sets that changes,
+#: worst first. Nothing where there is nothing to even, or nothing was judged.
 MEANINGS: Mapping[Meaning, str] = {
-    "none": "no bias evens these tokens: too many of them are ties that no bias can divide",
-    "none found": "no bias was found that evens these tokens; one may exist, because a mask of "
-    "groups leaves no guarantee",
-    "documents": "a bias evens these documents only: the imbalance is between domains or documents",
-    "partly": "a bias removes a part of the imbalance on other documents; the rest is between "
-    "domains or documents",
-    "few": "a bias evens these tokens; too few documents to say whether it holds on others",
-    "holds": "a bias evens the loads, on other documents too: look at its update before the router",
-    "holds, no bias now": "a bias would even the loads, on other documents too; the router has "
-    "none: look first at what balances loads in training",
+    "none": "No bias evens these tokens: too many are ties that no bias can divide.",
+    "none found": "No bias was found that evens these tokens; with groups one may exist.",
+    "documents": "A bias evens these {units} only, and reroutes {share} of the tokens: loads "
+    "differ between domains or {units}.",
+    "partly": "A bias evens other {units} in part, and reroutes {share} of the tokens: the rest is "
+    "between domains or {units}.",
+    "few": "A bias evens these tokens, but reroutes {share} of them; too few {units} to say "
+    "whether it holds on others.",
+    "holds": "A bias evens the load, on other {units} too, but reroutes {share} of the tokens: "
+    "look at its update before the router.",
+    "holds, no bias now": "A bias would even the load, on other {units} too, but reroutes {share} "
+    "of the tokens: look first at what balances the load in training.",
     "unknown": "",
     "balanced": "",
 }
 
 
-#: Causes that are a part of the figure, and which part.
+#: Causes that are a part of MaxVio, and which part.
 PARTS: Mapping[Cause, str] = {
     "mean input": "mean",
     "covariance": "covariance",

@@ -19,43 +19,9 @@ from moegeom.engine.choice import compared_scores, group_masked
 from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.engine.sample import Sample
-from moegeom.geometry import load
-from moegeom.geometry.balancing import (
-    Bias,
-    Loads,
-    Mask,
-    Rows,
-    TokensAtRule,
-    centring,
-    duplicate_experts,
-    evening_bias,
-    held_out,
-    score_spread,
-)
-from moegeom.geometry.border_shares import (
-    BALL,
-    CONVENTIONS,
-    LinearBoundaries,
-    TieCount,
-    balls,
-    cone_shares,
-    measured_shares,
-    near_boundaries,
-)
+from moegeom.geometry import balancing, border_shares, load, reference_laws
 from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
 from moegeom.geometry.experts import expert_ranks
-from moegeom.geometry.reference_laws import (
-    FIGURES,
-    SEEDS,
-    Attribution,
-    ChoiceFigures,
-    Parted,
-    choice_figures,
-    figures_of_law,
-    figures_of_tokens,
-    parted,
-    reference_laws,
-)
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.geometry.space import blocked_moments, dimension_range, input_pull, pull_of_random_rows
 from moegeom.kernels.batch import RUN_TOKENS
@@ -78,7 +44,9 @@ from moegeom.studies.imbalance.record import (
 from moegeom.studies.written import refuse_out, write_rows
 
 #: Columns of what counting ties says.
-_COUNTS = tuple(f.name for f in dataclasses.fields(TieCount) if f.name != "ratios_log10")
+_COUNTS = tuple(
+    f.name for f in dataclasses.fields(border_shares.TieCount) if f.name != "ratios_log10"
+)
 
 #: Probability that a run over even routers calls any of them uneven; shared by its routers.
 LEVEL = 0.05
@@ -149,7 +117,7 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         run=opened.facts(recorded),
         routers=tuple(routers),
         left_out=opened.left_out,
-        seeds=SEEDS,
+        seeds=reference_laws.SEEDS,
         unit="document" if _has_documents(source) else f"run of {RUN_TOKENS} tokens",
         level=level,
         sample=opened.sample_counts(samples),
@@ -192,7 +160,7 @@ def _has_documents(source: TokenSource) -> bool:
 def _law_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
     """One row for each law."""
     for law in one.laws:
-        errors = {f"{name}_se": getattr(law.errors, name) for name in FIGURES}
+        errors = {f"{name}_se": getattr(law.errors, name) for name in reference_laws.FIGURES}
         yield {"router": one.router, "law": law.law, **dataclasses.asdict(law.figures), **errors}
 
 
@@ -203,7 +171,9 @@ def _measured_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
         counted = row.pop("counted") or {}
         ratios = counted.get("ratios_log10", {})
         row |= {name: counted.get(name) for name in _COUNTS}
-        yield row | {f"ratio_to_order_1_log10_{name}": ratios.get(name) for name in CONVENTIONS}
+        yield row | {
+            f"ratio_to_order_1_log10_{name}": ratios.get(name) for name in border_shares.CONVENTIONS
+        }
 
 
 # --------------------------------------------------------------------------------------- one router
@@ -245,17 +215,28 @@ def router_imbalance(
     tokens, experts, k = len(sample.token), router.num_experts, router.rule.top_k
     rows, bias, inputs = router.weight.astype(np.float64), _bias(router), _some_inputs(sample, seed)
     logits = sample.logits.astype(np.float64)
-    draws = {n: law.draw for n, law in reference_laws(logits, bias, rows, inputs).items()}
-    around = None if inputs is None else balls(rows, bias, inputs, request.radius)
-    with_ball = draws if around is None else draws | {BALL: around.law()}
-    laws = [figures_of_law(name, with_ball[name], rule.figures, tokens, seed) for name in with_ball]
-    laws.append(figures_of_tokens(sample.chosen, experts, sample.distance, near, sample.block))
-    parts, shares = parted(laws), ()
+    draws = {
+        n: law.draw for n, law in reference_laws.reference_laws(logits, bias, rows, inputs).items()
+    }
+    around = None if inputs is None else border_shares.balls(rows, bias, inputs, request.radius)
+    with_ball = draws if around is None else draws | {border_shares.BALL: around.law()}
+    laws = [
+        reference_laws.figures_of_law(name, with_ball[name], rule.figures, tokens, seed)
+        for name in with_ball
+    ]
+    laws.append(
+        reference_laws.figures_of_tokens(
+            sample.chosen, experts, sample.distance, near, sample.block
+        )
+    )
+    parts, shares = reference_laws.parted(laws), ()
     coordinates = rule.prepared.coordinates
     # with equal rows no input is nearer to a tie than another, and a search for one has no end
     if request.measure is not None and coordinates is not None and near and near < math.inf:
-        boundaries = LinearBoundaries(rows, coordinates, k, rule.distances)
-        shares = measured_shares(boundaries, near, draws, around, logits, sample.block, seed)
+        boundaries = border_shares.LinearBoundaries(rows, coordinates, k, rule.distances)
+        shares = border_shares.measured_shares(
+            boundaries, near, draws, around, logits, sample.block, seed
+        )
     routed, unit = _routed(router, sample, kernels)
     before = routed.loads(chosen_mask(sample.chosen, experts))
     limit = load.max_vio_limit([before], level, seed)
@@ -267,9 +248,9 @@ def router_imbalance(
             weights = (gates.read_gate(expert)[0] for expert in range(gates.num_experts))
             ranks = expert_ranks(weights, inputs, dimension, seed)
     if coordinates is not None and np.ptp(bias) == 0.0:  # cells are cones
-        cones = cone_shares(coordinates, sample.chosen, seed)
+        cones = border_shares.cone_shares(coordinates, sample.chosen, seed)
     if near and around is not None and around.radius["origin"]:
-        bounds = near_boundaries(rows, k, near, around.radius["origin"], seed)
+        bounds = border_shares.near_boundaries(rows, k, near, around.radius["origin"], seed)
     return RouterImbalance(
         router=router.name,
         num_experts=experts,
@@ -289,7 +270,7 @@ def router_imbalance(
         cones=cones,
         near=bounds,
         cause=cause,
-        centring=centring(routed),
+        centring=balancing.centring(routed),
         evening=_evening(router, routed, unit, cause, level, seed),
         measured=shares,
         experts=ranks,
@@ -297,7 +278,11 @@ def router_imbalance(
 
 
 def cause_of(
-    max_vio: float, limit: float, tokens: int, router: Router, parts: Mapping[Parted, Attribution]
+    max_vio: float,
+    limit: float,
+    tokens: int,
+    router: Router,
+    parts: Mapping[reference_laws.Parted, reference_laws.Attribution],
 ) -> Cause:
     """The largest part of what makes the loads uneven, where neither chance nor whole tokens do.
 
@@ -322,9 +307,13 @@ class _Rule:
     kernels: Kernels
     near: float | None
 
-    def figures(self, logits: Float64[np.ndarray, "tokens experts"]) -> ChoiceFigures:
+    def figures(
+        self, logits: Float64[np.ndarray, "tokens experts"]
+    ) -> reference_laws.ChoiceFigures:
         chosen, distance = self._routed(logits, self.near is not None)
-        return choice_figures(chosen, self.prepared.router.num_experts, distance, self.near)
+        return reference_laws.choice_figures(
+            chosen, self.prepared.router.num_experts, distance, self.near
+        )
 
     def distances(
         self, logits: Float64[np.ndarray, "tokens experts"]
@@ -384,7 +373,7 @@ def _reach(prepared: PreparedRouter, dimension: tuple[float, float] | None) -> t
 
 
 # ------------------------------------------------------------------------------------------ evening
-def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[TokensAtRule, str]:
+def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[balancing.TokensAtRule, str]:
     """The tokens at the rule, with the bias that the router has; and the unit of their scores."""
     rule = router.rule
     scores, unit = sample.selection, rule.selection_score_unit
@@ -395,22 +384,24 @@ def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[TokensAtR
         scores = kernels["selection_scores"](sample.mapped, rule.score, bias)
         unit = dataclasses.replace(rule, groups=None, has_selection_bias=True).selection_score_unit
 
-    def choose(bias: Bias, rows: Rows | None) -> Mask:
+    def choose(bias: balancing.Bias, rows: balancing.Rows | None) -> balancing.Mask:
         biased = (scores if rows is None else scores[rows]) + bias
         chosen = kernels["top_k"](group_masked(rule, biased, kernels)[0], rule.top_k)[0]
         return chosen_mask(chosen, router.num_experts)
 
-    routed = TokensAtRule(scores, sample.chosen, sample.weights, sample.unit, sample.half, choose)
+    routed = balancing.TokensAtRule(
+        scores, sample.chosen, sample.weights, sample.unit, sample.half, choose
+    )
     return routed, unit
 
 
 def _evening(
-    router: Router, routed: TokensAtRule, unit: str, cause: Cause, level: float, seed: int
+    router: Router, routed: balancing.TokensAtRule, unit: str, cause: Cause, level: float, seed: int
 ) -> Evening:
     """The bias that evens the loads, what it does on these and other documents, and its price."""
     scores, has_groups = routed.scores, router.rule.groups is not None
-    spread, slots = score_spread(scores), routed.chosen.size
-    change, num_tied, gap = evening_bias(routed, has_groups)
+    spread, slots = balancing.score_spread(scores), routed.chosen.size
+    change, num_tied, gap = balancing.evening_bias(routed, has_groups)
     is_before = chosen_mask(routed.chosen, router.num_experts)
     is_after = routed.choose(change, None)
     after = routed.loads(is_after)
@@ -424,10 +415,10 @@ def _evening(
         score_unit=unit,
         is_grouped=has_groups,
         has_selection_bias=router.rule.has_selection_bias and router.selection_bias is not None,
-        after=Loads.of(after),
+        after=balancing.Loads.of(after),
         max_vio_float32=float(load.max_vio(routed.choose(in_float32, None).sum(axis=0))),
         limit_after=load.max_vio_limit([after], level, seed),
-        held_out=held_out(routed, has_groups, change, level, seed),
+        held_out=balancing.held_out(routed, has_groups, change, level, seed),
         change=tuple(change.tolist()),
         spread=spread,
         changed_share=float((is_before != is_after).any(axis=1).mean()),
@@ -472,7 +463,7 @@ def _duplicates(
     groups = router.rule.groups
     size = router.num_experts if groups is None else router.num_experts // groups.num_groups
     duplicates = []
-    for alike in duplicate_experts(scores):
+    for alike in balancing.duplicate_experts(scores):
         for group in sorted({expert // size for expert in alike}):
             members = tuple(expert for expert in alike if expert // size == group)
             if len(members) > 1:

@@ -224,6 +224,7 @@ def what_if_figures(report: WhatIfReport) -> Iterator[Chart]:
     if not points or now is None:
         return
     choices, moved, vio = map(list, zip(*points, strict=True))
+    in_percent = [100.0 * share for share in moved]
     names, is_causal = [one.name for one in choices], [one.is_causal for one in choices]
     best, of_best, least = min(points, key=lambda point: point[2])
     numbers = [
@@ -238,7 +239,7 @@ def what_if_figures(report: WhatIfReport) -> Iterator[Chart]:
         most, share, _ = max(points, key=lambda point: point[1])
         y = Axis("", names=names)
         bars = [Bars("MaxVio", "tokens", vio), Guide("now", "limit", now)]
-        weights = [Bars("weight moved", "other", moved)]
+        weights = [Bars("weight moved", "other", in_percent)]
         yield Chart(
             "choices",
             "How uneven, and how much weight moves",
@@ -250,15 +251,17 @@ def what_if_figures(report: WhatIfReport) -> Iterator[Chart]:
             f"Most weight moves with {most.name}: {percent(share)}.",
             [
                 Panel("MaxVio", Axis("MaxVio"), y, bars),
-                Panel("weight moved", Axis("share of the routing weight"), y, weights),
+                Panel("weight moved", Axis("of the routing weight, %"), y, weights),
             ],
             numbers,
         )
     front = report.front
-    ends = sorted((m, v) for one, m, v in [(report.stored, 0.0, now), *points] if one in front)
+    ends = sorted(
+        (100.0 * m, v) for one, m, v in [(report.stored, 0.0, now), *points] if one in front
+    )
     marks = [
         Points(
-            [0.0, *moved],
+            [0.0, *in_percent],
             [now, *vio],
             [2, *(int(not causal) for causal in is_causal)],
             ["follows from the text so far", "later tokens matter", "as stored"],
@@ -273,6 +276,6 @@ def what_if_figures(report: WhatIfReport) -> Iterator[Chart]:
         unknown,
         f"Least MaxVio: {best.name}, {figure_text(least)} (now {figure_text(now)}), with "
         f"{figure_text(100.0 * of_best)} % of the weight moved.",
-        [Panel("", Axis("share of the routing weight moved"), Axis("MaxVio"), marks)],
+        [Panel("", Axis("routing weight moved, %"), Axis("MaxVio"), marks)],
         numbers,
     )

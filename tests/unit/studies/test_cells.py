@@ -12,7 +12,8 @@ import pytest
 from moegeom.core.errors import UsageError
 from moegeom.geometry.capacity import expected_diagram
 from moegeom.router.requested_family import RequestedFamily
-from moegeom.routing_cells.document import document
+from moegeom.routing_cells.document import cells_figures, document
+from moegeom.routing_cells.facet_graph import Visited
 from moegeom.routing_cells.record import Answer, Cells, CutShort, Enumerations, RouterCells
 from moegeom.routing_cells.request import CellsRequest
 from moegeom.routing_cells.router import enough_vertices
@@ -62,8 +63,7 @@ def test_a_screen_shows_six_routers_and_a_page_all():
 
 #: What was checked of each cell, and what was not: that the list is whole.
 CHECKED = (
-    "inside that was checked again in integers, by code that did not find it; that no cell is "
-    "missing rests on the line above"
+    "was checked again in integers, by other code; that no cell is missing rests on the line above"
 )
 
 
@@ -93,9 +93,12 @@ SENTENCES = [
         "24; no facet joins the 2 pieces that the cells fall into; the farthest cells w",
     ),
     (walked(0, 3), "facets none: no two of the 3 cells share one proof"),
-    ({"num_checked": 17}, f"1.0 s certify 17 cells have a point {CHECKED}"),
-    ({"num_checked": 1}, f"1.0 s certify 1 cell has a point {CHECKED}"),
+    ({"num_checked": 17}, f"1.0 s certify a point inside of 17 cells {CHECKED}"),
+    ({"num_checked": 1}, f"1.0 s certify a point inside of 1 cell {CHECKED}"),
     ({"num_checked": 0}, "1.0 s certify nothing was checked again: no cell is listed"),
+    ({"visited": Visited(7, 9, 1, 1.0, True)}, "7 expert sets used by these tokens, all connected"),
+    ({"visited": Visited(7, 9, 1, 1.0, False)}, "in 1 piece of the most visited ones by 9 single"),
+    ({"visited": Visited(7, 1, 6, 0.5, True)}, ", in 6 pieces by 1 single-expert swap; the larges"),
 ]
 
 
@@ -105,6 +108,24 @@ def test_what_is_known_of_a_router_is_a_sentence(facts, sentence):
     assert sentence in text
     assert ("certify" in text) == ("num_checked" in facts)
     assert " ties " not in text
+
+
+def test_the_figure_counts_what_there_is_what_the_slice_meets_and_what_tokens_use():
+    used = router(
+        "text/0", most_cells=46, visited=Visited(7, 9, 1, 1.0, True, (0.5, 0.75, 0.9, 1.0))
+    )
+    every = router("text/1", outcome="all subsets", cells=None)
+    (figure,) = cells_figures(enumerations(used, every))
+    columns = dict(figure.columns)
+    assert columns["num_cells"] == [17, 84]
+    assert (columns["most_cells"], columns["visited"]) == ([46, None], [7, None])
+    sets, tokens = figure.panels
+    assert [mark.y for mark in sets.marks][2] == pytest.approx(np.log10([17, 84]))
+    assert (tokens.marks[0].x, tokens.marks[0].y) == ([1, 2, 4, 7], [50.0, 75.0, 90.0, 100.0])
+    assert figure.alt.startswith(
+        "text/0: of 84 expert sets there are the slice meets 17, and these"
+    )
+    assert [*cells_figures(enumerations())] == []
 
 
 def test_twice_what_is_expected_should_do_or_ten_times_what_did_not():

@@ -23,7 +23,7 @@ from moegeom.geometry.reference_laws import LAWS, LogitLaw, attributed, referenc
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.imbalance import study
-from moegeom.studies.imbalance.document import document
+from moegeom.studies.imbalance.document import document, imbalance_figures
 from moegeom.studies.imbalance.record import (
     CAUSES,
     MEANINGS,
@@ -56,6 +56,14 @@ from tests.unit.studies.samples import (
 KERNELS, REQUEST = load_kernels("cpu"), ImbalanceRequest("model")
 
 shown = functools.partial(worded, document)
+
+
+def figure_words(record: Imbalance) -> list[str]:
+    names = (
+        getattr(mark, "text", "") for f in imbalance_figures(record) for mark in f.panels[0].marks
+    )
+    return [*names, *(f"{f.shows}{f.shows_not}{f.alt}" for f in imbalance_figures(record))]
+
 
 #: What a record says of cones takes most of the time: few directions do where nothing is asked of it.
 FEW, DIRECTIONS = 2**12, "moegeom.geometry.border_shares._DIRECTIONS"
@@ -515,9 +523,15 @@ def test_the_collapsed_sample_can_be_balanced_and_the_balanced_one_is_even(colla
         assert router.evening.largest_change > router.evening.spread
     meanings = [router.evening.meaning for router in whole(OF_BALANCED).routers]
     assert meanings == ["balanced"] * 3
+    # one verdict, with its price, and no word of documents where runs of tokens are the unit
+    runs = dataclasses.replace(collapsed, unit="run of 256 tokens")
+    result, *_ = unwrapped(shown(runs, width=80)).split("step_1500")
+    assert result.count("all layers") == 1
+    assert re.search(r"on other runs of 256 tokens too, but reroutes 9\d to 9\d %", result)
+    assert "document" not in result + "".join(figure_words(runs))
 
 
-def test_a_screen_shows_the_least_even_routers_and_a_page_all_a_wide_one_the_cv(collapsed):
+def test_a_screen_shows_the_least_even_routers_and_a_page_all_of_them_with_the_cv(collapsed):
     first, *_ = collapsed.routers
     *laws, tokens = first.laws
     routers = []
@@ -536,11 +550,11 @@ def test_a_screen_shows_the_least_even_routers_and_a_page_all_a_wide_one_the_cv(
         text = shown(record, page)
         assert text.count(f"{1.0 + 14:.2f}") >= 1
         assert "--detail" not in text
-    for width in (80, 120):
-        text = shown(collapsed, width=width)
+    for width, detail in ((80, False), (80, True), (120, False)):
+        text = shown(collapsed, width=width, detail=detail)
         assert widest(text) <= width
-        heading = next(line for line in text.splitlines() if line.strip().startswith("mean taken"))
-        assert ("CV" in heading) == (width > 80)
+        heads = [line for line in text.splitlines() if line.strip().startswith("a bias leaves")]
+        assert ["CV" in line for line in heads] == [True] * detail
 
 
 def test_the_files_hold_both_biases_in_both_precisions(tmp_path):

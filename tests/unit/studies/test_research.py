@@ -25,7 +25,7 @@ from moegeom.core.text import integer_text
 from moegeom.core.tokens import TILE
 from moegeom.geometry.capacity import expected_diagram, most_regions
 from moegeom.geometry.gram import cosines, gram_score
-from moegeom.research.attention.document import document
+from moegeom.research.attention.document import attention_figures, document
 from moegeom.research.capacity.study import rows_of
 from moegeom.research.outputs.document import outputs_figures
 from moegeom.router.attention.tensors import attention_families, load_attention_family
@@ -593,6 +593,11 @@ def test_dead_and_doubled_heads_are_those_that_were_planted(looked_at):
     assert [pair[:2] for pair in spoilt.alike] == [(0, 1)]
     assert [head.value_head for head in spoilt.heads] == [0, 0, 1, 1]
     assert looked_at(first, second, layers="1").layers == (spoilt,)
+    (figure,) = attention_figures(looked_at(first, second))
+    lengths, ranks, _ = (panel.marks[0].values for panel in figure.panels)
+    assert lengths[1][3] < 0.01 < 0.5 < min(lengths[0])
+    assert ranks[1] == [head.effective_rank for head in spoilt.heads]
+    assert dict(figure.columns)["product_norm"][4:] == [head.product_norm for head in spoilt.heads]
 
 
 def test_the_gram_score_of_a_gate_is_that_of_the_rows_of_each_head_also_in_eight_bits(looked_at):

@@ -147,4 +147,6 @@ def test_figures_of_studies_hold_the_numbers_of_their_records():
     assert column(figure, "bf16") == [row["flipped_share"] for row in variant.rows]
     heat = figure.panels[1].marks[0]
     assert isinstance(heat, Heat)
-    assert heat.values == [[row["flipped_share"] for row in variant.rows]]
+    shares = [100.0 * row["flipped_share"] for row in variant.rows]
+    assert heat.values == [shares]
+    assert figure.panels[0].marks[0].y == [max(shares)]  # one unit, as the cells and the sentence
