@@ -13,7 +13,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
-from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float32, Float64, Int32, Int64
 from moegeom.core.text import number_of, percent
@@ -52,6 +51,7 @@ from moegeom.research.perturb.record import (
 )
 from moegeom.studies.boundary.study import asked_noise, second_recording
 from moegeom.studies.study import each
+from moegeom.studies.written import write_rows
 from moegeom.tokens.foreign.npy import read_numbers
 
 #: Noise where none is asked for, as a share of the rms of each input.
@@ -99,7 +99,8 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
             with threadpool_limits(1, user_api="blas"):  # small products gain nothing from threads
                 paths.append(router_paths(router, some.inputs, some.token, moved, request))
     if request.out is not None:
-        _write(request.out, paths)
+        rows = [{"router": one.router, **row} for one in paths for row in rows_of(one)]
+        write_rows(request.out, rows)
     return Perturbed(
         run=opened.facts(recorded),
         routers=tuple(paths),
@@ -255,30 +256,6 @@ def rows_of(router: RouterPaths) -> Iterator[dict[str, Any]]:
         values = dataclasses.asdict(pair)
         del values["apart"]
         yield {"what": "exit", **values}
-
-
-def _write(out: Path, routers: Sequence[RouterPaths]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = [{"router": one.router, **row} for one in routers for row in rows_of(one)]
-    kinds = [(name, pa.type_for_alias(kind)) for name, kind in _COLUMNS.items()]
-    table = pa.Table.from_pylist(rows, schema=pa.schema(kinds))
-    write_whole(out, lambda file: pq.write_table(table, file))
-
-
-_TEXTS, _NUMBERS = ("router", "what"), ("token", "order", "expert_out", "expert_in")
-
-#: Columns and their types, as Arrow calls them; what does not belong to a row is missing in it.
-_COLUMNS: Mapping[str, str] = {
-    name: "string" if name in _TEXTS else "int64" if name in _NUMBERS else "double"
-    for name in (
-        *("router", "what", "token", "time", "p_lower", "p_upper", "p_simulated_lower"),
-        *("p_simulated_upper", "p_simulated_se", "order", "occupation", "occupation_se"),
-        *("occupation_bound", "undecided", "expert_out", "expert_in", "share", "share_se"),
-        "share_nearest",
-    )
-}
 
 
 # --------------------------------------------------------------------------------------- one router
