@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -272,18 +272,13 @@ class ParquetFacts:
 
     def inflated(self, names: Collection[str], groups: Sequence[int] | None = None) -> int:
         """Bytes that these columns take decoded, texts as they are stored: once for equal ones."""
-        numbers = range(len(self.groups)) if groups is None else groups
-        return sum(
-            8 * chunk.num_values + chunk.inflated_bytes
-            for number in numbers
-            for chunk in self._chunks(names, number)
-        )
+        chunks = self._chunks(names, groups)
+        return sum(8 * chunk.num_values + chunk.inflated_bytes for chunk in chunks)
 
     def inflated_by_pages(self, names: Collection[str], groups: Sequence[int] | None = None) -> int:
         """The same by what each page says of itself; DocumentError where one says nothing."""
-        numbers = range(len(self.groups)) if groups is None else groups
         with open_regular(self.path, follows=True) as file:
-            return most_inflated(file, (c for n in numbers for c in self._chunks(names, n)))
+            return most_inflated(file, self._chunks(names, groups))
 
     def count_values(self) -> int:
         """Numbers and texts of all columns, whatever lists they stand in."""
@@ -291,22 +286,21 @@ class ParquetFacts:
 
     def num_values(self, name: str, group: int) -> int:
         """Numbers of a column in a row group, whatever lists they stand in."""
-        return sum(chunk.num_values for chunk in self._chunks((name,), group))
+        return sum(chunk.num_values for chunk in self._chunks((name,), (group,)))
 
     def leaves(self, names: Collection[str]) -> list[str]:
         """Columns as Parquet calls them, with what lists are made of behind their names."""
-        if not self.groups:
-            return []
-        return [chunk.path for chunk in self._chunks(names, 0)]
+        return [chunk.path for chunk in self._chunks(names, range(len(self.groups[:1])))]
 
-    def _chunks(self, names: Collection[str], number: int) -> Iterator[Chunk]:
+    def _chunks(self, names: Collection[str], groups: Sequence[int] | None) -> Iterator[Chunk]:
         prefixes = frozenset(f"{name}." for name in names)
         sizes = {len(name) for name in prefixes}
-        for chunk in self.groups[number].chunks:
-            # a column may have dots in its name, and lists have some behind it
-            path = f"{chunk.path}."
-            if any(path[:size] in prefixes for size in sizes):
-                yield chunk
+        for group in self.groups if groups is None else (self.groups[n] for n in groups):
+            for chunk in group.chunks:
+                # a column may have dots in its name, and lists have some behind it
+                path = f"{chunk.path}."
+                if any(path[:size] in prefixes for size in sizes):
+                    yield chunk
 
 
 def opened(path: Path, mode: str = "rb") -> pa.OSFile:
@@ -344,9 +338,7 @@ def parquet_facts(path: Path) -> ParquetFacts:
         with opened(path) as source, pq.ParquetFile(source) as file:
             schema, footer = file.schema_arrow, file.metadata
             names = schema.names
-    except FileNotFoundError:
-        raise
-    except DocumentError:
+    except (FileNotFoundError, DocumentError):
         raise
     except (OSError, pa.ArrowException, ValueError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
@@ -389,11 +381,10 @@ def read_columns(
         ):
             table = file.read_row_groups(numbers, columns=list(names), use_threads=False)
         table.validate(full=True)
-        columns = [
-            _spelled_out(table.column(name)) if name in texts else table.column(name)
-            for name in names
-        ]
+        for name in texts:
+            _refuse_repeats(table.column(name))
         fields = [_plain(facts.schema.field(name)) for name in names]
+        columns = [table.column(field.name).cast(field.type) for field in fields]
         return pa.table(columns, pa.schema(fields, facts.schema.metadata))
     except DocumentError:
         raise
@@ -406,7 +397,7 @@ def _leaf(field: pa.Field) -> pa.DataType:
     import pyarrow as pa
 
     kind = field.type
-    if any(is_list(kind) for is_list in _lists()):
+    if _is_list(kind):
         kind = kind.value_type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -418,10 +409,11 @@ def _leaf(field: pa.Field) -> pa.DataType:
     return kind
 
 
-def _lists() -> tuple[Callable[[pa.DataType], bool], ...]:
+def _is_list(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    return (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    is_short = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_short or pa.types.is_large_list(kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -436,18 +428,15 @@ def _plain(field: pa.Field) -> pa.Field:
 
     if not _is_text(_leaf(field)):
         return field
-    is_list = any(is_list(field.type) for is_list in _lists())
-    return field.with_type(pa.list_(pa.string()) if is_list else pa.string())
+    return field.with_type(pa.list_(pa.string()) if _is_list(field.type) else pa.string())
 
 
-def _spelled_out(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of dictionaries, or of lists of them, as one of texts."""
+def _refuse_repeats(column: pa.ChunkedArray) -> None:
+    """Raises DocumentError where texts of a dictionary would take too much spelled out."""
     import pyarrow as pa
 
-    is_list = any(is_list(column.type) for is_list in _lists())
-    kind = pa.list_(pa.string()) if is_list else pa.string()
     for chunk in column.chunks:
-        flat = chunk.flatten() if is_list else chunk
+        flat = chunk.flatten() if _is_list(column.type) else chunk
         if not pa.types.is_dictionary(flat.type):
             continue
         longest = max((len(text) for text in flat.dictionary.to_pylist() if text), default=0)
@@ -455,4 +444,3 @@ def _spelled_out(column: pa.ChunkedArray) -> pa.ChunkedArray:
             raise DocumentError(
                 f"repeats a text of {longest:,} characters in {len(flat):,} rows, more than is read"
             )
-    return column.cast(kind)

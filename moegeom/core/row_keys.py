@@ -15,6 +15,11 @@ def layer_of(router: str) -> int | None:
     return None if number is None else int(number[1])
 
 
+def slug(router: str) -> str:
+    """The name in file names: ``text/0`` is ``text.0``."""
+    return router.replace("/", ".")
+
+
 # --------------------------------------------------------------------------------------- population
 #: Every token of a recording.
 ALL = "all"

@@ -12,6 +12,7 @@ from moegeom.core.files import writing
 from moegeom.core.parquet import opened
 from moegeom.core.router import Router
 from moegeom.kernels.batch import TokenBatch
+from moegeom.results.schema import ROUTER_FACTS, router_facts
 
 
 class PerTokenFile:
@@ -28,7 +29,7 @@ class PerTokenFile:
         self._schema = pa.schema(
             [
                 pa.field("router", pa.dictionary(pa.int32(), pa.string())),
-                pa.field("layer", pa.int32()),
+                *ROUTER_FACTS,
                 pa.field("token", pa.int64()),
                 pa.field("chosen", pa.list_(pa.int32())),
                 pa.field("weights", pa.list_(pa.float32())),
@@ -40,6 +41,8 @@ class PerTokenFile:
             ]
         )
         self._router = router
+        facts = {"num_experts": router.num_experts, "top_k": router.rule.top_k}
+        self._facts = router_facts([router.name], {router.name: facts})
         self._path = path
         with writing(path):
             self._file = opened(path, "wb")
@@ -50,9 +53,10 @@ class PerTokenFile:
     def rows(self, batch: TokenBatch) -> pa.Table:
         """The tokens of one batch."""
         q, rows, pair = batch, len(batch.token), batch.pair
+        first = pa.array(np.zeros(rows, np.int32))
         columns = [
-            pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), [self._router.name]),
-            pa.array(np.full(rows, self._router.layer, np.int32)),
+            pa.DictionaryArray.from_arrays(first, [self._router.name]),
+            *self._facts.take(first).columns,
             pa.array(q.token),
             self._lists(q.chosen, pa.int32()),
             pa.nulls(rows, pa.list_(pa.float32()))

@@ -77,7 +77,6 @@ def expert_counts(results: Results) -> ExpertCounts:
         raise ResultsError(
             f"{results.name}: router {odd[0][:60]} lacks an expert or a layer.", _AGAIN
         )
-    names.sort(key=lambda name: int(name.partition("/")[2]))
     counts = [[rows[name][expert] for expert in range(sizes[0])] for name in names]
     return ExpertCounts(tuple(names), np.array(counts, np.int64))
 

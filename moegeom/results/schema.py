@@ -186,6 +186,26 @@ def other_schema(table: str) -> pa.Schema:
     return pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})
 
 
+def router_facts(names: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> pa.Table:
+    """``ROUTER_FACTS`` of routers by name: what their names say, and what ``facts`` say of them."""
+    each = (
+        {"stack": name.partition("/")[0], "layer": layer_of(name), **facts.get(name, {})}
+        for name in names
+    )
+    return table_of([*each], ROUTER_FACTS)
+
+
+def schema_of(columns: Iterable[tuple[str, Any, str, str]]) -> pa.Schema:
+    """Schema of a table of a study: name, type, unit and text of each column."""
+    return pa.schema(
+        [
+            pa.field(name, kind, metadata={"text": text} | ({"unit": unit} if unit else {}))
+            for name, kind, unit, text in columns
+        ],
+        metadata={"moegeom_schema": str(SCHEMA_VERSION)},
+    )
+
+
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     """Rows as an Arrow table; what a row does not hold, and nan, is null."""
     names = {name for row in rows for name in row}
@@ -198,18 +218,25 @@ def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def as_written(table: pa.Table, routers: Iterable[Mapping[str, Any]] = ()) -> pa.Table:
-    """The table as a file holds it; ``routers`` are what run.json says of them, in its order.
+def without_empty(table: pa.Table) -> pa.Table:
+    """The table without columns that hold nothing in any row: its metadata has their names."""
+    empty = [name for name in table.column_names if 0 < len(table) == table[name].null_count]
+    metadata = {**(table.schema.metadata or {}), EMPTY_COLUMNS: ",".join(empty)}
+    return table.drop_columns(empty).replace_schema_metadata(metadata)
 
-    Rows are in the order of the routers, then of :func:`row_order` of variant and population.
-    ``ROUTER_FACTS`` stand behind the keys, and texts that recur are dictionaries. A column that
-    holds nothing in any row is left out: its name stands in the metadata.
+
+def keyed(table: pa.Table, routers: Iterable[Mapping[str, Any]] = ()) -> pa.Table:
+    """The table with its rows in order, and with what is known of their routers behind the keys.
+
+    ``routers`` are what run.json says of them: rows are in their order, then in that of
+    :func:`row_order` of variant and population. Of other routers stack and layer are known, which
+    their names say. Texts that recur become dictionaries.
     """
     facts = {router["name"]: router for router in routers}
     places = {name: place for place, name in enumerate(facts)}
     codes: dict[str, pa.DictionaryArray] = {}
     for place, field in enumerate(table.schema):
-        if is_text(field.name):
+        if is_text(field.name) and pa.types.is_string(field.type):
             texts = table[field.name].combine_chunks()
             values = texts.drop_null().unique().to_pylist()
             values.sort(key=lambda text: (places.get(text, len(places)), row_order(text)))
@@ -218,21 +245,16 @@ def as_written(table: pa.Table, routers: Iterable[Mapping[str, Any]] = ()) -> pa
             codes[field.name] = pa.DictionaryArray.from_arrays(of_rows, array)
             table = table.set_column(place, field.with_type(_CODES), codes[field.name])
     keys = [column.name for column in KEYS if column.name in codes]
-    if "router" in keys:
-        of_each = [
-            {"stack": name.partition("/")[0], "layer": layer_of(name), **facts.get(name, {})}
-            for name in codes["router"].dictionary.to_pylist()
-        ]
-        of_rows = table_of(of_each, ROUTER_FACTS).take(codes["router"].indices)
-        for place, field in enumerate(ROUTER_FACTS, len(keys)):
+    if "router" in keys and (facts or codes["router"].dictionary):
+        of_each = router_facts(codes["router"].dictionary.to_pylist(), facts)
+        of_rows = of_each.take(codes["router"].indices)
+        for place, field in enumerate([*ROUTER_FACTS][: 4 if facts else 2], len(keys)):
             table = table.add_column(place, field, of_rows[field.name])
     if keys:
         ranks = pa.table({name: codes[name].indices for name in keys})
         by = pc.SortOptions([(name, "ascending") for name in keys])
         table = table.take(pc.call_function("sort_indices", [ranks], by))
-    empty = [name for name in table.column_names if 0 < len(table) == table[name].null_count]
-    metadata = {**(table.schema.metadata or {}), EMPTY_COLUMNS: ",".join(empty)}
-    return table.drop_columns(empty).replace_schema_metadata(metadata)
+    return table
 
 
 #: Types of cells that Arrow takes as they are.

@@ -34,15 +34,17 @@ from moegeom.core.files import (
 from moegeom.core.limits import MOST_JSON
 from moegeom.core.metric import Metric
 from moegeom.core.parquet import parquet_facts, read_columns, write_table
+from moegeom.core.row_keys import slug
 from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, differing_parts, is_begun
 from moegeom.results.reader import SCHEMA_VERSION, is_results
 from moegeom.results.schema import (
     OTHER_TABLES,
     arrow_schema,
-    as_written,
+    keyed,
     metric_tables,
     other_schema,
     table_of,
+    without_empty,
 )
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -56,11 +58,6 @@ DIGEST_FILE = "digest"
 _MEMORY_BYTES = 1 << 26
 
 _LOG = logging.getLogger(__name__)
-
-
-def slug(router: str) -> str:
-    """A router's name as a file name."""
-    return router.replace("/", ".")
 
 
 class ResultsWriter:
@@ -244,7 +241,8 @@ class ResultsWriter:
             shutil.rmtree(whole, ignore_errors=True)
             whole.mkdir()
             for name, table in tables.items():
-                write_table(as_written(table, run["routers"]), whole / f"{name}.parquet")
+                table = without_empty(keyed(table, run["routers"]))
+                write_table(table, whole / f"{name}.parquet")
             for router in routers:
                 tokens = self.part_folder(router) / "tokens.parquet"
                 if tokens.exists():

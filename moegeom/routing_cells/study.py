@@ -19,10 +19,10 @@ from moegeom.core.errors import InternalError, RouterRuleError, UsageError
 from moegeom.core.files import move_folder, new_folder, refuse_existing, write_whole, writing
 from moegeom.core.parquet import write_table
 from moegeom.core.router import Router
+from moegeom.core.row_keys import slug
 from moegeom.engine.plan import num_workers
 from moegeom.engine.session import Session
-from moegeom.results.reader import SCHEMA_VERSION
-from moegeom.results.writer import slug
+from moegeom.results.schema import keyed, schema_of
 from moegeom.routing_cells.ball.ball_cells import facet_distances
 from moegeom.routing_cells.exact.certificate import cell_certificate, check_witness
 from moegeom.routing_cells.exact.certificate_check import CellPoint, Weights, check_certificate
@@ -297,8 +297,8 @@ class CellFiles:
         with writing(self._out):
             for name, parts in self._tables.items():
                 empty = cell_table(name, {"router": []})
-                table, path = pa.concat_tables([empty, *parts]), self._partial / f"{name}.parquet"
-                write_table(table, path, use_dictionary=_RECURRING)
+                table = keyed(pa.concat_tables([empty, *parts]))
+                write_table(table, self._partial / f"{name}.parquet", use_dictionary=_RECURRING)
         names = sorted(path.name for path in self._partial.iterdir())
         # what is there was seen to hold cells
         replaced = self._work / "replaced" if self._request.overwrite else None
@@ -467,16 +467,14 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
 
 def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
     """Columns as a table of :data:`CELL_TABLES`; values are null in those that are not there."""
-    length = len(columns["router"])
-    fields, arrays = [], []
-    for column, kind, unit, text in CELL_TABLES[name]:
-        values = columns.get(column)
+    schema = schema_of(CELL_TABLES[name])
+    arrays = []
+    for field in schema:
+        values = columns.get(field.name)
         if values is None:
-            values = pa.nulls(length, kind)
-        arrays.append(values.cast(kind) if isinstance(values, pa.Array) else pa.array(values, kind))
-        facts = {"text": text, "unit": unit}
-        fields.append(pa.field(column, kind, metadata={k: v for k, v in facts.items() if v}))
-    schema = pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})
+            values = pa.nulls(len(columns["router"]), field.type)
+        is_array = isinstance(values, pa.Array)
+        arrays.append(values.cast(field.type) if is_array else pa.array(values, field.type))
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable, write_whole
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str = "--out") -> None:
@@ -21,11 +24,18 @@ def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str =
     refuse_unwritable(out)
 
 
-def write_rows(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the rows as Parquet: columns in order of first appearance, null where absent."""
+def write_rows(
+    out: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None
+) -> None:
+    """Writes the rows as Parquet: columns of ``schema``, or in order of first appearance, with
+    stack and layer of a router behind it; null where absent.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from moegeom.results.schema import keyed
+
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
+    each = [{name: row.get(name) for name in names} for row in rows]
+    table = keyed(pa.Table.from_pylist(each, schema))
     write_whole(out, lambda file: pq.write_table(table, file))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from moegeom.core.errors import UsageError
-from moegeom.core.files import write_whole
 from moegeom.core.text import integer_text, number_of
 from moegeom.engine.parameters import option_of
 from moegeom.geometry import capacity as formulas
@@ -22,7 +20,7 @@ from moegeom.research.capacity.record import (
     SplitExperts,
     SplitGain,
 )
-from moegeom.studies.written import refuse_out
+from moegeom.studies.written import refuse_out, write_rows
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
@@ -62,7 +60,10 @@ def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
     else:
         report = _of_sizes(request)
     if request.out is not None:
-        write_table(request.out, report.layers)
+        from moegeom.results.schema import schema_of
+
+        rows = [row for layer in report.layers for row in rows_of(layer)]
+        write_rows(request.out, rows, schema_of(COLUMNS))
         report = dataclasses.replace(report, written=request.out.name)
     return report
 
@@ -284,27 +285,6 @@ def rows_of(layer: LayerCapacity) -> list[dict[str, Any]]:
     )
     rows = (*_set_rows(layer), *on_data, *_rows_of_splits(layer), *_cost_rows(layer))
     return [{"router": layer.routers or None, **row} for row in rows]
-
-
-def write_table(out: Path, layers: Sequence[LayerCapacity]) -> None:
-    """Writes the table atomically."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from moegeom.results.reader import SCHEMA_VERSION
-
-    rows = [row for layer in layers for row in rows_of(layer)]
-    fields = [
-        pa.field(
-            name,
-            pa.type_for_alias(kind),
-            metadata={"text": text} | ({"unit": unit} if unit else {}),
-        )
-        for name, kind, unit, text in COLUMNS
-    ]
-    schema = pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})
-    table = pa.Table.from_pylist(rows, schema=schema)
-    write_whole(out, lambda file: pq.write_table(table, file))
 
 
 def _row(

@@ -19,11 +19,11 @@ from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.limits import UNSORTED_DOCUMENTS
+from moegeom.core.row_keys import slug
 from moegeom.core.shapes import Bool, Int64, Shaped
 from moegeom.core.text import number_of
 from moegeom.core.tokens import SourceFacts, Stage, TokenColumns
 from moegeom.tokens.recording.columns import DTYPES, UnknownColumns, unknown_columns
-from moegeom.tokens.recording.facts import router_slug
 from moegeom.tokens.rows import (
     ArrayRows,
     ColumnSource,
@@ -252,7 +252,7 @@ def assign_routers(path: Path, keys: Collection[str], request: Request) -> dict[
     and that are not asked for are left alone always.
     """
     everybody = (*(one.name for one in request.known), *request.routers)
-    names = {alias: router for router in everybody for alias in (router, router_slug(router))}
+    names = {alias: router for router in everybody for alias in (router, slug(router))}
     router_map = expanded(request.router_map, keys)
     names |= router_map
     if len(keys) == len(request.routers) == 1 and not request.router_map:

@@ -14,6 +14,7 @@ from moegeom.core.documents import parse_json, record_of, refused_as
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import read_regular
 from moegeom.core.limits import DOMAINS, MOST_JSON
+from moegeom.core.row_keys import slug
 from moegeom.core.text import number_of, quoted
 from moegeom.core.tokens import OutputKind, Stage
 from moegeom.tokens.attention_record import is_attention_record
@@ -67,14 +68,9 @@ class _Version(Struct):
     schema: int
 
 
-def router_slug(router: str) -> str:
-    """The router's name in file names: ``text/0`` is ``text.0``."""
-    return router.replace("/", ".")
-
-
 def tensor_file_name(prefix: str, router: str, shard: int) -> str:
     """For example ``router_input-text.0-00000.safetensors``."""
-    return f"{prefix}-{router_slug(router)}-{shard:05d}.safetensors"
+    return f"{prefix}-{slug(router)}-{shard:05d}.safetensors"
 
 
 def columns_file_name(shard: int) -> str:
@@ -173,7 +169,7 @@ def check_routers(routers: tuple[str, ...], where: str) -> None:
                 f"{where}: router name {quoted(router)}; expected words of letters, digits, '_', "
                 "'.' and '-' joined by '/', such as text/0."
             )
-        other = slugs.setdefault(router_slug(router), router)
+        other = slugs.setdefault(slug(router), router)
         if other is not router:
             raise RecordingError(
                 f"{where}: routers {quoted(other)} and {quoted(router)} would share their files; "

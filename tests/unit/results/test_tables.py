@@ -41,12 +41,13 @@ from moegeom.results.schema import (
     OTHER_TABLES,
     ROUTER_FACTS,
     arrow_schema,
-    as_written,
     fits,
     is_text,
+    keyed,
     metric_tables,
     other_schema,
     table_of,
+    without_empty,
 )
 from moegeom.studies.check.study import GateRequest, gate
 from tests.by_day import IS_NIGHT, by_day
@@ -135,17 +136,17 @@ def test_rows_are_in_natural_order_and_say_stack_layer_and_size_of_their_router(
     columns = dict(
         zip(["router", "variant", "population"], zip(*shuffled, strict=True), strict=True)
     )
-    table = as_written(pa.table(columns | {"nothing": pa.nulls(len(shuffled))}), routers)
+    table = without_empty(keyed(pa.table(columns | {"no": pa.nulls(len(shuffled))}), routers))
     rows = table.to_pylist()
     assert [tuple(row[column.name] for column in KEYS) for row in rows] == expected
     sizes = [tuple(row[name] for name in ROUTER_FACTS.names) for row in rows]
     assert list(dict.fromkeys(sizes)) == [("text", 2, 8, 2), ("text", 10, 16, 2), ("mtp", 0, 4, 2)]
-    assert empty_in(table.schema) == ["nothing"]
+    assert empty_in(table.schema) == ["no"]
     assert table.schema.field("layer").type == pa.int32()
     # categories of a frame sort as the rows do
     assert list(table.to_pandas()["variant"].cat.categories) == variants
     # of names of other tables: sorted by their numbers, and no number is no layer
-    others = as_written(pa.table({"router": ["text/10", "text/2", "text/0-2"], "load": [1.0] * 3}))
+    others = keyed(pa.table({"router": ["text/10", "text/2", "text/0-2"], "load": [1.0] * 3}))
     assert others.select(["router", "layer"]).to_pylist() == [
         {"router": "text/0-2", "layer": None},
         {"router": "text/2", "layer": 2},
