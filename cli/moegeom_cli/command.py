@@ -41,21 +41,17 @@ BRANCHES = {
 class Command:
     """Where a command stands in ``moegeom --help``, and a line to begin with: ``example``.
 
-    ``place`` orders the commands of a group. Without arguments a command that needs some shows
-    its help.
+    ``place`` orders the commands of a group.
     """
 
     group: Group
     place: int
     example: str
-    needs_arguments: bool = True
 
     @classmethod
     def of(cls, study: Study) -> Command:
         """That of a study."""
-        group = Group[study.group]
-        has_words = len(study.example.split()) > (3 if group in BRANCHES else 2)
-        return cls(group, study.place, study.example, needs_arguments=has_words)
+        return cls(Group[study.group], study.place, study.example)
 
 
 #: Every module of the folder is a command: COMMAND says what it is, ``run`` is what it does.
@@ -274,12 +270,11 @@ def built(module: str) -> Any:
     """A command as the parser has it."""
     command = COMMANDS[module]
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command(name=typed_name(module), cls=Helpful, no_args_is_help=command.needs_arguments)(
-        COMMANDS.run(module)
-    )
+    alone.command(name=typed_name(module), cls=Helpful)(COMMANDS.run(module))
     built = typer.main.get_command(alone)
     assert isinstance(built, Helpful)
     built.example = command.example
+    built.no_args_is_help = any(param.required for param in built.params)
     for param in built.params:
         if param.param_type_name == "option":
             param.envvar = f"MOEGEOM_{param.opts[0].lstrip('-').replace('-', '_').upper()}"

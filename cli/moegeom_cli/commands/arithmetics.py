@@ -9,7 +9,7 @@ from moegeom_cli.listing import Words, matching, render_listing
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
-COMMAND = Command(Group.list, 5, "moegeom list arithmetics bf16", needs_arguments=False)
+COMMAND = Command(Group.list, 5, "moegeom list arithmetics bf16")
 
 
 def run(words: Words = None, format: PrintFormat = Format.table) -> None:

@@ -8,7 +8,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
-COMMAND = Command(Group.list, 4, "moegeom list checks", needs_arguments=False)
+COMMAND = Command(Group.list, 4, "moegeom list checks")
 
 
 def run(format: PrintFormat = Format.table) -> None:

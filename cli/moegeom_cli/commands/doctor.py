@@ -8,7 +8,7 @@ from moegeom_cli.command import Command, Group
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
-COMMAND = Command(Group.more, 2, "moegeom doctor", needs_arguments=False)
+COMMAND = Command(Group.more, 2, "moegeom doctor")
 
 
 def run(format: PrintFormat = Format.table) -> None:

@@ -9,7 +9,7 @@ from moegeom_cli.listing import Words, matching, render_briefly, render_listing
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format
 
-COMMAND = Command(Group.list, 2, "moegeom list families qwen", needs_arguments=False)
+COMMAND = Command(Group.list, 2, "moegeom list families qwen")
 
 
 def run(words: Words = None, format: PrintFormat = Format.table) -> None:

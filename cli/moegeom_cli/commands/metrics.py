@@ -11,7 +11,7 @@ from moegeom_cli.listing import Words, matching, render_briefly, render_listing
 from moegeom_cli.options import PrintFormat
 from moegeom_cli.streams import Format, folded, width
 
-COMMAND = Command(Group.list, 3, "moegeom list metrics margin", needs_arguments=False)
+COMMAND = Command(Group.list, 3, "moegeom list metrics margin")
 
 
 def run(words: Words = None, format: PrintFormat = Format.table) -> None:
