@@ -41,22 +41,19 @@ BRANCHES = {
 class Command:
     """Where a command stands in ``moegeom --help``, and a line to begin with: ``example``.
 
-    ``place`` orders the commands of a group. Without arguments a command that needs some shows
-    its help. The parser calls ``run``; None is what is made of a study when it is typed.
+    ``place`` orders the commands of a group. The parser calls ``run``; None is what is made of a
+    study when it is typed.
     """
 
     group: Group
     place: int
     example: str
-    needs_arguments: bool = True
     run: Callable[..., Any] | None = None
 
     @classmethod
     def of(cls, study: Study, run: Callable[..., Any] | None = None) -> Command:
         """That of a study."""
-        group = Group[study.group]
-        has_words = len(study.example.split()) > (3 if group in BRANCHES else 2)
-        return cls(group, study.place, study.example, has_words, run)
+        return cls(Group[study.group], study.place, study.example, run)
 
 
 #: Modules that hold the command of their name; ``list`` holds those of that branch.
@@ -289,12 +286,11 @@ def built(module: str) -> Any:
     """A command as the parser has it."""
     command = COMMANDS[module]
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command(name=typed_name(module), cls=Helpful, no_args_is_help=command.needs_arguments)(
-        COMMANDS.run(module)
-    )
+    alone.command(name=typed_name(module), cls=Helpful)(COMMANDS.run(module))
     parsed = typer.main.get_command(alone)
     assert isinstance(parsed, Helpful)
     parsed.example = command.example
+    parsed.no_args_is_help = any(param.required for param in parsed.params)
     for param in parsed.params:
         if param.param_type_name == "option":
             param.envvar = variable_of(param.opts[0])

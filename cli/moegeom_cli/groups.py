@@ -226,11 +226,9 @@ def with_groups(run: Callable[..., R]) -> Callable[..., R]:
     return spread
 
 
-def command(
-    group: Group, place: int, example: str, needs_arguments: bool = True
-) -> Callable[[Callable[..., Any]], Command]:
+def command(group: Group, place: int, example: str) -> Callable[[Callable[..., Any]], Command]:
     """The decorator that makes a command of a Typer function, its groups spread out."""
-    return lambda run: Command(group, place, example, needs_arguments, with_groups(run))
+    return lambda run: Command(group, place, example, with_groups(run))
 
 
 def _filled(kind: type, typed: dict[str, Any]) -> Any:

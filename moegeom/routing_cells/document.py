@@ -368,13 +368,13 @@ def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
         return
     names = [place(one.router, [other.router for other in routers]) for one in routers]
     counts = [_counts(one) for one in routers]
-    drawn = slice(_MOST_DRAWN)
+    first = slice(_MOST_DRAWN)
     marks = [
-        Bars(text, role, [math.log10(n) if n else None for n in column[drawn]])
+        Bars(text, role, [math.log10(n) if n else None for n in column[first]])
         for name, (text, role) in _COUNTS.items()
         if any(column := [count[name] for count in counts])
     ]
-    x, y = Axis("log10 of their number", low=0.0), Axis("", names=names[drawn])
+    x, y = Axis("log10 of their number", low=0.0), Axis("", names=names[first])
     panels = [Panel("expert sets", x, y, marks, is_wide=False)]
     visits = [(name, one.visited) for name, one in zip(names, routers, strict=True) if one.visited]
     if visits:
@@ -394,7 +394,7 @@ def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
     of_sets = f"{_number(routers[most].num_possible)} expert sets there are"
     tokens = "" if used is None else f", and these tokens use {used:,.0f}"
     reached = counts[most]["num_cells"]
-    found = "not counted" if reached is None else f"{reached:,.0f}"
+    met = "not counted" if reached is None else f"{reached:,.0f}"
     yield Chart(
         "cells",
         "Expert sets that can be reached, and those that are used",
@@ -403,7 +403,7 @@ def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
         f"share of the tokens in the 1, 2, 4 ... that they use most. Of {_MOST_DRAWN} routers, and "
         f"curves of {_MOST_LINES}, at most.",
         "What a slice leaves out: tokens lie around it, not in it.",
-        f"{routers[most].router}: of {of_sets} the slice meets {found}{tokens}.",
+        f"{routers[most].router}: of {of_sets} the slice meets {met}{tokens}.",
         panels,
         [
             ("router", [one.router for one in routers]),

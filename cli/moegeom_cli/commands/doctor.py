@@ -9,7 +9,7 @@ from moegeom_cli.groups import PrintFormat, command
 from moegeom_cli.streams import Format
 
 
-@command(Group.more, 2, "moegeom doctor", needs_arguments=False)
+@command(Group.more, 2, "moegeom doctor")
 def doctor(format: PrintFormat = Format.table) -> None:
     """What is installed: versions, BLAS, extras."""
     from moegeom.core.extras import install_command

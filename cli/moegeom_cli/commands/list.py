@@ -23,7 +23,7 @@ def routers(request: RoutersRequest, screen: ScreenOptions) -> None:
     screen.show(document, routers(store, request))
 
 
-@command(Group.list, 2, "moegeom list families qwen", needs_arguments=False)
+@command(Group.list, 2, "moegeom list families qwen")
 def families(words: Words = None, format: PrintFormat = Format.table) -> None:
     """Known families and their rules; of those with a word, model types and source too."""
     from moegeom.router.rule import describe_families
@@ -41,7 +41,7 @@ def families(words: Words = None, format: PrintFormat = Format.table) -> None:
         typer.echo("\nmoegeom list families WORD also prints model types and sources.")
 
 
-@command(Group.list, 3, "moegeom list metrics margin", needs_arguments=False)
+@command(Group.list, 3, "moegeom list metrics margin")
 def metrics(words: Words = None, format: PrintFormat = Format.table) -> None:
     """What a scan measures: every column by topic, or in full those with a word."""
     from moegeom.metrics import METRICS, by_topic, read_columns_of
@@ -78,7 +78,7 @@ def _topic(text: str, rows: Sequence[Mapping[str, object]], name: str) -> str:
     return f"{head}\n{render_briefly(lines[::-1], '  ')}"
 
 
-@command(Group.list, 4, "moegeom list checks", needs_arguments=False)
+@command(Group.list, 4, "moegeom list checks")
 def checks(format: PrintFormat = Format.table) -> None:
     """Every check with its severity in each built-in profile, what it needs, and its statement.
 
@@ -101,7 +101,7 @@ def checks(format: PrintFormat = Format.table) -> None:
     typer.echo(render_listing(rows, format, "checks"))
 
 
-@command(Group.list, 5, "moegeom list arithmetics bf16", needs_arguments=False)
+@command(Group.list, 5, "moegeom list arithmetics bf16")
 def arithmetics(words: Words = None, format: PrintFormat = Format.table) -> None:
     """Presets for --arith: what each rounds, the engine and version it copies, its source."""
     from moegeom.variants.arithmetic import describe_arithmetics

@@ -382,10 +382,10 @@ def _of_each_head(
     for column, text in names.items():
         rows = [_scaled(column, [head.get(column) for head in layer]) for layer in heads]
         rows = [[*row, *[None] * (widest - len(row))] for row in rows]
-        known = [value for row in rows for value in row if value is not None]
-        if not known:
+        figures = [value for row in rows for value in row if value is not None]
+        if not figures:
             continue
-        least, most = min(known), max(known)
+        least, most = min(figures), max(figures)
         heat = Heat(rows, text, min(0.0, least), most or 1.0, 0.0 if least < 0.0 else None)
         if column in _LENGTHS:
             heat = Heat(rows, text, 0.125, 8.0, 1.0, "log2")
