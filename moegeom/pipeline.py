@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moegeom.checkpoint.remote.url import scheme_of
-from moegeom.checks import NO_NAME, judge, measured_rows
+from moegeom.checks import NO_NAME, judge, measured_results
 from moegeom.core.errors import InternalError, RouterError, UsageError
 from moegeom.core.files import read_regular
 from moegeom.core.metric import Metric
@@ -523,7 +523,8 @@ def finish(
     reasons = {name: part["reasons"] for name, part in parts.items()}
     tokens, options = tokens_text(request.tokens) or NO_NAME, request.typed_again()
     run = {**facts, "parts": parts}
-    measured = measured_rows(layers, experts, request.checkpoint, tokens, run, options=options)
+    results = MemoryResults(run, {"layers": layers, "experts": experts})
+    measured = measured_results(results, request.checkpoint, tokens, options=options)
     findings, codes = judge(measured, reasons, routers.notes)
     refuse_disproved(layers)
     folders = [writer.part_folder(name) for name in names]

@@ -1,13 +1,7 @@
 """Results to findings and verdicts: one file per check."""
 
 from moegeom.checks.check import CHECKS, Check, Limit, Tested, Unknown
-from moegeom.checks.measured import (
-    NO_CHECKPOINT,
-    NO_NAME,
-    Measured,
-    measured_results,
-    measured_rows,
-)
+from moegeom.checks.measured import NO_CHECKPOINT, NO_NAME, Measured, measured_results
 from moegeom.checks.run import judge, run_checks, verdicts_of
 
 __all__ = [
@@ -21,7 +15,6 @@ __all__ = [
     "Unknown",
     "judge",
     "measured_results",
-    "measured_rows",
     "run_checks",
     "verdicts_of",
 ]

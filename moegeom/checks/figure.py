@@ -85,7 +85,7 @@ def figure_check(
                 p_beyond=p_above(-value, -bound, error, freedom),
             )
 
-    weights = {**WHILE_TRAINING_RUNS, **(severities or {})}
+    weights: dict[BuiltIn, Severity] = {**WHILE_TRAINING_RUNS, **(severities or {})}
     of = (name, page, judge, code, title, "warning", (column,), (limit,), "tokens")
     check = Check(*of, absent=absent, detects=detects, severities=weights)
     return check

@@ -189,23 +189,24 @@ def listed(experts: Sequence[int], most: int = 8) -> str:
     return ", ".join(map(str, experts[:most])) + (f" and {rest} more" if rest > 0 else "")
 
 
-def measured_rows(
-    layers: Sequence[Row],
-    experts: Sequence[Row],
+def measured_results(
+    results: ResultsView,
     checkpoint: str = NO_CHECKPOINT,
     tokens: str = NO_NAME,
-    run: Mapping[str, Any] | None = None,
     baseline: Baseline | None = None,
     options: str = "",
     drifts: Mapping[str, Drift] | None = None,
 ) -> Measured:
-    """The rows of the tables ``layers`` and ``experts``, sorted for the checks.
+    """The rows of ``layers`` and ``experts`` of results, on disk or in memory, sorted for checks.
 
     ``checkpoint`` is a path, ``tokens`` and ``options`` are what a shell is given.
     """
     # what is not a number says nothing, and every comparison with it would pass
-    layers = [_Columns((k, None if v != v else v) for k, v in row.items()) for row in layers]
-    experts = [_Columns(row) for row in experts]
+    layers = [
+        _Columns((k, None if v != v else v) for k, v in row.items())
+        for row in results.rows("layers")
+    ]
+    experts = [_Columns(row) for row in results.rows("experts")]
     stored = [row for row in layers if row["variant"] == "as_stored"]
     by_expert: dict[str, list[Row]] = {}
     for row in experts:
@@ -228,23 +229,10 @@ def measured_rows(
         checkpoint=shlex.quote(f"./{checkpoint}" if checkpoint.startswith("-") else checkpoint),
         tokens=tokens,
         options=options,
-        run=run or {},
+        run=results.run,
         baseline=baseline,
         drifts=drifts or {},
     )
-
-
-def measured_results(
-    results: ResultsView,
-    checkpoint: str = NO_CHECKPOINT,
-    tokens: str = NO_NAME,
-    baseline: Baseline | None = None,
-    options: str = "",
-    drifts: Mapping[str, Drift] | None = None,
-) -> Measured:
-    """The same from results, on disk or in memory."""
-    rows = (results.rows("layers"), results.rows("experts"))
-    return measured_rows(*rows, checkpoint, tokens, results.run, baseline, options, drifts)
 
 
 def unseen(measured: Measured) -> Iterator[str]:

@@ -116,18 +116,11 @@ class _Threshold(Struct, forbid_unknown_fields=True, frozen=True):
     def threshold(self) -> Threshold:
         """What is judged by it."""
         side = "at_least" if self.at_most is None else "at_most"
+        facts = {key: value for key, value in asdict(self).items() if not key.startswith("at_")}
         bound = getattr(self, side)
         is_relative = isinstance(bound, _OfBaseline)
-        return Threshold(
-            column=self.column,
-            side=side,
-            bound=bound.times_baseline if is_relative else bound,
-            is_relative=is_relative,
-            layers=self.layers,
-            percentile=self.percentile,
-            severity=self.severity,
-            reason=self.reason,
-        )
+        number = bound.times_baseline if is_relative else bound
+        return Threshold(side=side, bound=number, is_relative=is_relative, **facts)
 
 
 class _File(Struct, forbid_unknown_fields=True, frozen=True):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moegeom.checks.check import Check, Page
+from moegeom.checks.check import Page
 from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
 from moegeom.core.text import number_of
 from moegeom.document.chart import Axis, Bars, Chart, Panel
@@ -157,6 +157,10 @@ _NEEDS = {
 }
 
 
+#: Columns of a limit with its value.
+_WIDE = 28
+
+
 def page_document(page: Page, view: View) -> Document:
     """What ``check --explain CODE`` says: what holds when it passes, what it needs, its limits."""
     check = page.check
@@ -164,8 +168,16 @@ def page_document(page: Page, view: View) -> Document:
     sections: list[list[Block]] = [
         [Title(check.code, f"{check.severity}: {check.title}")],
         *([Note(f"{name}: {text}", "plain")] for name, text in texts.items()),
-        [*_limits(check)],
     ]
+    if check.limits:
+        text = f"Limits, changed in moegeom.toml under [limits.{check.code}]:"
+        limits: list[Block] = [
+            Fact(
+                f"{one.name} = {one.default:g}", f"{one.text} ({one.basis})", "plain", indent=_WIDE
+            )
+            for one in check.limits
+        ]
+        sections.append([Note(text, "plain"), *limits])
     record = {
         "code": check.code,
         "severity": check.severity,
@@ -176,18 +188,6 @@ def page_document(page: Page, view: View) -> Document:
         "limits": [dataclasses.asdict(limit) for limit in check.limits],
     }
     return Document("check page", check.code, sections, lambda: record)
-
-
-#: Columns of a limit with its value.
-_WIDE = 28
-
-
-def _limits(check: Check) -> Iterator[Block]:
-    if check.limits:
-        yield Note(f"Limits, changed in moegeom.toml under [limits.{check.code}]:", "plain")
-    for limit in check.limits:
-        text = f"{limit.text} ({limit.basis})"
-        yield Fact(f"{limit.name} = {limit.default:g}", text, "plain", indent=_WIDE)
 
 
 #: Checks that looked at the layers, by how they ended.

@@ -367,6 +367,7 @@ def _left_out(figures: Figures) -> Iterator[str]:
 
 
 def _record(report: Difference) -> Mapping[str, Any]:
+    figures = report.figures
     return {
         "verdict": verdict_sentence(report),
         **sides_record(report),
@@ -386,19 +387,16 @@ def _record(report: Difference) -> Mapping[str, Any]:
             }
             for router in report.routers
         ],
-        "figures": None if report.figures is None else _figures_record(report.figures),
+        "figures": figures
+        and {
+            "level": figures.level,
+            "num_tokens": figures.num_tokens,
+            "num_significant": len(figures.significant),
+            "left_out": figures.left_out,
+            "tests": [{**dataclasses.asdict(one), "change": one.change} for one in figures.tests],
+        },
         "notes": report.notes,
         "not_looked_at": report.not_looked_at,
-    }
-
-
-def _figures_record(figures: Figures) -> Mapping[str, Any]:
-    return {
-        "level": figures.level,
-        "num_tokens": figures.num_tokens,
-        "num_significant": len(figures.significant),
-        "left_out": figures.left_out,
-        "tests": [{**dataclasses.asdict(test), "change": test.change} for test in figures.tests],
     }
 
 

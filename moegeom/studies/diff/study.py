@@ -235,9 +235,13 @@ def refuse_about_tokens(
         parse_layers(request.layers)
 
 
-def _routers(
-    sides: Sides, samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None
-) -> tuple[list[RouterChange], tuple[str, ...], tuple[str, ...]]:
+#: Samples of the experts of both sides by router; what happened to routers, what makes the sides
+#: unlike, and notes.
+BothSamples = tuple[Mapping[str, Samples], Mapping[str, Samples]]
+Compared = tuple[list[RouterChange], tuple[str, ...], tuple[str, ...]]
+
+
+def _routers(sides: Sides, samples: BothSamples | None) -> Compared:
     """What happened to the common routers, what makes the sides unlike, and notes."""
     common = [name for name in sides[0].names if name in sides[1].names]
     if sides[0].routers is not None and sides[1].routers is not None:
@@ -253,11 +257,8 @@ def _routers(
 
 
 def _exactly(
-    a: RouterSet,
-    b: RouterSet,
-    common: Sequence[str],
-    samples: tuple[Mapping[str, Samples], Mapping[str, Samples]] | None,
-) -> tuple[list[RouterChange], tuple[str, ...], tuple[str, ...]]:
+    a: RouterSet, b: RouterSet, common: Sequence[str], samples: BothSamples | None
+) -> Compared:
     first, second = ({router.name: router for router in one.routers} for one in (a, b))
     others = RoutersOfA(a.routers)
 
@@ -314,9 +315,7 @@ def _other_family(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _samples(
-    sides: Sides, watch: Watch | None
-) -> tuple[Mapping[str, Samples], Mapping[str, Samples]]:
+def _samples(sides: Sides, watch: Watch | None) -> BothSamples:
     digests = []
     for letter, side in zip(_LETTERS, sides, strict=True):
         assert side.session is not None

@@ -36,7 +36,6 @@ from moegeom.studies.faults.operator import (
     Site,
     Values,
     of_sets,
-    plain,
     weights_of,
 )
 from moegeom.studies.faults.operators.rule import CAPS
@@ -234,7 +233,9 @@ def look(
     mine, theirs = own.mine[rows], own.other[rows]
     stage = sides.source.facts.stage
     has_inputs = not reason and stage != "logits"
-    router = plain(prepared.router, has_inputs)
+    router = prepared.router
+    if not has_inputs and router.rule.is_affine:  # recorded logits hold their bias
+        router = dataclasses.replace(router, selection_bias=None)
     as_stored = emulate(router, AS_STORED) if not reason else None
     nearest, apart, logits, inputs = None, None, [], None
     if as_stored is not None:

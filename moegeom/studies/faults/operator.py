@@ -372,13 +372,6 @@ def beside(apart: int) -> str:
     return f"the layer {abs(apart)} {'further on' if apart > 0 else 'before'}"
 
 
-def plain(router: Router, has_inputs: bool) -> Router:
-    """The router that recorded values go through: logits of an affine rule hold their bias."""
-    if not has_inputs and router.rule.is_affine:
-        return dataclasses.replace(router, selection_bias=None)
-    return router
-
-
 def is_stored_so(emulated: Emulated, router: Router) -> bool:
     """Whether rows and selection bias are what they were: already in the coarser format."""
     return (

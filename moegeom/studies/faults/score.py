@@ -354,9 +354,11 @@ def _on_all(
     for start in range(0, len(share), _AT_ONCE):
         rows = np.arange(start, min(start + _AT_ONCE, len(share)))
         inputs = values(rows) if needs else None
-        with np.errstate(over="ignore", invalid="ignore"):
-            distinct = [engine_logits(one, one.inputs(inputs)) for one in routed]
-        shared = {number: composed(origin, distinct) for number, origin in source.items()}
+        shared: dict[int, np.ndarray] = {}
+        if inputs is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                distinct = [engine_logits(one, one.inputs(inputs)) for one in routed]
+            shared = {number: composed(origin, distinct) for number, origin in source.items()}
         for number, (one, sums) in enumerate(zip(trials, scored, strict=True)):
             logits = shared.get(number)
             if one.candidate.routed is not None and logits is None:

@@ -34,9 +34,16 @@ def document(report: Routes, view: View) -> Document:
         name,
         [
             [*_verdict(report)],
-            *([*_facts(one), *_problems(one, view)] for one in _worst_first(report)),
+            *(
+                [*_facts(one), *_problems(one, view)]
+                for state in _STATES  # the worst first
+                for one in report.of_state(state)
+            ),
             [_layers(one, view) for one in report.files if one.layers],
-            [*_next(report)],
+            [
+                Command("next: ", f"moegeom scan CKPT --tokens {shlex.quote(one.given)}")
+                for one in [one for one in report.files if one.state != "defective"][:1]
+            ],
         ],
         lambda: {"exit_code": report.exit_code, "files": [*map(dataclasses.asdict, report.files)]},
     )
@@ -61,8 +68,11 @@ def _verdict(report: Routes) -> Iterator[Block]:
 def _summary(report: Routes) -> str:
     if len(report.files) == 1:
         (one,) = report.files
+        named = sum(bool(defect.request) for defect in one.defects)
+        of_all = f"{number_of(named, 'request')} of {one.num_requests:,}"
+        where = of_all if named else "see below"
         texts = {
-            "defective": f"{one.name} cannot be read as written ({_first_defect(one)})",
+            "defective": f"{one.name} cannot be read as written ({where})",
             "not judged": f"{one.name} says too little by itself",
             "sound": _tokens(one),
         }
@@ -73,13 +83,6 @@ def _summary(report: Routes) -> str:
         if (files := report.of_state(state))
     ]
     return f"of {len(report.files)} traces {', '.join(parts)}"
-
-
-def _first_defect(one: FileOfRoutes) -> str:
-    named = [defect for defect in one.defects if defect.request]
-    if not named:
-        return "see below"
-    return f"{number_of(len(named), 'request')} of {one.num_requests:,}"
 
 
 def _tokens(one: FileOfRoutes) -> str:
@@ -138,16 +141,6 @@ def _layers(one: FileOfRoutes, view: View) -> Excerpt:
     ]
     table = [Note(f"{one.name}:"), Table(_HEADS, rows)]
     return Excerpt(table if view.detail else [], table)
-
-
-def _worst_first(report: Routes) -> list[FileOfRoutes]:
-    return [one for state in _STATES for one in report.of_state(state)]
-
-
-def _next(report: Routes) -> Iterator[Command]:
-    one = next((one for one in report.files if one.state != "defective"), None)
-    if one is not None:
-        yield Command("next: ", f"moegeom scan CKPT --tokens {shlex.quote(one.given)}")
 
 
 def _fact(label: str, text: str) -> Fact:

@@ -48,26 +48,13 @@ class LayerOfTrace:
 
 @dataclass(frozen=True)
 class FileOfRoutes:
-    """One trace.
+    """One trace, ``given`` as it was typed, taken by the reader ``dialect``, written by ``writer``.
 
-    Parameters
-    ----------
-    given
-        The path or pattern as it was typed.
-    dialect, writer
-        Which reader took it, and whose trace that is.
-    num_requests, num_rows
-        What the file holds; 0 where it could not be read, or holds counts alone.
-    num_tokens
-        Rows that are left as tokens of the requests without defect.
-    top_k
-        Slots of a row, without those that name no expert; None where no shape is stored.
-    layers, num_layers
-        Those with choices, and how many there are.
-    notes
-        What was left out or looks odd, with counts.
-    not_looked_at
-        What only a checkpoint, or more in the file, could tell.
+    It holds ``num_requests`` and ``num_rows``, 0 where it could not be read or holds counts alone;
+    ``num_tokens`` rows are tokens of the requests without defect. ``top_k`` are slots of a row
+    without those that name no expert, None where no shape is stored; ``layers``, of ``num_layers``,
+    are those with choices. ``notes`` say what was left out or looks odd, ``not_looked_at`` what
+    only a checkpoint, or more in the file, could tell.
     """
 
     name: str

@@ -68,7 +68,8 @@ def verdict_sentence(report: SignOff) -> str:
     if lines := report.in_state("not judged"):
         has_rerun = any(line.evidence.get("rerun") for line in lines)
         parts.append(f"give --max-flipped{'' if has_rerun else ' (or --rerun)'}")
-    for state, words in (("inconclusive", "not known"), ("not judged", "not judged")):
+    open_states: dict[LineState, str] = {"inconclusive": "not known", "not judged": "not judged"}
+    for state, words in open_states.items():
         if lines := report.in_state(state):
             parts.append(f"{', '.join(line.name for line in lines)} {words}")
     word = "FAILED" if report.in_state("failed") else "INCONCLUSIVE"

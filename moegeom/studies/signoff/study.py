@@ -318,14 +318,18 @@ def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
     by_name = {router.name: router for router in b}
     pairs = [(router, by_name[router.name]) for router in a if router.name in by_name]
     names = [router.name for router in a]
-    wrong = [*_missing(a, by_name), *_others(pairs, names)]
+    only_a, only_b = [n for n in names if n not in by_name], [n for n in by_name if n not in names]
+    wrong = [*_others(pairs, names)]
+    if only_a:
+        rest = f" and {len(only_a) - 4} more" if len(only_a) > 4 else ""
+        missing = f"{len(only_a)} of {len(a)} routers missing in B: {', '.join(only_a[:4])}{rest}"
+        wrong.insert(0, missing)
     stored = f"stored {stored_as(a)} in A, {stored_as(b)} in B"
     if stored_as(a) == stored_as(b):
         stored = f"stored {stored_as(a)} in both"
-    only_b = [name for name in by_name if name not in names]
     more = (f"Only in B and not compared: {', '.join(only_b[:4])}.",) if only_b else ()
     evidence = {"stored": {side: stored_as(routers) for side, routers in (("a", a), ("b", b))}}
-    evidence |= {"only_in_a": [n for n in names if n not in by_name], "only_in_b": only_b}
+    evidence |= {"only_in_a": only_a, "only_in_b": only_b}
     if wrong:
         return Line("storage", "failed", f"{'; '.join(wrong)}; {stored}.", more, (), evidence)
     count = all_of(len(a), "router of A is", "routers of A are")
@@ -340,13 +344,6 @@ def stored_as(routers: Sequence[Router]) -> str:
     if len(counted) < 2:
         return next(iter(counted), "nothing")
     return ", ".join(f"{storage} ({count})" for storage, count in counted.most_common())
-
-
-def _missing(a: Sequence[Router], b: dict[str, Router]) -> Iterator[str]:
-    missing = [router.name for router in a if router.name not in b]
-    if missing:
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-        yield f"{len(missing)} of {len(a)} routers missing in B: {', '.join(missing[:4])}{more}"
 
 
 def _others(pairs: Sequence[tuple[Router, Router]], names: Sequence[str]) -> Iterator[str]:

@@ -286,8 +286,8 @@ _LAYERS = 4
 
 
 def _curves(series: Series) -> Iterator[Chart]:
-    measured = [*_middles(series)]
-    names = [name for name in _PANELS if name in measured] or measured[:6]
+    measured = _middles(series)
+    names = [name for name in _PANELS if name in measured] or [*measured][:6]
     if not names:
         return
     steps = [step.step for step in series.steps]
@@ -301,6 +301,12 @@ def _curves(series: Series) -> Iterator[Chart]:
         )
         for name in names
     ]
+    ends = []
+    for name in names:
+        middle = ["unknown" if v is None else figure_text(v) for v in measured[name]]
+        ends.append(
+            f"{_WORDS[name]}: median {middle[0]} at the first step, {middle[-1]} at the last"
+        )
     every = [curve for name in measured for curve in series.of_column(name)]
     rows = [(curve, at) for curve in every for at in range(len(steps))]
     yield Chart(
@@ -309,7 +315,7 @@ def _curves(series: Series) -> Iterator[Chart]:
         "Each figure at each checkpoint, with its 95 % interval over documents. Of more than "
         f"{_NAMED} routers the median, the highest and the lowest at the last step.",
         "What comes between two checkpoints, and whether the model got better.",
-        "; ".join(_sentence(_WORDS[name], series.of_column(name)) for name in names) + ".",
+        f"{'; '.join(ends)}.",
         panels,
         [
             ("router", [curve.router for curve, _ in rows]),
@@ -319,11 +325,6 @@ def _curves(series: Series) -> Iterator[Chart]:
             ("standard_error", [curve.errors[at] for curve, at in rows]),
         ],
     )
-
-
-def _sentence(words: str, curves: Sequence[Curve]) -> str:
-    middle = ["unknown" if value is None else figure_text(value) for value in _middle(curves)]
-    return f"{words}: median {middle[0]} at the first step, {middle[-1]} at the last"
 
 
 def _curve_lines(series: Series, curves: Sequence[Curve], steps: Sequence[float]) -> list[Mark]:

@@ -657,6 +657,7 @@ def _router(
         tuple(at[ALL][0].get(f"{part}_digest") or "" for at in layers)
         for part in ("weight", "selection_bias")
     ]
+    z_loss = np.array([at[ALL][0].get("z_loss") for at in layers], np.float64)  # nan where missing
     populations = [p for p in layers[-1] if all(p in at for at in layers)]
     concentrations = {p: _concentration([at[p][0] for at in layers]) for p in populations}
     return RouterHistory(
@@ -667,13 +668,8 @@ def _router(
         digests[1],
         _stacked(experts, "load"),
         {population: one for population, one in concentrations.items() if one is not None},
-        _of_steps([at[ALL][0].get("z_loss") for at in layers]),
+        z_loss if np.isfinite(z_loss).all() else None,
     )
-
-
-def _of_steps(values: Sequence[float | None]) -> Float64[np.ndarray, "steps"] | None:
-    numbers = np.array(values, dtype=np.float64)  # what is missing is nan
-    return numbers if np.isfinite(numbers).all() else None
 
 
 def of_experts(at: ByPopulation, column: str) -> np.ndarray | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moegeom.checks import CHECKS, measured_rows, run_checks
+from moegeom.checks import CHECKS, measured_results, run_checks
 from moegeom.checks.baseline import Baseline, BaselineRouter
 from moegeom.checks.profile import (
     BUILT_IN,
@@ -26,6 +26,7 @@ from moegeom.core.errors import OutputError, UsageError
 from moegeom.core.finding import SEVERITY_ORDER, Outcome
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
+from moegeom.results.reader import MemoryResults
 from moegeom.studies.check.document import document
 from moegeom.studies.check.study import GateRequest, gate, lies_with, profile_path
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
@@ -426,7 +427,9 @@ def _judge(threshold: Threshold, layers: list[dict[str, Any]], before: float | N
         names = [row["router"] for row in layers]
         baseline = Baseline("", {}, 1000, {}, dict.fromkeys(names, router))
     profile = Profile(select=("MGP",), thresholds=(threshold,), **more)
-    verdict = run_checks(measured_rows(layers, [], baseline=baseline), profile)
+    verdict = run_checks(
+        measured_results(MemoryResults({}, {"layers": layers}), baseline=baseline), profile
+    )
     (outcome,) = verdict.outcomes
     return outcome
 

@@ -16,11 +16,11 @@ from scipy import stats
 from moegeom.checks import CHECKS, Check, Measured, check, measured_results, run_checks
 from moegeom.checks.baseline import baseline_of
 from moegeom.checks.check import NOTHING_FOUND, SECTIONS, all_pages, without_saying
-from moegeom.checks.measured import measured_rows
 from moegeom.checks.profile import DEFAULT
 from moegeom.checks.run import JudgedCheck, verdict_of
 from moegeom.core.finding import STATES, Finding, Outcome, Verdict
 from moegeom.pipeline import ScanRequest, results_of
+from moegeom.results.reader import MemoryResults
 from moegeom.studies.check.study import drifts_since
 from moegeom.testing.synthetic import write_tokens
 from tests.unit.check.conftest import BIAS, Case, keep, write_model
@@ -64,7 +64,8 @@ def claims(name: str, column: str, values: list[float], error: float = 0.01) -> 
     facts = {"effective_experts": 1.0, "router": ""}
     rows = [shared | facts | {column: v, "router": f"text/{i}"} for i, v in enumerate(values)]
     experts = [{**shared, "router": row["router"], "expert": 0} for row in rows]
-    return list(CHECKS[name].judge(measured_rows(rows, experts), lambda name, router: 0.5))
+    results = MemoryResults({}, {"layers": rows, "experts": experts})
+    return list(CHECKS[name].judge(measured_results(results), lambda name, router: 0.5))
 
 
 @pytest.mark.parametrize(
@@ -258,4 +259,5 @@ def test_a_check_whose_figure_is_missing_is_not_judged(check, healthy):
 
 def test_what_is_not_a_number_is_a_missing_figure():
     nothing = {"router": "text/0", "variant": "as_stored", "population": "all", "row_rank": np.nan}
-    assert measured_rows([nothing], []).layers[0]["row_rank"] is None
+    measured = measured_results(MemoryResults({}, {"layers": [nothing]}))
+    assert measured.layers[0]["row_rank"] is None

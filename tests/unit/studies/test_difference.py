@@ -301,7 +301,7 @@ def test_routers_of_another_shape_rule_or_norm_are_told_first(differ):
     assert "experts chosen 4 in A, 8 in B" in record.unlike[0]
     assert "norm" in " ".join(record.unlike)
     text = unwrapped(shown(record))
-    assert "the weights of both routers are identical, and the routers are not" in text
+    assert "the weights of all 2 routers are identical, and the routers are not" in text
     assert text.index("VERDICT") < text.index("UNLIKE")
 
 

@@ -108,13 +108,15 @@ def layers_shifted(site: Site) -> Iterator[Proposal]:
             continue
         if other.rule.top_k != site.theirs.shape[1] or other.num_experts != len(site.matching):
             continue
-        chosen = site.chosen_at(number)
-
-        def scores(there: Site, rows: np.ndarray, chosen: np.ndarray = chosen) -> np.ndarray:
-            return of_sets(chosen[rows], len(there.matching))
-
-        name, text = f"layers{apart:+d}", f"choices of {beside(apart)}"
-        yield Proposal(name, text, "layers shifted", 4.0, scores=scores)
+        name, text, chosen = (
+            f"layers{apart:+d}",
+            f"choices of {beside(apart)}",
+            site.chosen_at(number),
+        )
+        yield Proposal(
+            name, text, "layers shifted", 4.0,
+            scores=lambda there, rows, chosen=chosen: of_sets(chosen[rows], len(there.matching)),
+        )  # fmt: skip
 
 
 @operator
@@ -146,16 +148,11 @@ def one_set(site: Site) -> Iterator[Proposal]:
     most = int(counts.argmax())
     if counts[most] < max(_LEAST, _ONE_SET * len(rows)):
         return
-
-    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
-        one = np.broadcast_to(sets[most], (len(rows), sets.shape[1]))
-        return of_sets(one, len(there.matching))
-
-    bits = sets.shape[1] * math.log2(len(site.matching))
+    bits, experts = sets.shape[1] * math.log2(len(site.matching)), len(site.matching)
     text = f"one and the same set ({', '.join(map(str, sets[most].tolist()[:8]))})"
     yield Proposal(
-        "one_set", text, "padding counted", own_bits=bits, scores=scores,
-        least_met=_EXACT, everywhere=True,
+        "one_set", text, "padding counted", own_bits=bits, least_met=_EXACT, everywhere=True,
+        scores=lambda there, rows: of_sets(np.tile(sets[most], (len(rows), 1)), experts),
     )  # fmt: skip
 
 
@@ -307,9 +304,7 @@ def loads(site: Site) -> Iterator[Proposal]:
     for name, theirs in ways.items():
         load = np.bincount(theirs.ravel(), minlength=experts)[:experts]
         score = np.log((load + 0.5) / (len(theirs) - load + 0.5)).astype(np.float32)
-
-        def scores(there: Site, rows: np.ndarray, score: np.ndarray = score) -> np.ndarray:
-            return np.broadcast_to(score, (len(rows), experts))
-
-        text = "the same experts whatever the token"
-        yield Proposal(name, text, "unrelated", own_bits=_LOAD_BITS * experts, scores=scores)
+        yield Proposal(
+            name, "the same experts whatever the token", "unrelated", own_bits=_LOAD_BITS * experts,
+            scores=lambda there, rows, score=score: np.broadcast_to(score, (len(rows), experts)),
+        )  # fmt: skip
