@@ -51,6 +51,11 @@ class Column:
     changes_with: tuple[Invariance, ...] = ()
 
 
+def count(name: str, text: str, unit: str, **more: Any) -> Column:
+    """The column of a whole number."""
+    return Column(name, text, unit, "int", **more)
+
+
 def figure(name: str, text: str, formula: str, unit: str = "1", **more: Any) -> Column:
     """The column of a number that the formula defines."""
     return Column(name, text, unit, formula=formula, **more)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.geometry import histogram
 from moegeom.geometry.load import most_frequent
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
@@ -56,12 +56,7 @@ _SHARES = {
                 "of summation that the arithmetic allows",
                 "proved_share",
             ),
-            Column(
-                "num_disproved",
-                "proved tokens that flipped: 0, or a bound is wrong",
-                "tokens",
-                "int",
-            ),
+            count("num_disproved", "proved tokens that flipped: 0, or a bound is wrong", "tokens"),
             estimate(
                 "weight_moved_mean",
                 "mean share of routing weight on experts that leave the set",
@@ -201,12 +196,12 @@ NUM_LISTED = 64
                 "where it loses them",
                 "load_shift",
             ),
-            Column("load_shift_expert", "that expert", "expert", "int"),
+            count("load_shift_expert", "that expert", "expert"),
         ),
         "swaps": (
-            Column("expert_out", "expert that is chosen before and not after", "expert", "int"),
-            Column("expert_in", "expert that is chosen instead", "expert", "int"),
-            Column("num_tokens", "exchanges of these two", "tokens", "int"),
+            count("expert_out", "expert that is chosen before and not after", "expert"),
+            count("expert_in", "expert that is chosen instead", "expert"),
+            count("num_tokens", "exchanges of these two", "tokens"),
             figure("share", "num_tokens over all exchanges", "swapped_pairs"),
         ),
     },

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.geometry import space
 from moegeom.geometry.gram import (
@@ -189,7 +189,7 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
         ),
         "intrinsic_dimension": (
             Column("estimator", "two_nn, two_nn_fitted, mle_10 or mle_20", "", "str"),
-            Column("num_tokens", "tokens of the sample that it used", "tokens", "int"),
+            count("num_tokens", "tokens of the sample that it used", "tokens"),
             figure("dimension", "estimate", "intrinsic_dimension", "dimensions"),
         ),
     },
@@ -343,11 +343,9 @@ MOST_DIRECTIONS = 30
             ),
         ),
         "sample": (
-            Column("expert", "first choice of the token, or the expert itself", "expert", "int"),
+            count("expert", "first choice of the token, or the expert itself", "expert"),
             Column("is_expert", "a row of the router, not a token", "", "bool"),
-            Column(
-                "domain_number", "domain of the token in the order of names; -1: none", "", "int"
-            ),
+            count("domain_number", "domain of the token in the order of names; -1: none", ""),
             Column("x", "coordinate on the widest direction of the inputs", "input"),
             Column("y", "coordinate on the second", "input"),
             Column("margin", "k-th minus (k+1)-th selection score of the token", "selection score"),

@@ -13,6 +13,7 @@ from moegeom.core.metric import (
     Metric,
     RouterFacts,
     Values,
+    count,
     estimate,
     figure,
     metric,
@@ -438,11 +439,10 @@ def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     needs=("token_counts", "margin_histogram"),
     columns={
         "layers": (
-            Column(
+            count(
                 "num_exact_ties",
                 "tokens with margin exactly 0; the lower expert number was chosen",
                 "tokens",
-                "int",
                 formula="margin",
             ),
         )
@@ -557,11 +557,10 @@ def _columns(order: int) -> tuple[Column, ...]:
     columns={
         "layers": (
             *(column for order in ORDERS for column in _columns(order)),
-            Column(
+            count(
                 "num_order_distance_tokens",
                 "tokens that were looked at",
                 "tokens",
-                kind="int",
                 formula="order_distance",
             ),
             figure(
@@ -572,7 +571,7 @@ def _columns(order: int) -> tuple[Column, ...]:
             ),
         ),
         "order_ladder": (
-            Column("order", "experts that tie at the border, less 1", "", "int"),
+            count("order", "experts that tie at the border, less 1", ""),
             Column("width", "distance that counts as near", "router input"),
             figure(
                 "share_lower",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, metric
 from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions import scores as reduced
 
@@ -122,7 +122,7 @@ def z_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             ),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             estimate(
                 "score_share",
                 "mean of the expert's score over the sum of the token's scores",

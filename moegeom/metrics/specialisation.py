@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.core.metric import RouterFacts, Values, count, estimate, figure, metric
 from moegeom.geometry.load import (
     corrected_information_share,
     expert_label_agreement,
@@ -88,7 +88,7 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
     needs=("token_sample",),
     columns={
         "layers": (
-            Column("num_token_ids", "different token ids in the sample", "ids", "int"),
+            count("num_token_ids", "different token ids in the sample", "ids"),
             estimate(
                 "same_token_overlap",
                 "mean share of chosen experts that another token of the same id chooses too",
@@ -99,7 +99,7 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
             ),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             figure(
                 "vocabulary_specialisation",
                 "probability that another token of the same id chooses the expert too",
