@@ -99,7 +99,6 @@ class Metric:
     name: str
     page: str
     finish: Callable[[Mapping[str, Any], RouterFacts], Values]
-    text: str
     columns: Mapping[str, tuple[Column, ...]]
     needs: tuple[str, ...] = ()
     scope: Scope = "router"
@@ -109,6 +108,11 @@ class Metric:
     without_each: Callable[[Sequence[Mapping[str, Any]], RouterFacts], Values] | None = None
     is_for_figures: bool = False
 
+    @property
+    def text(self) -> str:
+        """What it is, in a sentence: the first of its page."""
+        return " ".join(self.page.partition("\n\n")[0].split())
 
-#: Makes a metric of the function under it, which finishes: ``@metric(text, columns=...)``.
+
+#: Makes a metric of the function under it, which finishes: ``@metric(columns=...)``.
 metric: Final = record_of_function(Metric)

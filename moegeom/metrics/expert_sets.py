@@ -23,8 +23,6 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
 
 
 @metric(
-    "Distinct chosen sets among the tokens, and estimates for those not met. Counted exactly "
-    "up to 2^20 entries, then on a hash sample whose rate is a column.",
     needs=("expert_sets",),
     columns={
         "layers": (
@@ -148,7 +146,6 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
 
 
 @metric(
-    "How many experts tokens choose, where their numbers differ.",
     needs=("set_sizes",),
     columns={
         "layers": (
@@ -193,7 +190,6 @@ NUM_LISTED_PAIRS = 256
 
 
 @metric(
-    "Experts chosen together, over all pairs of chosen experts.",
     needs=("expert_pairs",),
     columns={
         "layers": (
@@ -284,7 +280,6 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Frequency of every pair of experts over that of even chance.",
     needs=("expert_pairs",),
     columns={"matrices": COLUMNS},
     invariances=("token_permutation",),

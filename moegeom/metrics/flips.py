@@ -27,7 +27,6 @@ _SHARES = {
 
 
 @metric(
-    "Tokens that choose other experts under a variant, and those that are proved not to.",
     version=2,
     scope="flip",
     needs=("flips",),
@@ -112,7 +111,6 @@ NEAR = 0.1
 
 
 @metric(
-    "Whether the tokens that flip under a variant are those with the least margin.",
     scope="flip",
     needs=("effective_margin_histogram", "flipped_effective_margin_histogram"),
     columns={
@@ -155,7 +153,6 @@ def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "The 99th percentile of the routing weight that moves under a variant.",
     scope="flip",
     needs=("weight_moved_histogram",),
     columns={
@@ -185,7 +182,6 @@ NUM_LISTED = 64
 
 
 @metric(
-    "Pairs of experts by the number of tokens that they exchange under a variant.",
     scope="flip",
     needs=("swapped_pairs",),
     columns={
@@ -229,8 +225,6 @@ def swaps(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Expected share of tokens whose chosen set changes when the router input is rounded to "
-    "bfloat16, to first order and with rounding taken as isotropic. Exposure, not loss.",
     needs=("bf16_flip",),
     columns={
         "layers": (
@@ -262,8 +256,6 @@ _LEFT = 1e-6
 
 
 @metric(
-    "Tokens that rounding the input to bfloat16 cannot flip: but for one in a million, and "
-    "in the worst case.",
     needs=("rounding_sigmas_histogram", "relative_distance_histogram"),
     columns={
         "layers": (
@@ -327,7 +319,6 @@ _PROBABILITIES = {
 
 
 @metric(
-    "Tokens that noise on the router input flips: bounds, estimate and simulation.",
     scope="noise",
     needs=("noise_flips", "exit_time_histograms"),
     columns={

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.geometry import space
 from moegeom.geometry.gram import (
     cap_area_log10,
@@ -17,12 +16,9 @@ from moegeom.geometry.gram import (
     effective_rows,
     mean_pairwise_cosine,
 )
-from moegeom.kernels.reductions.samples import NUM_INPUTS
 
 
 @metric(
-    "Spread of the directions of the router inputs, on a sample of at most "
-    f"{SMALL_SAMPLE_TOKENS} tokens.",
     needs=("directions",),
     columns={
         "layers": (
@@ -62,8 +58,6 @@ QUANTILE = 0.99
 
 
 @metric(
-    "Cap of directions that holds 99 % of the router inputs, on a sample of about "
-    f"{NUM_INPUTS} tokens.",
     needs=("input_sample",),
     columns={
         "layers": (
@@ -116,8 +110,6 @@ def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Value
 
 
 @metric(
-    "Number of directions that share the variance of the router inputs, on a sample of "
-    f"about {NUM_INPUTS} tokens.",
     needs=("input_sample",),
     columns={
         "layers": (
@@ -160,8 +152,6 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
 
 
 @metric(
-    "Intrinsic dimension of the router inputs as a range over estimators and sample sizes, on "
-    f"a sample of about {NUM_INPUTS} tokens.",
     needs=("input_sample",),
     columns={
         "layers": (
@@ -234,7 +224,6 @@ _FORMULA = "input_pull"
 
 
 @metric(
-    "How much of the choice the mean input makes, on a sample of at most 4096 tokens.",
     needs=("score_sample",),
     columns={
         "layers": (
@@ -277,7 +266,6 @@ def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "How much the mean input would pull routers of random directions, mean and spread.",
     needs=("input_sample",),
     columns={
         "layers": (
@@ -322,8 +310,6 @@ MOST_DIRECTIONS = 30
 
 
 @metric(
-    f"About {MOST_TOKENS} tokens and the experts in the plane of the two widest directions "
-    "of the router inputs, and whether near tokens choose alike.",
     needs=("input_sample",),
     columns={
         "layers": (

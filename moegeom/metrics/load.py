@@ -11,7 +11,6 @@ from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, fi
 from moegeom.geometry import load as loads
 from moegeom.geometry.load import dropped_slot_share, load_cv, max_vio, rank_imbalance
 from moegeom.geometry.load import expert_capacity as capacity_of_expert
-from moegeom.kernels.reductions.sketches import DOCUMENTS
 
 
 def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
@@ -35,7 +34,6 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
 
 
 @metric(
-    "Load of each expert, and how uneven it is over the whole set of tokens.",
     needs=("expert_counts", "expert_counts_by_block"),
     columns={
         "layers": (
@@ -139,7 +137,6 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "MaxVio of tiles of 1024 consecutive tokens, as training logs it per batch.",
     needs=("tile_load",),
     columns={
         "layers": (
@@ -170,7 +167,6 @@ def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Load of the groups of a group-limited rule.",
     needs=("expert_counts",),
     columns={
         "layers": (
@@ -216,7 +212,6 @@ RANKS = (2, 4, 8, 16, 32, 64)
 
 
 @metric(
-    "Slots over the capacity of their expert, and loads of ranks of experts.",
     needs=("expert_counts",),
     columns={
         "capacity": (
@@ -265,8 +260,6 @@ def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Choices that the model drops because an expert has its fill of the sequence, on at most "
-    f"{DOCUMENTS} documents.",
     needs=("document_counts",),
     columns={
         "layers": (

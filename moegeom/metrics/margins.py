@@ -21,7 +21,6 @@ from moegeom.core.metric import (
 from moegeom.core.registry import record_of_function
 from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import percent
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.geometry.histogram import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
@@ -59,7 +58,6 @@ def ladder_metric(
     name: str,
     page: str,
     more: _More,
-    text: str,
     quantity: tuple[str, str, str],
     needs: tuple[str, ...],
     ladder: Float64[np.ndarray, "steps"],
@@ -116,7 +114,6 @@ def ladder_metric(
         name,
         page,
         finish,
-        text,
         columns={"layers": (*before, *quantile_columns, bound, *after), "margins": _LADDER_COLUMNS},
         needs=needs,
         invariances=invariances,
@@ -170,7 +167,6 @@ def _quantile_error(
 
 
 @ladder_metric(
-    "Quantiles of the margin, and the share of tokens below each step of a ladder.",
     ("margin", "the margin", "selection score"),
     ("margin_histogram",),
     2.0 ** np.arange(-16, 5),
@@ -192,7 +188,6 @@ def margins(
 
 
 @ladder_metric(
-    "Quantiles of the exact Euclidean distance to the nearest boundary, and a ladder of shares.",
     (
         "boundary_distance",
         "the distance to the boundary; a lower bound unless distance_exact_share is 1",
@@ -223,7 +218,6 @@ def boundary_distance(
 
 
 @ladder_metric(
-    "Boundary distance over the length of the router input: quantiles, least, and a ladder.",
     ("boundary_distance_over_norm", "the boundary distance over the length of the input", "1"),
     ("relative_distance_histogram",),
     2.0 ** np.arange(-20, 0),
@@ -257,8 +251,6 @@ def tropical_saturation(
 
 
 @ladder_metric(
-    "Angle in front of the norm to the nearest direction with another chosen set, on a sample "
-    f"of at most {SMALL_SAMPLE_TOKENS} tokens.",
     ("pre_norm_angle", "the angle to the nearest boundary", "radian"),
     ("angle_histogram",),
     2.0 ** np.arange(-20, 0),
@@ -286,7 +278,6 @@ SIGMA_LADDER = 2.0 ** np.arange(-3, 7)
 
 
 @ladder_metric(
-    "Boundary distance in standard deviations of bfloat16 rounding of the input, isotropic.",
     ("noise_sigmas", "the boundary distance in sigmas", "sigma"),
     ("noise_sigmas_histogram",),
     SIGMA_LADDER,
@@ -310,8 +301,6 @@ def noise_sigmas(
 
 
 @ladder_metric(
-    "Nearest boundary in standard deviations of rounding the input to bfloat16, coordinate by "
-    f"coordinate, on a sample of at most {SMALL_SAMPLE_TOKENS} tokens.",
     ("rounding_sigmas", "the nearest boundary in sigmas", "sigma"),
     ("rounding_sigmas_histogram", "rounding_flip"),
     SIGMA_LADDER,
@@ -339,7 +328,6 @@ def rounding_noise(
 
 
 @metric(
-    "Share of tokens whose boundary distance is exact, and how wide the other brackets are.",
     needs=("bracket_histogram",),
     columns={
         "layers": (
@@ -406,8 +394,6 @@ def _largest(histogram: Int64[np.ndarray, "bins"]) -> float | None:
 
 
 @metric(
-    "Tokens whose margin is within the bound on float32 rounding for any order of summation: "
-    "a worst case, not an estimate.",
     needs=("ambiguity",),
     columns={
         "layers": (
@@ -435,7 +421,6 @@ def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Tokens on an exact tie.",
     needs=("token_counts", "margin_histogram"),
     columns={
         "layers": (
@@ -463,8 +448,6 @@ _ORDERS = {2: "three", 3: "four", 4: "five"}
 
 
 @metric(
-    "Experts that nearly tie at the border of the chosen set, on a sample of at most "
-    f"{SMALL_SAMPLE_TOKENS} tokens, for a ladder of widths.",
     version=2,
     needs=("orders",),
     columns={
@@ -550,7 +533,6 @@ def _columns(order: int) -> tuple[Column, ...]:
 
 
 @metric(
-    "Distance to where three or four experts tie at the border, as brackets on a sample.",
     version=2,
     scope="exposure",
     needs=("order_distances",),

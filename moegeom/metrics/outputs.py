@@ -34,7 +34,6 @@ def _of_parts(suffix: str, text: str, has_se: bool) -> tuple[Column, ...]:
 
 
 @metric(
-    "Shares of energy and affine predictability of recorded shared and routed outputs.",
     needs=("block_outputs",),
     columns={
         "layers": (
@@ -92,7 +91,6 @@ def affine_carrier(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Cosines between recorded outputs of experts on the same tokens.",
     needs=("output_cosines",),
     columns={
         "layers": (
@@ -130,7 +128,6 @@ NUM_LISTED = 256
 
 
 @metric(
-    "Pairs of experts by the number of tokens whose nearest boundary is between them.",
     needs=("boundary_pairs",),
     columns={
         "pairs": (
@@ -154,8 +151,6 @@ def boundaries(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "How far the output of the routed experts jumps at the nearest boundary of a token, on a "
-    "sample, and its mean weighted by the probability that bfloat16 crosses it.",
     scope="jump",
     needs=("jumps", "boundary_pairs"),
     columns={
@@ -264,7 +259,6 @@ def _mean_by_pair(
 
 
 @metric(
-    "Mean jump of the tokens that flip under a variant, and that times the share that flips.",
     scope="flip_jump",
     needs=("flip_jumps", "flips"),
     columns={

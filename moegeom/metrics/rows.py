@@ -17,8 +17,6 @@ from moegeom.geometry.rows import ROWS_IN_CACHE, projected
 
 
 @metric(
-    "Length of each router row; rows that are not finite, zero, or bit-equal to an earlier "
-    "one, biases included: no token tells two equal experts apart.",
     scope="weights",
     columns={
         "layers": (
@@ -106,7 +104,6 @@ _SAFE_EXPONENT = 30
 
 
 @metric(
-    "Geometry of the rows of W diag(g), g the gain of the norm in front, less their mean.",
     scope="weights",
     needs=("effective_rows",),
     columns={
@@ -313,11 +310,7 @@ COLUMNS = (
 
 
 @metric(
-    "Cosines of the centred rows of the effective router, for every pair of experts.",
-    scope="weights",
-    needs=("effective_rows",),
-    columns={"matrices": COLUMNS},
-    is_for_figures=True,
+    scope="weights", needs=("effective_rows",), columns={"matrices": COLUMNS}, is_for_figures=True
 )
 def matrices(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     """Cosines of the effective rows, pair by pair: what the Gram heat map shows.
@@ -345,8 +338,6 @@ def upper_triangle(name: str, matrix: Float64[np.ndarray, "experts experts"]) ->
 
 
 @metric(
-    "Seeded projections of the centred effective rows: distances between rows survive, the "
-    "rows themselves do not.",
     scope="weights",
     needs=("effective_rows",),
     columns={
@@ -403,7 +394,6 @@ _MOST_LISTED = 32
 
 
 @metric(
-    "Whether an expert can be chosen at all, by any input that the norm in front can give.",
     scope="weights",
     needs=("effective_rows",),
     columns={

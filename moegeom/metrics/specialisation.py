@@ -13,11 +13,9 @@ from moegeom.geometry.load import (
     expert_label_agreement,
     same_label_agreement,
 )
-from moegeom.kernels.reductions.samples import NUM_IDS
 
 
 @metric(
-    "Mutual information of the domain of a token and the experts it chooses.",
     needs=("expert_counts_by_domain",),
     columns={
         "layers": (
@@ -84,7 +82,6 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
 
 
 @metric(
-    f"How much of the choice follows from the token id, on a sample of about {NUM_IDS} tokens.",
     needs=("token_sample",),
     columns={
         "layers": (
@@ -149,7 +146,6 @@ def _overlaps(label: np.ndarray, chosen: np.ndarray, facts: RouterFacts) -> dict
 
 
 @metric(
-    "Information of the token id about the first choice, less what shuffled ids show.",
     needs=("token_sample", "top1"),
     columns={
         "layers": (

@@ -24,7 +24,6 @@ _PROBED = 512
 
 
 @metric(
-    "Precision of the stored numbers, of what the family keeps, and of what the values use.",
     scope="weights",
     columns={
         "layers": (
@@ -109,7 +108,6 @@ _FORMULA = "bias_precision"
 
 
 @metric(
-    "The bias that is added to scores for the selection only; missing without one.",
     scope="weights",
     columns={
         "layers": (

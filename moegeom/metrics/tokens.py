@@ -12,11 +12,9 @@ from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, me
 from moegeom.core.shapes import Float64
 from moegeom.geometry.load import load_entropy_nats
 from moegeom.kernels.reductions import choices as reduced
-from moegeom.kernels.reductions.samples import FIRST_POSITIONS
 
 
 @metric(
-    "Tokens measured.",
     needs=("token_counts",),
     columns={
         "layers": (
@@ -37,7 +35,6 @@ def tokens(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Recorded choices that the rule reproduces from the recorded inputs.",
     needs=("agreement",),
     columns={
         "layers": (
@@ -79,8 +76,6 @@ MOST_DOCUMENTS = 4
 
 
 @metric(
-    f"Experts and routing weights of the first {FIRST_POSITIONS} tokens of the first "
-    f"{MOST_DOCUMENTS} documents.",
     needs=("beginnings",),
     columns={
         "positions": (
@@ -118,7 +113,6 @@ def positions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "First choices: how they are spread, and how often the next token repeats one.",
     needs=("top1",),
     columns={
         "layers": (
@@ -175,7 +169,6 @@ def top1(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Experts that neighbouring tokens of a document have in common.",
     needs=("neighbours", "expert_counts"),
     columns={
         "layers": (
