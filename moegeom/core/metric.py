@@ -51,6 +51,11 @@ class Column:
     changes_with: tuple[Invariance, ...] = ()
 
 
+def count(name: str, text: str, unit: str, **more: Any) -> Column:
+    """The column of a whole number."""
+    return Column(name, text, unit, "int", **more)
+
+
 def figure(name: str, text: str, formula: str, unit: str = "1", **more: Any) -> Column:
     """The column of a number that the formula defines."""
     return Column(name, text, unit, formula=formula, **more)
@@ -94,7 +99,6 @@ class Metric:
     name: str
     page: str
     finish: Callable[[Mapping[str, Any], RouterFacts], Values]
-    text: str
     columns: Mapping[str, tuple[Column, ...]]
     needs: tuple[str, ...] = ()
     scope: Scope = "router"
@@ -104,6 +108,11 @@ class Metric:
     without_each: Callable[[Sequence[Mapping[str, Any]], RouterFacts], Values] | None = None
     is_for_figures: bool = False
 
+    @property
+    def text(self) -> str:
+        """What it is, in a sentence: the first of its page."""
+        return " ".join(self.page.partition("\n\n")[0].split())
 
-#: Makes a metric of the function under it, which finishes: ``@metric(text, columns=...)``.
+
+#: Makes a metric of the function under it, which finishes: ``@metric(columns=...)``.
 metric: Final = record_of_function(Metric)

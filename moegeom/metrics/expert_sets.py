@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.geometry import load as loads
 from moegeom.metrics.rows import COLUMNS, MOST_EXPERTS, upper_triangle
 
@@ -23,8 +23,6 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
 
 
 @metric(
-    "Distinct chosen sets among the tokens, and estimates for those not met. Counted exactly "
-    "up to 2^20 entries, then on a hash sample whose rate is a column.",
     needs=("expert_sets",),
     columns={
         "layers": (
@@ -65,10 +63,10 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
         ),
         "expert_sets": (
             Column("expert_set", "experts of the set, ascending", "experts", "list"),
-            Column("num_tokens", "tokens that chose it", "tokens", "int"),
+            count("num_tokens", "tokens that chose it", "tokens"),
         ),
         "rarefaction": (
-            Column("num_tokens_drawn", "tokens drawn without replacement", "tokens", "int"),
+            count("num_tokens_drawn", "tokens drawn without replacement", "tokens"),
             figure(
                 "expected_expert_sets",
                 "expected number of distinct sets among them; no rows when sampled",
@@ -148,7 +146,6 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
 
 
 @metric(
-    "How many experts tokens choose, where their numbers differ.",
     needs=("set_sizes",),
     columns={
         "layers": (
@@ -158,11 +155,10 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
                 "num_chosen",
                 "experts",
             ),
-            Column(
+            count(
                 "num_chosen_p99",
                 "the least number that 99 % of the tokens do not exceed",
                 "experts",
-                "int",
                 formula="num_chosen",
             ),
             estimate("no_expert_share", "share of tokens that choose no expert", "num_chosen"),
@@ -194,7 +190,6 @@ NUM_LISTED_PAIRS = 256
 
 
 @metric(
-    "Experts chosen together, over all pairs of chosen experts.",
     needs=("expert_pairs",),
     columns={
         "layers": (
@@ -208,7 +203,7 @@ NUM_LISTED_PAIRS = 256
                 "the same for sets of one size drawn evenly",
                 "overlap_routing",
             ),
-            Column("num_pairs_seen", "pairs of experts that some token chose", "pairs", "int"),
+            count("num_pairs_seen", "pairs of experts that some token chose", "pairs"),
             figure("pairs_seen_share", "the same over all pairs", "pairs_seen"),
             estimate(
                 "coactivation_max_over_chance",
@@ -217,9 +212,9 @@ NUM_LISTED_PAIRS = 256
             ),
         ),
         "coactivation": (
-            Column("expert", "lower expert number", "expert", "int"),
-            Column("other_expert", "higher expert number", "expert", "int"),
-            Column("num_tokens_together", "tokens that chose both", "tokens", "int"),
+            count("expert", "lower expert number", "expert"),
+            count("other_expert", "higher expert number", "expert"),
+            count("num_tokens_together", "tokens that chose both", "tokens"),
             Column(
                 "share_of_expert",
                 "of the expert's tokens, the share with the other",
@@ -285,7 +280,6 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Frequency of every pair of experts over that of even chance.",
     needs=("expert_pairs",),
     columns={"matrices": COLUMNS},
     invariances=("token_permutation",),

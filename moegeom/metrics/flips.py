@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.geometry import histogram
 from moegeom.geometry.load import most_frequent
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
@@ -27,7 +27,6 @@ _SHARES = {
 
 
 @metric(
-    "Tokens that choose other experts under a variant, and those that are proved not to.",
     version=2,
     scope="flip",
     needs=("flips",),
@@ -56,12 +55,7 @@ _SHARES = {
                 "of summation that the arithmetic allows",
                 "proved_share",
             ),
-            Column(
-                "num_disproved",
-                "proved tokens that flipped: 0, or a bound is wrong",
-                "tokens",
-                "int",
-            ),
+            count("num_disproved", "proved tokens that flipped: 0, or a bound is wrong", "tokens"),
             estimate(
                 "weight_moved_mean",
                 "mean share of routing weight on experts that leave the set",
@@ -117,7 +111,6 @@ NEAR = 0.1
 
 
 @metric(
-    "Whether the tokens that flip under a variant are those with the least margin.",
     scope="flip",
     needs=("effective_margin_histogram", "flipped_effective_margin_histogram"),
     columns={
@@ -160,7 +153,6 @@ def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "The 99th percentile of the routing weight that moves under a variant.",
     scope="flip",
     needs=("weight_moved_histogram",),
     columns={
@@ -190,7 +182,6 @@ NUM_LISTED = 64
 
 
 @metric(
-    "Pairs of experts by the number of tokens that they exchange under a variant.",
     scope="flip",
     needs=("swapped_pairs",),
     columns={
@@ -201,12 +192,12 @@ NUM_LISTED = 64
                 "where it loses them",
                 "load_shift",
             ),
-            Column("load_shift_expert", "that expert", "expert", "int"),
+            count("load_shift_expert", "that expert", "expert"),
         ),
         "swaps": (
-            Column("expert_out", "expert that is chosen before and not after", "expert", "int"),
-            Column("expert_in", "expert that is chosen instead", "expert", "int"),
-            Column("num_tokens", "exchanges of these two", "tokens", "int"),
+            count("expert_out", "expert that is chosen before and not after", "expert"),
+            count("expert_in", "expert that is chosen instead", "expert"),
+            count("num_tokens", "exchanges of these two", "tokens"),
             figure("share", "num_tokens over all exchanges", "swapped_pairs"),
         ),
     },
@@ -234,8 +225,6 @@ def swaps(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Expected share of tokens whose chosen set changes when the router input is rounded to "
-    "bfloat16, to first order and with rounding taken as isotropic. Exposure, not loss.",
     needs=("bf16_flip",),
     columns={
         "layers": (
@@ -267,8 +256,6 @@ _LEFT = 1e-6
 
 
 @metric(
-    "Tokens that rounding the input to bfloat16 cannot flip: but for one in a million, and "
-    "in the worst case.",
     needs=("rounding_sigmas_histogram", "relative_distance_histogram"),
     columns={
         "layers": (
@@ -332,7 +319,6 @@ _PROBABILITIES = {
 
 
 @metric(
-    "Tokens that noise on the router input flips: bounds, estimate and simulation.",
     scope="noise",
     needs=("noise_flips", "exit_time_histograms"),
     columns={

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.geometry import space
 from moegeom.geometry.gram import (
     cap_area_log10,
@@ -17,12 +16,9 @@ from moegeom.geometry.gram import (
     effective_rows,
     mean_pairwise_cosine,
 )
-from moegeom.kernels.reductions.samples import NUM_INPUTS
 
 
 @metric(
-    "Spread of the directions of the router inputs, on a sample of at most "
-    f"{SMALL_SAMPLE_TOKENS} tokens.",
     needs=("directions",),
     columns={
         "layers": (
@@ -62,8 +58,6 @@ QUANTILE = 0.99
 
 
 @metric(
-    "Cap of directions that holds 99 % of the router inputs, on a sample of about "
-    f"{NUM_INPUTS} tokens.",
     needs=("input_sample",),
     columns={
         "layers": (
@@ -116,8 +110,6 @@ def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Value
 
 
 @metric(
-    "Number of directions that share the variance of the router inputs, on a sample of "
-    f"about {NUM_INPUTS} tokens.",
     needs=("input_sample",),
     columns={
         "layers": (
@@ -160,8 +152,6 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
 
 
 @metric(
-    "Intrinsic dimension of the router inputs as a range over estimators and sample sizes, on "
-    f"a sample of about {NUM_INPUTS} tokens.",
     needs=("input_sample",),
     columns={
         "layers": (
@@ -189,7 +179,7 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
         ),
         "intrinsic_dimension": (
             Column("estimator", "two_nn, two_nn_fitted, mle_10 or mle_20", "", "str"),
-            Column("num_tokens", "tokens of the sample that it used", "tokens", "int"),
+            count("num_tokens", "tokens of the sample that it used", "tokens"),
             figure("dimension", "estimate", "intrinsic_dimension", "dimensions"),
         ),
     },
@@ -234,7 +224,6 @@ _FORMULA = "input_pull"
 
 
 @metric(
-    "How much of the choice the mean input makes, on a sample of at most 4096 tokens.",
     needs=("score_sample",),
     columns={
         "layers": (
@@ -277,7 +266,6 @@ def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "How much the mean input would pull routers of random directions, mean and spread.",
     needs=("input_sample",),
     columns={
         "layers": (
@@ -322,8 +310,6 @@ MOST_DIRECTIONS = 30
 
 
 @metric(
-    f"About {MOST_TOKENS} tokens and the experts in the plane of the two widest directions "
-    "of the router inputs, and whether near tokens choose alike.",
     needs=("input_sample",),
     columns={
         "layers": (
@@ -343,11 +329,9 @@ MOST_DIRECTIONS = 30
             ),
         ),
         "sample": (
-            Column("expert", "first choice of the token, or the expert itself", "expert", "int"),
+            count("expert", "first choice of the token, or the expert itself", "expert"),
             Column("is_expert", "a row of the router, not a token", "", "bool"),
-            Column(
-                "domain_number", "domain of the token in the order of names; -1: none", "", "int"
-            ),
+            count("domain_number", "domain of the token in the order of names; -1: none", ""),
             Column("x", "coordinate on the widest direction of the inputs", "input"),
             Column("y", "coordinate on the second", "input"),
             Column("margin", "k-th minus (k+1)-th selection score of the token", "selection score"),

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.geometry import load as loads
 from moegeom.geometry.load import dropped_slot_share, load_cv, max_vio, rank_imbalance
 from moegeom.geometry.load import expert_capacity as capacity_of_expert
-from moegeom.kernels.reductions.sketches import DOCUMENTS
 
 
 def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
@@ -35,7 +34,6 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
 
 
 @metric(
-    "Load of each expert, and how uneven it is over the whole set of tokens.",
     needs=("expert_counts", "expert_counts_by_block"),
     columns={
         "layers": (
@@ -76,18 +74,18 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
             estimate(
                 "effective_experts", "exponential of the load entropy", "load_entropy", "experts"
             ),
-            Column("num_dead", "experts that no token chose", "experts", "int"),
+            count("num_dead", "experts that no token chose", "experts"),
             figure("dead_share", "share of experts that no token chose", "dead_share"),
             figure(
                 "underused_share",
                 "share of experts below a tenth of the fair load, dead ones included",
                 "underused_share",
             ),
-            Column("busiest_expert", "expert with the largest load", "expert", "int"),
+            count("busiest_expert", "expert with the largest load", "expert"),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
-            Column("num_slots", "times the expert was chosen", "slots", "int"),
+            count("expert", "expert number", "expert"),
+            count("num_slots", "times the expert was chosen", "slots"),
             estimate("load", "num_slots over the fair share", "load"),
         ),
     },
@@ -139,11 +137,10 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "MaxVio of tiles of 1024 consecutive tokens, as training logs it per batch.",
     needs=("tile_load",),
     columns={
         "layers": (
-            Column("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles", "int"),
+            count("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles"),
             figure(
                 "max_vio_tile_mean",
                 "mean over tiles of the largest load over the fair share, minus 1",
@@ -170,7 +167,6 @@ def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Load of the groups of a group-limited rule.",
     needs=("expert_counts",),
     columns={
         "layers": (
@@ -182,7 +178,7 @@ def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
                 "standard deviation over mean of the load of groups",
                 "load_cv",
             ),
-            Column("busiest_group", "group with the largest load", "group", "int"),
+            count("busiest_group", "group with the largest load", "group"),
         )
     },
     invariances=("token_permutation",),
@@ -216,12 +212,11 @@ RANKS = (2, 4, 8, 16, 32, 64)
 
 
 @metric(
-    "Slots over the capacity of their expert, and loads of ranks of experts.",
     needs=("expert_counts",),
     columns={
         "capacity": (
             Column("capacity_factor", "capacity over the fair share"),
-            Column("capacity", "tokens that an expert may take", "tokens", "int"),
+            count("capacity", "tokens that an expert may take", "tokens"),
             estimate(
                 "dropped_slot_share",
                 "share of slots beyond the capacity of their expert",
@@ -229,7 +224,7 @@ RANKS = (2, 4, 8, 16, 32, 64)
             ),
         ),
         "ranks": (
-            Column("num_ranks", "equal groups of consecutive experts", "ranks", "int"),
+            count("num_ranks", "equal groups of consecutive experts", "ranks"),
             estimate("rank_imbalance", "largest load of a rank over the mean", "rank_imbalance"),
             figure("balancedness", "mean over largest load of a rank", "rank_imbalance"),
         ),
@@ -265,12 +260,10 @@ def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Choices that the model drops because an expert has its fill of the sequence, on at most "
-    f"{DOCUMENTS} documents.",
     needs=("document_counts",),
     columns={
         "layers": (
-            Column("expert_capacity", "tokens of a sequence that an expert takes", "tokens", "int"),
+            count("expert_capacity", "tokens of a sequence that an expert takes", "tokens"),
             estimate(
                 "capacity_dropped_share",
                 "share of slots beyond the model's own capacity, each document a sequence",

@@ -13,6 +13,7 @@ from moegeom.core.metric import (
     Metric,
     RouterFacts,
     Values,
+    count,
     estimate,
     figure,
     metric,
@@ -20,7 +21,6 @@ from moegeom.core.metric import (
 from moegeom.core.registry import record_of_function
 from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import percent
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.geometry.histogram import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
@@ -58,7 +58,6 @@ def ladder_metric(
     name: str,
     page: str,
     more: _More,
-    text: str,
     quantity: tuple[str, str, str],
     needs: tuple[str, ...],
     ladder: Float64[np.ndarray, "steps"],
@@ -115,7 +114,6 @@ def ladder_metric(
         name,
         page,
         finish,
-        text,
         columns={"layers": (*before, *quantile_columns, bound, *after), "margins": _LADDER_COLUMNS},
         needs=needs,
         invariances=invariances,
@@ -169,7 +167,6 @@ def _quantile_error(
 
 
 @ladder_metric(
-    "Quantiles of the margin, and the share of tokens below each step of a ladder.",
     ("margin", "the margin", "selection score"),
     ("margin_histogram",),
     2.0 ** np.arange(-16, 5),
@@ -191,7 +188,6 @@ def margins(
 
 
 @ladder_metric(
-    "Quantiles of the exact Euclidean distance to the nearest boundary, and a ladder of shares.",
     (
         "boundary_distance",
         "the distance to the boundary; a lower bound unless distance_exact_share is 1",
@@ -222,7 +218,6 @@ def boundary_distance(
 
 
 @ladder_metric(
-    "Boundary distance over the length of the router input: quantiles, least, and a ladder.",
     ("boundary_distance_over_norm", "the boundary distance over the length of the input", "1"),
     ("relative_distance_histogram",),
     2.0 ** np.arange(-20, 0),
@@ -256,8 +251,6 @@ def tropical_saturation(
 
 
 @ladder_metric(
-    "Angle in front of the norm to the nearest direction with another chosen set, on a sample "
-    f"of at most {SMALL_SAMPLE_TOKENS} tokens.",
     ("pre_norm_angle", "the angle to the nearest boundary", "radian"),
     ("angle_histogram",),
     2.0 ** np.arange(-20, 0),
@@ -285,7 +278,6 @@ SIGMA_LADDER = 2.0 ** np.arange(-3, 7)
 
 
 @ladder_metric(
-    "Boundary distance in standard deviations of bfloat16 rounding of the input, isotropic.",
     ("noise_sigmas", "the boundary distance in sigmas", "sigma"),
     ("noise_sigmas_histogram",),
     SIGMA_LADDER,
@@ -309,8 +301,6 @@ def noise_sigmas(
 
 
 @ladder_metric(
-    "Nearest boundary in standard deviations of rounding the input to bfloat16, coordinate by "
-    f"coordinate, on a sample of at most {SMALL_SAMPLE_TOKENS} tokens.",
     ("rounding_sigmas", "the nearest boundary in sigmas", "sigma"),
     ("rounding_sigmas_histogram", "rounding_flip"),
     SIGMA_LADDER,
@@ -338,7 +328,6 @@ def rounding_noise(
 
 
 @metric(
-    "Share of tokens whose boundary distance is exact, and how wide the other brackets are.",
     needs=("bracket_histogram",),
     columns={
         "layers": (
@@ -405,8 +394,6 @@ def _largest(histogram: Int64[np.ndarray, "bins"]) -> float | None:
 
 
 @metric(
-    "Tokens whose margin is within the bound on float32 rounding for any order of summation: "
-    "a worst case, not an estimate.",
     needs=("ambiguity",),
     columns={
         "layers": (
@@ -434,15 +421,13 @@ def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Tokens on an exact tie.",
     needs=("token_counts", "margin_histogram"),
     columns={
         "layers": (
-            Column(
+            count(
                 "num_exact_ties",
                 "tokens with margin exactly 0; the lower expert number was chosen",
                 "tokens",
-                "int",
                 formula="margin",
             ),
         )
@@ -463,8 +448,6 @@ _ORDERS = {2: "three", 3: "four", 4: "five"}
 
 
 @metric(
-    "Experts that nearly tie at the border of the chosen set, on a sample of at most "
-    f"{SMALL_SAMPLE_TOKENS} tokens, for a ladder of widths.",
     version=2,
     needs=("orders",),
     columns={
@@ -550,18 +533,16 @@ def _columns(order: int) -> tuple[Column, ...]:
 
 
 @metric(
-    "Distance to where three or four experts tie at the border, as brackets on a sample.",
     version=2,
     scope="exposure",
     needs=("order_distances",),
     columns={
         "layers": (
             *(column for order in ORDERS for column in _columns(order)),
-            Column(
+            count(
                 "num_order_distance_tokens",
                 "tokens that were looked at",
                 "tokens",
-                kind="int",
                 formula="order_distance",
             ),
             figure(
@@ -572,7 +553,7 @@ def _columns(order: int) -> tuple[Column, ...]:
             ),
         ),
         "order_ladder": (
-            Column("order", "experts that tie at the border, less 1", "", "int"),
+            count("order", "experts that tie at the border, less 1", ""),
             Column("width", "distance that counts as near", "router input"),
             figure(
                 "share_lower",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.core.shapes import Float64, Int
 from moegeom.geometry.load import most_frequent
 from moegeom.geometry.space import (
@@ -34,7 +34,6 @@ def _of_parts(suffix: str, text: str, has_se: bool) -> tuple[Column, ...]:
 
 
 @metric(
-    "Shares of energy and affine predictability of recorded shared and routed outputs.",
     needs=("block_outputs",),
     columns={
         "layers": (
@@ -92,7 +91,6 @@ def affine_carrier(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Cosines between recorded outputs of experts on the same tokens.",
     needs=("output_cosines",),
     columns={
         "layers": (
@@ -130,13 +128,12 @@ NUM_LISTED = 256
 
 
 @metric(
-    "Pairs of experts by the number of tokens whose nearest boundary is between them.",
     needs=("boundary_pairs",),
     columns={
         "pairs": (
-            Column("expert_out", "chosen expert that would be left", "expert", "int"),
-            Column("expert_in", "expert that would be chosen instead", "expert", "int"),
-            Column("num_tokens", "tokens whose nearest boundary is this one", "tokens", "int"),
+            count("expert_out", "chosen expert that would be left", "expert"),
+            count("expert_in", "expert that would be chosen instead", "expert"),
+            count("num_tokens", "tokens whose nearest boundary is this one", "tokens"),
             figure("share", "num_tokens over all tokens with a known boundary", "boundary_pairs"),
         )
     },
@@ -154,13 +151,11 @@ def boundaries(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "How far the output of the routed experts jumps at the nearest boundary of a token, on a "
-    "sample, and its mean weighted by the probability that bfloat16 crosses it.",
     scope="jump",
     needs=("jumps", "boundary_pairs"),
     columns={
         "layers": (
-            Column("num_jump_tokens", "tokens whose jump was looked for", "tokens", "int"),
+            count("num_jump_tokens", "tokens whose jump was looked for", "tokens"),
             figure(
                 "jump_known_share",
                 "share of them whose nearest boundary point is known; the others are left out",
@@ -187,8 +182,8 @@ def boundaries(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             ),
         ),
         "pairs": (
-            Column("expert_out", "chosen expert that would be left", "expert", "int"),
-            Column("expert_in", "expert that would be chosen instead", "expert", "int"),
+            count("expert_out", "chosen expert that would be left", "expert"),
+            count("expert_in", "expert that would be chosen instead", "expert"),
             figure(
                 "jump_mean",
                 "mean jump of the tokens of the sample whose nearest boundary is this one",
@@ -264,15 +259,12 @@ def _mean_by_pair(
 
 
 @metric(
-    "Mean jump of the tokens that flip under a variant, and that times the share that flips.",
     scope="flip_jump",
     needs=("flip_jumps", "flips"),
     columns={
         "layers": (
-            Column(
-                "num_flip_jump_tokens", "flipped tokens whose jump was looked for", "tokens", "int"
-            ),
-            Column("num_flip_jumps", "those with a known boundary point", "tokens", "int"),
+            count("num_flip_jump_tokens", "flipped tokens whose jump was looked for", "tokens"),
+            count("num_flip_jumps", "those with a known boundary point", "tokens"),
             estimate("flip_jump_mean", "mean jump over those", "jump", "output"),
             estimate(
                 "flip_jump_over_output_mean",

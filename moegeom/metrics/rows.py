@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import NUM_PROJECTIONS, Column, RouterFacts, Values, figure, metric
+from moegeom.core.metric import NUM_PROJECTIONS, Column, RouterFacts, Values, count, figure, metric
 from moegeom.core.shapes import Float64
 from moegeom.geometry import gram
 from moegeom.geometry.boundary.reachability import Proof, num_decided
@@ -17,35 +17,25 @@ from moegeom.geometry.rows import ROWS_IN_CACHE, projected
 
 
 @metric(
-    "Length of each router row; rows that are not finite, zero, or bit-equal to an earlier "
-    "one, biases included: no token tells two equal experts apart.",
     scope="weights",
     columns={
         "layers": (
-            Column(
-                "num_non_finite_rows",
-                "rows with nan or infinity, biases included",
-                "experts",
-                "int",
-            ),
-            Column(
+            count("num_non_finite_rows", "rows with nan or infinity, biases included", "experts"),
+            count(
                 "num_non_finite_gain",
                 "entries of the gain of the norm in front that are nan or infinite",
                 "",
-                "int",
             ),
-            Column("num_duplicate_rows", "rows equal to an earlier row", "experts", "int"),
-            Column("num_zero_rows", "rows of zeros", "experts", "int"),
+            count("num_duplicate_rows", "rows equal to an earlier row", "experts"),
+            count("num_zero_rows", "rows of zeros", "experts"),
             Column("row_norm_median", "median length of a row", "weight"),
             Column("row_norm_max_over_median", "longest row over the median length"),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             Column("row_norm", "Euclidean length of the router row", "weight"),
             Column("is_row_finite", "row and biases are finite", "", "bool"),
-            Column(
-                "duplicate_of", "earlier expert with the same row and bias, or -1", "expert", "int"
-            ),
+            count("duplicate_of", "earlier expert with the same row and bias, or -1", "expert"),
         ),
     },
 )
@@ -114,7 +104,6 @@ _SAFE_EXPONENT = 30
 
 
 @metric(
-    "Geometry of the rows of W diag(g), g the gain of the norm in front, less their mean.",
     scope="weights",
     needs=("effective_rows",),
     columns={
@@ -154,13 +143,12 @@ _SAFE_EXPONENT = 30
                 "largest cosine between two centred effective rows",
                 "nearest_cosine",
             ),
-            Column("row_rank", "rank of the centred effective rows", "", "int", "row_spectrum"),
-            Column(
+            count("row_rank", "rank of the centred effective rows", "", formula="row_spectrum"),
+            count(
                 "row_rank_possible",
                 "largest rank that centred rows of this shape can have",
                 "",
-                "int",
-                "row_spectrum",
+                formula="row_spectrum",
             ),
             figure(
                 "row_condition",
@@ -182,7 +170,7 @@ _SAFE_EXPONENT = 30
             Column("centred_norm_min_over_median", "shortest of them over the median"),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             Column(
                 "effective_row_norm",
                 "length of the row times the gain, not centred",
@@ -195,12 +183,11 @@ _SAFE_EXPONENT = 30
                 "weight",
                 changes_with=("positive_scaling",),
             ),
-            Column(
+            count(
                 "nearest_expert",
                 "expert whose centred effective row has the largest cosine, or -1",
                 "expert",
-                "int",
-                "nearest_cosine",
+                formula="nearest_cosine",
             ),
             figure("nearest_cosine", "that cosine", "nearest_cosine"),
             Column("row_kurtosis", "fourth moment over squared second of the row's entries"),
@@ -317,17 +304,13 @@ MOST_EXPERTS = 512
 #: The same for every matrix of a router.
 COLUMNS = (
     Column("matrix", "row_cosine, or coactivation", "", "str"),
-    Column("expert", "expert number: the row of the matrix", "expert", "int"),
+    count("expert", "expert number: the row of the matrix", "expert"),
     Column("values", "values for this expert and each later one, three digits", "1", "list"),
 )
 
 
 @metric(
-    "Cosines of the centred rows of the effective router, for every pair of experts.",
-    scope="weights",
-    needs=("effective_rows",),
-    columns={"matrices": COLUMNS},
-    is_for_figures=True,
+    scope="weights", needs=("effective_rows",), columns={"matrices": COLUMNS}, is_for_figures=True
 )
 def matrices(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     """Cosines of the effective rows, pair by pair: what the Gram heat map shows.
@@ -355,8 +338,6 @@ def upper_triangle(name: str, matrix: Float64[np.ndarray, "experts experts"]) ->
 
 
 @metric(
-    "Seeded projections of the centred effective rows: distances between rows survive, the "
-    "rows themselves do not.",
     scope="weights",
     needs=("effective_rows",),
     columns={
@@ -371,7 +352,7 @@ def upper_triangle(name: str, matrix: Float64[np.ndarray, "experts experts"]) ->
             ),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             Column(
                 "row_projections",
                 "32 projections of the centred effective row; missing when a row is not finite",
@@ -413,40 +394,36 @@ _MOST_LISTED = 32
 
 
 @metric(
-    "Whether an expert can be chosen at all, by any input that the norm in front can give.",
     scope="weights",
     needs=("effective_rows",),
     columns={
         "layers": (
-            Column("num_reachable", "experts proved reachable", "experts", "int", "reachability"),
-            Column(
+            count("num_reachable", "experts proved reachable", "experts", formula="reachability"),
+            count(
                 "num_unreachable",
                 "experts proved unreachable: k others beat them everywhere",
                 "experts",
-                "int",
-                "reachability",
+                formula="reachability",
             ),
-            Column("num_reach_open", "experts not decided", "experts", "int", "reachability"),
-            Column(
-                "num_certain", "experts that every input chooses", "experts", "int", "reachability"
+            count("num_reach_open", "experts not decided", "experts", formula="reachability"),
+            count(
+                "num_certain", "experts that every input chooses", "experts", formula="reachability"
             ),
-            Column(
+            count(
                 "num_certain_bf16",
                 "the same after a cast of the bias to bfloat16",
                 "experts",
-                "int",
-                "reachability",
+                formula="reachability",
             ),
-            Column(
+            count(
                 "num_unreachable_bf16",
                 "experts that would be unreachable after a cast of the bias to bfloat16",
                 "experts",
-                "int",
-                "reachability",
+                formula="reachability",
             ),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             Column(
                 "reach",
                 "point, affine independence, beaten everywhere, or open",
@@ -455,12 +432,11 @@ _MOST_LISTED = 32
                 "reachability",
             ),
             Column("is_certain", "every input chooses it", "", "bool", "reachability"),
-            Column(
+            count(
                 "num_beaten_by",
                 "experts that beat it for every input",
                 "experts",
-                "int",
-                "reachability",
+                formula="reachability",
             ),
             Column("beaten_by", "those experts, at most 32", "", "list", "reachability"),
         ),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, metric
 from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions import scores as reduced
 
@@ -22,7 +22,6 @@ ENTROPY_OF = {
 
 
 @metric(
-    "Mean entropy of the scores of a token, over all experts and over the chosen ones.",
     needs=("routing_entropy",),
     columns={
         "layers": (
@@ -75,7 +74,6 @@ def _over(entropy: float | None, number: int) -> float | None:
 
 
 @metric(
-    "Size of the logits: the z-loss of training, and the mean of log-sum-exp.",
     needs=("log_sum_exp",),
     columns={
         "layers": (
@@ -111,7 +109,6 @@ def z_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "The auxiliary loss that training balances with, and each expert's share of the scores.",
     needs=("expert_counts", "score_sums"),
     columns={
         "layers": (
@@ -122,7 +119,7 @@ def z_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             ),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             estimate(
                 "score_share",
                 "mean of the expert's score over the sum of the token's scores",
@@ -164,7 +161,6 @@ def _experts(mean_score: np.ndarray, experts: int) -> dict[str, np.ndarray]:
 
 
 @metric(
-    "Share of tokens at which masking dropped groups with 0.0 and with -inf choose different sets.",
     needs=("mask_fill",),
     columns={
         "layers": (

@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, figure, metric
+from moegeom.core.metric import RouterFacts, Values, count, estimate, figure, metric
 from moegeom.geometry.load import (
     corrected_information_share,
     expert_label_agreement,
     same_label_agreement,
 )
-from moegeom.kernels.reductions.samples import NUM_IDS
 
 
 @metric(
-    "Mutual information of the domain of a token and the experts it chooses.",
     needs=("expert_counts_by_domain",),
     columns={
         "layers": (
@@ -84,11 +82,10 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
 
 
 @metric(
-    f"How much of the choice follows from the token id, on a sample of about {NUM_IDS} tokens.",
     needs=("token_sample",),
     columns={
         "layers": (
-            Column("num_token_ids", "different token ids in the sample", "ids", "int"),
+            count("num_token_ids", "different token ids in the sample", "ids"),
             estimate(
                 "same_token_overlap",
                 "mean share of chosen experts that another token of the same id chooses too",
@@ -99,7 +96,7 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
             ),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             figure(
                 "vocabulary_specialisation",
                 "probability that another token of the same id chooses the expert too",
@@ -149,7 +146,6 @@ def _overlaps(label: np.ndarray, chosen: np.ndarray, facts: RouterFacts) -> dict
 
 
 @metric(
-    "Information of the token id about the first choice, less what shuffled ids show.",
     needs=("token_sample", "top1"),
     columns={
         "layers": (

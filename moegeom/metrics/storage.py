@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.digest import digest_of
-from moegeom.core.metric import Column, RouterFacts, Values, figure, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, figure, metric
 from moegeom.core.router import mantissa_bits
 from moegeom.core.shapes import Float
 from moegeom.geometry.number_formats import (
@@ -24,14 +24,13 @@ _PROBED = 512
 
 
 @metric(
-    "Precision of the stored numbers, of what the family keeps, and of what the values use.",
     scope="weights",
     columns={
         "layers": (
-            Column("weight_bits", "explicit mantissa bits of the stored weight", "bits", "int"),
-            Column("weight_bits_kept", "the same as the family keeps it", "bits", "int"),
-            Column("bias_bits", "explicit mantissa bits of the stored bias", "bits", "int"),
-            Column("bias_bits_kept", "the same as the family keeps it", "bits", "int"),
+            count("weight_bits", "explicit mantissa bits of the stored weight", "bits"),
+            count("weight_bits_kept", "the same as the family keeps it", "bits"),
+            count("bias_bits", "explicit mantissa bits of the stored bias", "bits"),
+            count("bias_bits_kept", "the same as the family keeps it", "bits"),
             Column("is_weight_bf16", "the first 512 columns hold bfloat16 numbers", "", "bool"),
             figure(
                 "levels_share",
@@ -45,7 +44,7 @@ _PROBED = 512
             Column("selection_bias_digest", "hash of the selection bias", "", "str"),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             figure("row_levels_share", "levels_share of the row", "levels_share"),
             Column("zero_share", "share of exact zeros in the first 512 columns of the row"),
         ),
@@ -109,24 +108,21 @@ _FORMULA = "bias_precision"
 
 
 @metric(
-    "The bias that is added to scores for the selection only; missing without one.",
     scope="weights",
     columns={
         "layers": (
-            Column("bias_num_distinct", "different values among the experts", "", "int", _FORMULA),
-            Column(
+            count("bias_num_distinct", "different values among the experts", "", formula=_FORMULA),
+            count(
                 "bias_num_distinct_bf16",
                 "different values after a cast to bfloat16",
                 "",
-                "int",
-                _FORMULA,
+                formula=_FORMULA,
             ),
-            Column(
+            count(
                 "bias_num_distinct_bf16_recentred",
                 "the same when the middle of the range is subtracted first",
                 "",
-                "int",
-                _FORMULA,
+                formula=_FORMULA,
             ),
             figure("bias_ulp_bf16", "step of bfloat16 at the largest bias", _FORMULA, "score"),
             Column("bias_spread", "standard deviation over experts, ddof 0", "score"),
@@ -142,7 +138,7 @@ _FORMULA = "bias_precision"
             Column("is_bias_bf16", "every bias is a bfloat16 number already", "", "bool"),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
+            count("expert", "expert number", "expert"),
             Column("logit_bias", "bias that is added to the expert's logit", "logit"),
             Column("selection_bias", "bias of the expert as stored", "score"),
             Column("bias_cast_shift", "what a cast to bfloat16 would add to it", "score"),

@@ -8,20 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, estimate, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, metric
 from moegeom.core.shapes import Float64
 from moegeom.geometry.load import load_entropy_nats
 from moegeom.kernels.reductions import choices as reduced
-from moegeom.kernels.reductions.samples import FIRST_POSITIONS
 
 
 @metric(
-    "Tokens measured.",
     needs=("token_counts",),
     columns={
         "layers": (
-            Column("num_tokens", "finite tokens that were routed", "tokens", "int"),
-            Column("num_blocks", "blocks of documents behind standard errors", "blocks", "int"),
+            count("num_tokens", "finite tokens that were routed", "tokens"),
+            count("num_blocks", "blocks of documents behind standard errors", "blocks"),
         )
     },
     invariances=("token_permutation", "expert_relabelling"),
@@ -37,19 +35,17 @@ def tokens(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Recorded choices that the rule reproduces from the recorded inputs.",
     needs=("agreement",),
     columns={
         "layers": (
-            Column("num_reproduced", "recorded chosen sets that are reproduced", "tokens", "int"),
-            Column(
+            count("num_reproduced", "recorded chosen sets that are reproduced", "tokens"),
+            count(
                 "num_near_tie",
                 "not reproduced, but within the float bound of a tie",
                 "tokens",
-                "int",
                 formula="float_bound",
             ),
-            Column("num_not_reproduced", "not reproduced beyond that bound", "tokens", "int"),
+            count("num_not_reproduced", "not reproduced beyond that bound", "tokens"),
         )
     },
     invariances=("token_permutation", "expert_relabelling"),
@@ -80,14 +76,12 @@ MOST_DOCUMENTS = 4
 
 
 @metric(
-    f"Experts and routing weights of the first {FIRST_POSITIONS} tokens of the first "
-    f"{MOST_DOCUMENTS} documents.",
     needs=("beginnings",),
     columns={
         "positions": (
-            Column("document_number", "document, in their order in the stream", "", "int"),
-            Column("position", "position of the token in its document", "tokens", "int"),
-            Column("expert", "an expert that the token chose", "expert", "int"),
+            count("document_number", "document, in their order in the stream", ""),
+            count("position", "position of the token in its document", "tokens"),
+            count("expert", "an expert that the token chose", "expert"),
             Column("weight", "its routing weight"),
         )
     },
@@ -119,7 +113,6 @@ def positions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "First choices: how they are spread, and how often the next token repeats one.",
     needs=("top1",),
     columns={
         "layers": (
@@ -140,8 +133,8 @@ def positions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             ),
         ),
         "experts": (
-            Column("expert", "expert number", "expert", "int"),
-            Column("num_first", "tokens whose first choice it is", "tokens", "int"),
+            count("expert", "expert number", "expert"),
+            count("num_first", "tokens whose first choice it is", "tokens"),
         ),
     },
     invariances=("expert_relabelling",),
@@ -176,11 +169,10 @@ def top1(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 
 @metric(
-    "Experts that neighbouring tokens of a document have in common.",
     needs=("neighbours", "expert_counts"),
     columns={
         "layers": (
-            Column("num_neighbours", "pairs of neighbouring tokens", "pairs", "int"),
+            count("num_neighbours", "pairs of neighbouring tokens", "pairs"),
             estimate(
                 "neighbour_overlap",
                 "mean share of the chosen experts that the next token chooses too",

@@ -17,12 +17,7 @@ from moegeom.engine.request import CHECKPOINT, StudyRequest, WorkerOptions
 
 @dataclass(frozen=True)
 class CellsRequest(StudyRequest, WorkerOptions):
-    """What was asked for, by the command line or, for some fields, from Python alone.
-
-    ``weights`` is a bare matrix instead of a checkpoint, with the ``top_k`` that is asked for.
-    ``radius`` bounds the search around the centre of the slice. ``expert_set`` asks about one set
-    of experts. ``plot`` is a picture of one router.
-    """
+    """What was asked for, by the command line or, for some fields, from Python alone."""
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
         *(*StudyRequest.PYTHON_ONLY, "box", "hops", "at", "inradius", "random_routers"),

@@ -415,12 +415,12 @@ def between_of(router: Router, sample: SliceTokens | None, seed: int) -> Between
         logits += router.affine_bias
     counted = segment_crossings(logits[:count], logits[count:], router.rule.top_k)
     length = np.linalg.norm(ends[:count] - ends[count:], axis=1)
-    rate = crossing_rate(counted.count, length)
+    rate, error = crossing_rate(counted.count, length)
     return Between(
         num_segments=count,
         mean_crossings=float(counted.count.mean()),
-        per_length=rate.per_length,
-        per_length_se=rate.standard_error,
+        per_length=rate,
+        per_length_se=error,
         num_exact=counted.num_exact,
     )
 

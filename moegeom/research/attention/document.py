@@ -317,7 +317,8 @@ def _record(report: Attention) -> Mapping[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------ figures
-#: Figures of a head by its weights, and on tokens, that are drawn; those in shares as percent.
+#: What is drawn of each head by its weights, and on tokens; lengths over the median of the layer,
+#: shares in percent.
 _BY_WEIGHTS = {
     "product_norm": "length of the product / median of layer",
     "effective_rank": "effective rank of the product",
@@ -335,83 +336,85 @@ _BY_TOKENS = {
 #: Heads up to which maps stand side by side.
 _FEW_HEADS = 16
 
-#: Lengths, which differ from layer to layer by what scales them: drawn over the median.
-_LENGTHS = ("product_norm", "gate_norm")
+#: Lengths over the median that have the full colour.
+_SHORT, _LONG = 0.125, 8.0
 
 
 def attention_figures(report: Attention) -> Iterator[Chart]:
     """Heads by layer: what their weights are, and what they did on tokens if that was recorded."""
     weights = [[vars(head) for head in one.heads] for one in report.layers]
-    yield from _of_each_head(
-        report,
-        weights,
-        _BY_WEIGHTS,
-        "heads",
-        "Heads by their weights",
-        "Each head of each layer: how long its output matrix times its value matrix is, on how "
-        "many directions that acts, how long its gate rows are, its sink; what the layer has. "
-        "A head far shorter than the others of its layer does next to nothing.",
-        "What heads do on text: weights alone do not say whom they attend to.",
-    )
-    tokens = [[*one.on_tokens.heads] if one.on_tokens else [] for one in report.layers]
-    yield from _of_each_head(
-        report,
-        tokens,
-        _BY_TOKENS,
-        "tokens",
-        "Heads on the recorded tokens",
-        "Each head of each recorded layer: how open its gate is, how often that is below 0.1, what "
-        "it takes away, and how much of the attention is on the first token, and on sinks.",
-        "Other texts, and what a model loses without a head.",
-    )
+    tokens = [one.on_tokens.heads if one.on_tokens else () for one in report.layers]
+    for name, title, heads, texts, shows, shows_not in (
+        (
+            "heads",
+            "Heads by their weights",
+            weights,
+            _BY_WEIGHTS,
+            (
+                "How long the output matrix of each head times its value matrix is, on how many "
+                "directions that acts, how long its gate rows are, its sink; what the layer has. A "
+                "head far shorter than the others of its layer does next to nothing."
+            ),
+            "What heads do on text: weights alone do not say whom they attend to.",
+        ),
+        (
+            "tokens",
+            "Heads on the recorded tokens",
+            tokens,
+            _BY_TOKENS,
+            (
+                "How open the gate of each head is, how often it is below 0.1, what it takes away, "
+                "and how much of the attention is on the first token, and on sinks."
+            ),
+            "Other texts, and what a model loses without a head.",
+        ),
+    ):
+        maps = list(_maps(report, heads, texts))
+        if not maps:
+            continue
+        rows = [
+            (one.layer, number, head)
+            for one, layer in zip(report.layers, heads, strict=True)
+            for number, head in enumerate(layer)
+        ]
+        yield Chart(
+            name,
+            title,
+            shows,
+            shows_not,
+            f"{'; '.join(range_of for _, range_of in maps)}.",
+            [panel for panel, _ in maps],
+            [
+                ("layer", [layer for layer, _, _ in rows]),
+                ("head", [number for _, number, _ in rows]),
+                *((column, [head.get(column) for *_, head in rows]) for column in texts),
+            ],
+        )
 
 
-def _of_each_head(
-    report: Attention,
-    heads: Sequence[Sequence[Mapping[str, Any]]],
-    names: Mapping[str, str],
-    name: str,
-    title: str,
-    *captions: str,
-) -> Iterator[Chart]:
-    """A map for each figure that some head has; nothing where none has any."""
+def _maps(
+    report: Attention, heads: Sequence[Sequence[Mapping[str, Any]]], texts: Mapping[str, str]
+) -> Iterator[tuple[Panel, str]]:
+    """A map for each figure that some head has, and its range in words."""
     widest = max(map(len, heads), default=0)
     x = Axis("head", names=[str(number) for number in range(widest)])
     y = Axis("layer", names=[_place(report, one) for one in report.layers])
-    panels, sentences = [], []
-    for column, text in names.items():
+    for column, text in texts.items():
         rows = [_scaled(column, [head.get(column) for head in layer]) for layer in heads]
-        rows = [[*row, *[None] * (widest - len(row))] for row in rows]
         figures = [value for row in rows for value in row if value is not None]
         if not figures:
             continue
         least, most = min(figures), max(figures)
+        rows = [[*row, *[None] * (widest - len(row))] for row in rows]
         heat = Heat(rows, text, min(0.0, least), most or 1.0, 0.0 if least < 0.0 else None)
-        if column in _LENGTHS:
-            heat = Heat(rows, text, 0.125, 8.0, 1.0, "log2")
-        panels.append(Panel("", x, y, [heat], is_wide=widest > _FEW_HEADS))
-        sentences.append(f"{text} {figure_text(least)} to {figure_text(most)}")
-    if not panels:
-        return
-    rows = [(one, h) for one, layer in zip(report.layers, heads, strict=True) for h in layer]
-    numbers = [head for layer in heads for head in range(len(layer))]
-    yield Chart(
-        name,
-        title,
-        *captions,
-        f"{'; '.join(sentences)}.",
-        panels,
-        [
-            ("layer", [one.layer for one, _ in rows]),
-            ("head", numbers),
-            *((column, [head.get(column) for _, head in rows]) for column in names),
-        ],
-    )
+        if column.endswith("_norm"):
+            heat = Heat(rows, text, _SHORT, _LONG, 1.0, "log2")
+        panel = Panel("", x, y, [heat], is_wide=widest > _FEW_HEADS)
+        yield panel, f"{text} {figure_text(least)} to {figure_text(most)}"
 
 
 def _scaled(column: str, values: Numbers) -> Numbers:
-    """Shares in percent, lengths over their median, others as they are."""
     factor = 100.0 if column.endswith(("_share", "_mass")) else 1.0
-    if column in _LENGTHS:
+    if column.endswith("_norm"):
         factor = 1.0 / (float(np.median([v for v in values if v is not None] or [1.0])) or 1.0)
     return [None if value is None else factor * value for value in values]

@@ -24,11 +24,7 @@ FREE: Mapping[Gating, str] = {
 
 @dataclass(frozen=True)
 class AttentionRequest(OutTerms):
-    """What was asked for.
-
-    ``tokens`` is what ``capture --keep attention`` wrote, ``out`` a table of heads; more than 2 GB
-    are read with ``yes`` only.
-    """
+    """The options of ``attention``, each with what it means."""
 
     checkpoint: str = argument(f"Checkpoint: {CHECKPOINT}.")
     _: dataclasses.KW_ONLY

@@ -26,8 +26,6 @@ _MOST_LAYERS = 2
 
 _NOT_SHOWN = "Not shown: splits on other dimensions, costs of routers, counts of weights: --detail"
 
-_ROUTERS = ("router", "MACs a token", "FLOP", "times experts'", "published")
-
 
 def document(report: Capacity, view: View) -> Document:
     """What ``moegeom research capacity`` says."""

@@ -21,13 +21,7 @@ from moegeom.geometry.capacity import (
 
 @dataclass(frozen=True)
 class CapacityRequest(StudyRequest):
-    """What was asked for: sizes, or a checkpoint that has them.
-
-    ``width`` is that of one expert, ``hidden`` the length of a router input, ``shared`` how many
-    experts run for every token. ``data_dims`` are dimensions of affine sets that the data may lie
-    on, ``splits`` into how many parts each expert is cut. ``router_dim`` is the length of the
-    vectors that routers with a projection compare. ``out`` is a Parquet file.
-    """
+    """The options of ``capacity``, each with what it means."""
 
     checkpoint: str = option(f"Sizes of a checkpoint: {CHECKPOINT}.", "")
     _: dataclasses.KW_ONLY

@@ -33,9 +33,6 @@ _SHOWN = 5
 
 def document(report: Continuity, view: View) -> Document:
     """What ``moegeom research continuity`` says."""
-    notes = [*_limits(report)]
-    if report.written:
-        notes.append(f"Lines and spreads written to {report.written}.")
     return study_page(
         report,
         "research continuity",
@@ -45,7 +42,7 @@ def document(report: Continuity, view: View) -> Document:
         [Gallery(lambda: [*continuity_figures(report)])],
         verdict=_result(report),
         facts=[Fact("line", _lines(report)), *_gate(report)],
-        notes=notes,
+        notes=_limits(report),
         record=lambda: _record(report),
     )
 
@@ -220,6 +217,8 @@ def _limits(report: Continuity) -> Iterator[str]:
             "Groups are masked before rank k is looked at: where the nearest boundary is one of "
             "groups, smoothing does not help. Those are among the unknown boundary points."
         )
+    if report.written:
+        yield f"Lines and spreads written to {report.written}."
 
 
 def _record(report: Continuity) -> Mapping[str, Any]:

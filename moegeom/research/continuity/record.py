@@ -18,14 +18,7 @@ from moegeom.engine.request import StudyRequest
 
 @dataclass(frozen=True)
 class ContinuityRequest(StudyRequest):
-    """What was asked for.
-
-    ``smooth`` is the smoothed gate beside the hard one: ``extra=0.5`` more experts a token in the
-    mean, or ``eps=0.1`` in units of the selection score. The line belongs to the token ``at``, else
-    to that with the highest jump whose line meets no other boundary within ``radius``, in rms
-    lengths of its input. More than 2 GB of experts are read with ``yes`` only. ``out`` is a Parquet
-    file.
-    """
+    """The options of ``continuity``, each with what it means."""
 
     _: dataclasses.KW_ONLY
     smooth: str = option(

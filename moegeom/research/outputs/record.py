@@ -14,12 +14,7 @@ from moegeom.engine.request import StudyRequest
 
 @dataclass(frozen=True)
 class OutputsRequest(StudyRequest):
-    """What was asked for.
-
-    ``sample`` is the number of tokens that experts are computed on; with ``every_expert`` all
-    experts are, chosen or not. More than 2 GB are read, or held in memory, with ``yes`` only.
-    ``out`` is a recording with these outputs, or a table of experts (``.parquet``).
-    """
+    """The options of ``outputs``, each with what it means."""
 
     sample: int = option("Tokens that experts are computed on.", 512, min=2)
     every_expert: bool = option("Every expert on every token, chosen or not.", False)

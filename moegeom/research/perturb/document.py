@@ -30,9 +30,8 @@ _TIES = {1: "a boundary", 2: "a tie of three", 3: "a tie of four"}
 
 def document(report: Perturbed, view: View) -> Document:
     """What ``moegeom research perturb`` says."""
-    notes, sections = [*_limits(report)], []
-    if report.written:
-        notes.append(f"Curves, exits and time near ties written to {report.written}.")
+    sections = []
+    file = [f"Curves, exits and time near ties written to {report.written}."] * bool(report.written)
     if report.routers:
         curves = partial(_curves, report)
         worst = worst_excerpt(report.routers, lambda one: -one.half.simulated, view, curves)
@@ -45,7 +44,7 @@ def document(report: Perturbed, view: View) -> Document:
         *sections,
         verdict=_result(report),
         facts=[moved] if report.routers else [],
-        notes=notes,
+        notes=(*_limits(report), *file),
     )
 
 

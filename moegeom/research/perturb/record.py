@@ -15,14 +15,7 @@ from moegeom.engine.request import StudyRequest
 
 @dataclass(frozen=True)
 class PerturbRequest(StudyRequest):
-    """What was asked for.
-
-    ``noise`` is what inputs gather per unit of ``time``: a share of their rms, a second recording,
-    or ``cov``, a file with a factor of the covariance. ``drift`` adds what all tokens of the second
-    recording have in common. ``at`` are numbers of tokens, a sample where it is empty; ``orders``
-    are those of ties, and ``eps`` is how near a tie counts as near, as a share of the rms. ``out``
-    is a Parquet file.
-    """
+    """The options of ``perturb``, each with what it means."""
 
     _: dataclasses.KW_ONLY
     noise: str | InputNoise | Mapping[str, InputNoise] | None = option(

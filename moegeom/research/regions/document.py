@@ -32,17 +32,14 @@ _PLANES_DROPS = (0, 0, 0, 0, 0, 0, 1, 1)
 
 def document(report: Regions, view: View) -> Document:
     """What ``moegeom research regions`` says."""
-    summary, notes = study_summary(report), [*_notes(report)]
-    if report.written:
-        notes.append(f"Counts written to {report.written}.")
-    tables = (partial(table, summary) for table in (_ways, _planes))
+    tables = (partial(table, study_summary(report)) for table in (_ways, _planes))
     return study_page(
         report,
         "research regions",
         view,
         *([worst_excerpt(report.routers, _changes, view, table)] for table in tables),
         verdict=_verdict(report),
-        notes=notes,
+        notes=_notes(report),
     )
 
 
@@ -131,3 +128,5 @@ def _notes(report: Regions) -> Iterator[str]:
         "A change is where a line of the gate's pre-activation, or of two logits, is crossed; how "
         "much the output changes there is not looked at. Shared experts are not counted."
     )
+    if report.written:
+        yield f"Counts written to {report.written}."

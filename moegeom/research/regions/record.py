@@ -14,12 +14,7 @@ from moegeom.engine.request import StudyRequest
 
 @dataclass(frozen=True)
 class RegionsRequest(StudyRequest):
-    """What was asked for.
-
-    ``segments`` is the number of ways of each kind. ``subspace`` is a plane, ``against`` a
-    checkpoint whose regions are counted on the same inputs (initialisation). Gates of more than
-    2 GB are read with ``yes`` only.
-    """
+    """The options of ``regions``, each with what it means."""
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (*StudyRequest.PYTHON_ONLY, "random_experts")
 

@@ -150,7 +150,7 @@ class _OnWays:
         changes = np.diff(self.first)
         all_segments, places = np.r_[segment, self.segment], np.r_[at, self.at]
         regions = 1 + region_counts.distinct_places(all_segments, places, self.number)
-        rate = crossing_rate(regions - 1, self.length)
+        rate, rate_se = crossing_rate(regions - 1, self.length)
 
         def error(values: np.ndarray) -> float:
             few = self.number < 2
@@ -167,8 +167,8 @@ class _OnWays:
             regions=float(regions.mean()),
             regions_se=error(regions),
             all_neurons=float(self.num_all.mean()),
-            per_length=rate.per_length,
-            per_length_se=rate.standard_error,
+            per_length=rate,
+            per_length_se=rate_se,
         )
 
 

@@ -20,7 +20,7 @@ own rounding is within the share ``SPARE``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import combinations
@@ -61,6 +61,11 @@ class Enclosure:
     along_y: Float64[np.ndarray, "rectangles experts"]
     rest: Float64[np.ndarray, "rectangles experts"]
     half: Float64[np.ndarray, "rectangles 2"]
+
+    def each(self, part: Callable[[np.ndarray], np.ndarray]) -> Enclosure:
+        """The same of a linear part of the quantities."""
+        arrays = (self.value, self.along_x, self.along_y, self.rest)
+        return Enclosure(*map(part, arrays), self.half)
 
     @cached_property
     def reach(self) -> np.ndarray:
@@ -662,26 +667,17 @@ def _sums(leaders: Enclosure, num_groups: int, parties: list[tuple[int, ...]]) -
         grouped = array.reshape(len(array), num_groups, -1)
         return grouped[:, :, np.array(parties)].sum(axis=3).reshape(len(array), -1)
 
-    return Enclosure(
-        total(leaders.value),
-        total(leaders.along_x),
-        total(leaders.along_y),
-        total(leaders.rest),
-        leaders.half,
-    )
+    return leaders.each(total)
 
 
 def _taken(scores: Enclosure, experts: np.ndarray) -> Enclosure:
     """Some experts of each rectangle."""
-    parts = (scores.value, scores.along_x, scores.along_y, scores.rest)
-    value, along_x, along_y, rest = (np.take_along_axis(a, experts, axis=1) for a in parts)
-    return Enclosure(value, along_x, along_y, rest, scores.half)
+    return scores.each(lambda array: np.take_along_axis(array, experts, axis=1))
 
 
 def _rows(scores: Enclosure, rows: np.ndarray) -> Enclosure:
     """Some of the rectangles."""
-    parts = (scores.value, scores.along_x, scores.along_y, scores.rest, scores.half)
-    return Enclosure(*(a[rows] for a in parts))
+    return replace(scores.each(lambda array: array[rows]), half=scores.half[rows])
 
 
 #: Samples of a pixel: its corners, a little to the inside, opposite ones first, and its centre.

@@ -150,34 +150,25 @@ def _contenders(start: np.ndarray, stop: np.ndarray, k: int) -> tuple[int, list[
     return k - int(always.sum()), np.flatnonzero(~never & ~always).tolist()
 
 
-@dataclass(frozen=True)
-class CrossingRate:
-    """Crossings per unit of length, its standard error over segments, and their number."""
-
-    per_length: float
-    standard_error: float
-    num_segments: int
-
-
 def crossing_rate(
     count: Int64[np.ndarray, "segments"], length: Float64[np.ndarray, "segments"]
-) -> CrossingRate:
-    r"""Facets that are met per unit of length, :math:`r = \sum_s n_s / \sum_s L_s`.
+) -> tuple[float, float]:
+    r"""Facets met per unit of length, :math:`r = \sum_s n_s / \sum_s L_s`, and its standard error.
 
-    Segments are a sample; r is a ratio of means, with the standard error
+    Segments are a sample; r is a ratio of means, with the error
     :math:`\sqrt{\sum (n_s - r L_s)^2 / (S (S - 1))} / \bar L` to first order in 1 / S. nan without
     length; the error is nan for less than two segments. Source: Cochran, Sampling Techniques,
     chapter 6; oracle in tests: the bootstrap.
     """
     total, segments = float(length.sum()), len(length)
     if total == 0.0:
-        return CrossingRate(float("nan"), float("nan"), segments)
+        return float("nan"), float("nan")
     rate = int(count.sum()) / total
     if segments < 2:
-        return CrossingRate(rate, float("nan"), segments)
+        return rate, float("nan")
     left = count - rate * length
     error = np.sqrt((left @ left) / (segments * (segments - 1.0))) * segments / total
-    return CrossingRate(rate, float(error), segments)
+    return rate, float(error)
 
 
 # ------------------------------------------------------------------------------------ compiled

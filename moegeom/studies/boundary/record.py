@@ -20,11 +20,7 @@ from moegeom.results.reader import Results
 
 @dataclass(frozen=True)
 class BoundaryRequest(ScanRequest):
-    """A scan request; no ``arithmetics`` means the usual ones.
-
-    ``noise`` may also be a share of the rms of the inputs as text, or a second recording of the
-    tokens. More than 2 GB of ``experts`` are read with ``yes`` only.
-    """
+    """A scan request; no ``arithmetics`` means the usual ones."""
 
     ENDING: ClassVar[str] = "boundary"
 

@@ -568,11 +568,10 @@ def _chart_of_causes(routers: Sequence[RouterImbalance], names: Sequence[str]) -
 
 
 def _chart_of_loads(routers: Sequence[RouterImbalance], names: Sequence[str], units: str) -> Chart:
-    results = [router.evening for router in routers]
-    now = [router.tokens.max_vio for router in routers]
-    these = [one.after.max_vio for one in results]
-    others = [None if (w := one.worst) is None else w.after.max_vio for one in results]
-    chance = [None if (w := one.worst) is None else w.limit for one in results]
+    results, worst_of = [one.evening for one in routers], [one.evening.worst for one in routers]
+    now, these = [r.tokens.max_vio for r in routers], [one.after.max_vio for one in results]
+    others = [None if one is None else one.after.max_vio for one in worst_of]
+    chance = [None if one is None else one.limit for one in worst_of]
     at = list(range(len(routers)))
     marks = [
         Bars("now", "tokens", now),
@@ -600,9 +599,10 @@ def _chart_of_loads(routers: Sequence[RouterImbalance], names: Sequence[str], un
             ("max_vio_with_bias", these),
             ("max_vio_with_bias_other_documents", others),
             ("limit_other_documents", chance),
-            ("changed_share", [one.changed_share for one in results]),
-            ("displaced_weight", [one.displaced_weight for one in results]),
-            ("score_lost", [one.score_lost for one in results]),
+            *(
+                (name, [getattr(one, name) for one in results])
+                for name in ("changed_share", "displaced_weight", "score_lost")
+            ),
         ],
     )
 
@@ -644,24 +644,15 @@ def _chart_of_bias(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
 
 
 def _chart_of_near(routers: Sequence[RouterImbalance], names: Sequence[str]) -> Chart:
-    shares = {
-        law: [
-            next((one.figures.near_share for one in router.laws if one.law == law), None)
-            for router in routers
-        ]
-        for law in _LAWS
-    }
+    by_law = [{one.law: one.figures.near_share for one in router.laws} for router in routers]
+    shares = {law: [near.get(law) for near in by_law] for law in _LAWS}
     marks = [
         Bars(law, role, [None if share is None else 100.0 * share for share in shares[law]])
         for law, role in _LAWS.items()
     ]
-    apart = [
-        (abs(ball - own), number)
-        for number, (own, ball) in enumerate(zip(shares["tokens"], shares["ball"], strict=True))
-        if own is not None and ball is not None
-    ]
-    far = max(apart, default=(0.0, 0))[1]
-    own, ball = shares["tokens"][far], shares["ball"][far]
+    pairs = [*zip(shares["tokens"], shares["ball"], strict=True)]
+    apart = [0.0 if a is None or b is None else abs(a - b) for a, b in pairs]
+    own, ball = pairs[far := apart.index(max(apart))]
     caption = "No router inputs are recorded: laws of the rows are not known."
     if own is not None and ball is not None:
         caption = f"In layer {names[far]}, {_share(own)} of the tokens are near, and "

@@ -20,10 +20,7 @@ from moegeom.geometry.reference_laws import Attribution, ChoiceFigures, LawFigur
 
 @dataclass(frozen=True)
 class ImbalanceRequest(StudyRequest):
-    """The options: ``out`` is a file for the laws, or for the biases, ``measure`` one for the
-    shares near ties; ``radius`` that of balls in place of rms lengths. ``experts`` asks for their
-    ranks, ``yes`` says that more than 2 GB of them may be read.
-    """
+    """The options of ``imbalance``, each with what it means."""
 
     out: Path | None = option(
         "Write the laws, FILE.parquet, or the biases that even the loads and those that take the "

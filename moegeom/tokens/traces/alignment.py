@@ -39,7 +39,7 @@ class RunB:
 
     source: TokenSource
     token: Int64[np.ndarray, "tokens"]
-    fits: tuple[Fit, ...]
+    fits: tuple[OffsetFit, ...]
     notes: tuple[str, ...]
 
     def is_matched(self, start: int, stop: int) -> Bool[np.ndarray, "tokens"]:
@@ -274,7 +274,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Fit:
+class OffsetFit:
     """Share of equal chosen sets when rows are shifted by tokens and layers."""
 
     token_shift: int
@@ -292,7 +292,7 @@ class Alignment:
     """
 
     token: Int[np.ndarray, "rows"]
-    fits: tuple[Fit, ...]
+    fits: tuple[OffsetFit, ...]
     notes: tuple[str, ...]
 
 
@@ -464,7 +464,7 @@ def _check_token_ids(reference: Reference, trace: TraceRows, token: np.ndarray) 
 
 def _fits(
     chosen: ChosenRows, trace: TraceRows, token: np.ndarray, reference: Reference
-) -> tuple[Fit, ...]:
+) -> tuple[OffsetFit, ...]:
     """Agreement at every shift, on evenly spaced runs of rows."""
     if chosen.shape[1:] != trace.chosen.shape[1:]:
         raise RecordingError(
@@ -489,7 +489,7 @@ def _fits(
             continue
         shifted = there[np.searchsorted(near, at[inside]), first + by_layers : last + by_layers]
         equal = (rows[inside, first:last] == shifted).all(axis=2)
-        fits.append(Fit(by_tokens, by_layers, float(equal.mean()), int(equal.size)))
+        fits.append(OffsetFit(by_tokens, by_layers, float(equal.mean()), int(equal.size)))
     return tuple(fits)
 
 
@@ -501,7 +501,7 @@ def _spread(rows: Int64[np.ndarray, "rows"]) -> Int64[np.ndarray, "some"]:
     return rows[np.arange(len(rows)) // _RUN % every == 0]
 
 
-def _judged(fits: Sequence[Fit], name: str) -> str:
+def _judged(fits: Sequence[OffsetFit], name: str) -> str:
     """The verdict of the shifts; RecordingError when they prove another place, or nothing."""
     here = next(fit for fit in fits if fit.token_shift == fit.layer_shift == 0)
     best = max((fit for fit in fits if fit is not here), key=lambda fit: fit.share, default=here)
@@ -529,7 +529,7 @@ def _judged(fits: Sequence[Fit], name: str) -> str:
     )
 
 
-def _spoken(fit: Fit) -> str:
+def _spoken(fit: OffsetFit) -> str:
     shifts = [
         f"{shift:+d} {unit}{'' if abs(shift) == 1 else 's'}"
         for shift, unit in ((fit.token_shift, "token"), (fit.layer_shift, "layer"))
