@@ -105,24 +105,6 @@ class Report(Generic[T]):
         return f'<iframe sandbox="{rights}" style="{style}" srcdoc="{page}"></iframe>'
 
 
-def beside(first: Results, second: Results) -> Report[tuple[Results, Results]]:
-    """Two results beside each other.
-
-    Raises
-    ------
-    ResultsError
-        When they have no router in common.
-    """
-    a, b = ([router["name"] for router in one.run["routers"]] for one in (first, second))
-    if not {*a} & {*b}:
-        raise ResultsError(
-            f"{first.name} and {second.name} have no router in common: {', '.join(a[:3])} "
-            f"and {', '.join(b[:3])}.",
-            "Give results of two checkpoints of one architecture.",
-        )
-    return Report((first, second), lambda pair, view: beside_document(*pair, view))
-
-
 class HasExitCode(Protocol):
     """The record of a command that passes or fails."""
 
@@ -160,6 +142,24 @@ class ScanReport(Report[Results]):
         """What the checks found, worst first."""
         summary = summarise(self.value)
         return (*summary.findings, *summary.notes)
+
+    def beside(self, other: ScanReport) -> Report[tuple[Results, Results]]:
+        """The two of them beside each other, A and B: findings, and the figures of each layer.
+
+        Raises
+        ------
+        ResultsError
+            When they have no router in common.
+        """
+        pair = (self.value, other.value)
+        a, b = ([router["name"] for router in one.run["routers"]] for one in pair)
+        if not {*a} & {*b}:
+            raise ResultsError(
+                f"{self.value.name} and {other.value.name} have no router in common: "
+                f"{', '.join(a[:3])} and {', '.join(b[:3])}.",
+                "Give results of two checkpoints of one architecture.",
+            )
+        return Report(pair, lambda two, view: beside_document(*two, view))
 
     def layers(self, variant: str = "as_stored", population: str = "all") -> pa.Table:
         """One row for each router; ``population`` such as ``domain=code`` counts some tokens."""

@@ -24,7 +24,6 @@ from moegeom.checks.check import find_check, page_of
 from moegeom.core.errors import InternalError
 from moegeom.document.model import Document, View
 from moegeom.document.render import RENDERERS, render
-from moegeom.document.report import beside
 from moegeom.engine.parts import MissingParts, StoredPart, read_part
 from moegeom.engine.request import ScanRequest, Terms
 from moegeom.pipeline import scan
@@ -123,7 +122,7 @@ MADE: dict[str, Callable[[], Any]] = {
         MissingParts((2, 4, 5), 8, ("parts/1", "parts/3")), View(80)
     ),
     "document.results.results": lambda: mg.scan(f"{COLLAPSED}/step_1500"),
-    "document.beside.beside": lambda: beside(mg.scan(EARLIER).value, mg.scan(MODEL).value),
+    "document.beside.beside": lambda: mg.scan(EARLIER).beside(mg.scan(MODEL)),
 }
 
 

@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Print results that were measured before."""
     from moegeom.core.errors import UsageError
-    from moegeom.document.report import beside
+    from moegeom.document.report import ScanReport
     from moegeom.document.results import results_document
     from moegeom.results.counts import expert_counts, refuse_ending, write_counts
     from moegeom.results.reader import open_results
@@ -48,7 +48,8 @@ def report(
     measured, *others = map(open_results, results)
     table = None if counts is None else expert_counts(measured)
     if others:
-        pair = beside(measured, *others)
+        a, b = (ScanReport(one, results_document) for one in (measured, *others))
+        pair = a.beside(b)
         screen.show(pair.tell, pair.value, plots=plots)
     else:
         screen.show(results_document, measured, plots=plots)
