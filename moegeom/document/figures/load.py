@@ -26,8 +26,9 @@ def _draw_load(source: FigureResults) -> Iterator[Chart]:
     if not routers:
         return
     random = source.by_router("experts", ["load"], variant=RANDOM)
-    panels, sentences = [], []
-    for router in routers:
+    panels, more, sentences = [], [], []
+    every = [router for router in source.routers if router in rows]
+    for router in every:
         row = rows[router]
         order = sorted(range(len(row["load"])), key=lambda i: -(row["load"][i] or 0.0))
         load = [row["load"][i] for i in order]
@@ -41,20 +42,21 @@ def _draw_load(source: FigureResults) -> Iterator[Chart]:
         if router in random:
             random_load = sorted(random[router]["load"], reverse=True)
             marks.append(Polyline("random router", "random", list(range(len(load))), random_load))
-        panels.append(
-            Panel(
-                f"layer {source.names[router]}",
-                Axis("expert, busiest first", names=experts),
-                Axis("load over the mean"),
-                marks,
-                is_wide=len(routers) == 1,
-            )
+        panel = Panel(
+            f"layer {source.names[router]}",
+            Axis("expert, busiest first", names=experts),
+            Axis("load over the mean"),
+            marks,
+            is_wide=len(routers) == 1,
         )
+        if router not in routers:
+            more.append(panel)
+            continue
+        panels.append(panel)
         sentences.append(
             f"layer {source.names[router]}: expert {experts[0]} gets {figure_text(load[0] or 0.0)} "
             f"times the mean, expert {experts[-1]} {figure_text(load[-1] or 0.0)} times"
         )
-    every = [r for r in source.routers if r in rows]
     yield Chart(
         "load",
         "Load of the experts, least even layers",
@@ -68,6 +70,7 @@ def _draw_load(source: FigureResults) -> Iterator[Chart]:
             ("router", [router for router in every for _ in rows[router]["load"]]),
             *((name, [v for router in every for v in rows[router][name]]) for name in columns),
         ],
+        more,
     )
 
 
