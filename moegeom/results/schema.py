@@ -127,11 +127,6 @@ def is_text(column: str) -> bool:
     return column in TEXTS or column.endswith(BOUND)
 
 
-def is_truth(column: str) -> bool:
-    """Whether a column of the tables of metrics holds truth values."""
-    return column.startswith(("is_", "has_"))
-
-
 def fits(table: str, field: pa.Field) -> bool:
     """True when a column of a file holds what is written under its name, or nothing at all."""
     if pa.types.is_null(field.type):
@@ -140,7 +135,8 @@ def fits(table: str, field: pa.Field) -> bool:
         kinds = {column.name: column.kind for column in OTHER_TABLES[table]}
         kind = kinds.get(field.name, "none")
     else:
-        kind = "str" if is_text(field.name) else "bool" if is_truth(field.name) else "number"
+        is_truth = field.name.startswith(("is_", "has_"))
+        kind = "str" if is_text(field.name) else "bool" if is_truth else "number"
     if field.name in _LIST_TYPES:
         item = getattr(field.type, "value_type", pa.null())
         return _is_of(item, "str" if _LIST_TYPES[field.name] == pa.string() else "number")
@@ -245,9 +241,9 @@ def keyed(table: pa.Table, routers: Iterable[Mapping[str, Any]] = ()) -> pa.Tabl
             codes[field.name] = pa.DictionaryArray.from_arrays(of_rows, array)
             table = table.set_column(place, field.with_type(_CODES), codes[field.name])
     keys = [column.name for column in KEYS if column.name in codes]
-    if "router" in keys and (facts or codes["router"].dictionary):
-        of_each = router_facts(codes["router"].dictionary.to_pylist(), facts)
-        of_rows = of_each.take(codes["router"].indices)
+    names = codes["router"].dictionary.to_pylist() if "router" in keys else []
+    if (facts and "router" in keys) or any(layer_of(name) is not None for name in names):
+        of_rows = router_facts(names, facts).take(codes["router"].indices)
         for place, field in enumerate([*ROUTER_FACTS][: 4 if facts else 2], len(keys)):
             table = table.add_column(place, field, of_rows[field.name])
     if keys:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable, write_whole
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str = "--out") -> None:
@@ -25,17 +22,18 @@ def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str =
 
 
 def write_rows(
-    out: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None
+    out: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str, str, str]] = ()
 ) -> None:
-    """Writes the rows as Parquet: columns of ``schema``, or in order of first appearance, with
-    stack and layer of a router behind it; null where absent.
+    """Writes the rows as Parquet, with stack and layer of a router behind it; null where absent.
+
+    ``columns`` are name, type, unit and text of each; else they are in order of first appearance.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from moegeom.results.schema import keyed
+    from moegeom.results.schema import keyed, schema_of
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     each = [{name: row.get(name) for name in names} for row in rows]
-    table = keyed(pa.Table.from_pylist(each, schema))
+    table = keyed(pa.Table.from_pylist(each, schema_of(columns) if columns else None))
     write_whole(out, lambda file: pq.write_table(table, file))

@@ -61,10 +61,8 @@ def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
     else:
         report = _of_sizes(request)
     if request.out is not None:
-        from moegeom.results.schema import schema_of
-
         rows = [row for layer in report.layers for row in rows_of(layer)]
-        write_rows(request.out, rows, schema_of(COLUMNS))
+        write_rows(request.out, rows, COLUMNS)
         report = dataclasses.replace(report, written=request.out.name)
     return report
 
