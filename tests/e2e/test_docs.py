@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,11 +125,8 @@ def readers_folder(per_token, tmp_path) -> Path:
     """A checkpoint, a text, arrays, traces, steps of a training, and results."""
     short = short_samples() / "olmoe-balanced"
     links = {"model": short / "step_1500", "results": per_token}
-    links |= {
-        f"{at}/step_{step}": short / at / f"step_{step}"
-        for at in (".", "rec")
-        for step in (600, 1000)
-    }
+    steps = ("step_600", "step_1000", "rec/step_600", "rec/step_1000")
+    links |= {step: short / step for step in steps}
     samples = {"olmoe-balanced": short, "olmoe-collapsed": SAMPLES / "olmoe-collapsed"}
     links |= {f"sample_ckpts/{name}": folder for name, folder in samples.items()}
     for name, folder in links.items():
@@ -197,7 +195,7 @@ def test_every_python_block_runs(moegeom, documented_place, page):
     moegeom(documented_place, script=code_of(page), code=0)
     if page == "docs/recordings.md":
         run = open_results(documented_place / "my_results").run
-        assert run["tokens"]["num_tokens"] == NUM_TOKENS * 4
+        assert run["tokens"]["num_tokens"] == 4096
         assert run["trust"]["fingerprint"] == "matches"
 
 
@@ -221,18 +219,23 @@ def test_the_notebook_shows_what_its_cells_do():
     assert ran.stdout.decode() == NOTEBOOK.read_text("utf-8")
 
 
+def test_links_lead_to_pages_of_the_site_and_what_it_has_none_of_is_named():
+    page = SimpleNamespace(
+        file=SimpleNamespace(abs_src_path=str(ROOT / "docs/capture/own_loop.md"))
+    )
+    links = "[museum](../../tests/museum) [rules](../../SECURITY.md) [more](../capture.md#x)"
+    shown = script("site_links").on_page_markdown(links, page=page)
+    assert shown == "[museum](../museum.md) rules [more](../capture.md#x)"
+
+
 def test_every_table_is_documented(world):
     text = (ROOT / "docs/results.md").read_text("utf-8")
     for table in (world / "results").glob("*.parquet"):
         assert f"`{table.name}`" in text
 
 
-@pytest.fixture(scope="module")
-def pages():
-    return script("refresh_metrics")
-
-
-def test_the_page_of_a_metric_explains_itself_and_the_index_leads_to_it(pages):
+def test_the_page_of_a_metric_explains_itself_and_the_index_leads_to_it():
+    pages = script("refresh_metrics")
     index = pages.index()
     for name in METRICS.names():
         assert len(METRICS[name].page.split()) > 25, f"{name}: its docstring is the page"
@@ -242,7 +245,8 @@ def test_the_page_of_a_metric_explains_itself_and_the_index_leads_to_it(pages):
 
 
 @pytest.mark.nightly
-def test_the_pages_of_metrics_are_written_with_an_example_each(pages, tmp_path, monkeypatch):
+def test_the_pages_of_metrics_are_written_with_an_example_each(tmp_path, monkeypatch):
+    pages = script("refresh_metrics")
     monkeypatch.setattr(pages, "PAGES", tmp_path)
     pages.write()
     assert {path.stem for path in tmp_path.glob("*.md")} == {*METRICS.names(), "README"}
