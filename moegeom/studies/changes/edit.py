@@ -70,7 +70,7 @@ FAILED = always("failed")
 
 # --------------------------------------------------------------------------------------------- fits
 @dataclass(frozen=True, eq=False)
-class Fit:
+class EditFit:
     """The rows of B, or its biases of one kind, that the edit predicts; the ``bits`` of parameters.
 
     The saving is measured on ``rows``, or on ``measured`` where another factor is still to be
@@ -96,7 +96,7 @@ class Fit:
 
 
 #: The row of A that each row of B is, where numbers of rows differ, and how that is told.
-PlacedRows = tuple[Int64[np.ndarray, "experts"], Fit]
+PlacedRows = tuple[Int64[np.ndarray, "experts"], EditFit]
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,16 @@ class Edit:
     phrase: str
     meaning: Meaning | str
     judge: Judge = FAILED
-    fit: Callable[[RowPair], Iterable[Fit]] = lambda pair: ()
-    fit_bias: Callable[[BiasPair], Iterable[Fit]] = lambda pair: ()
-    of_rest: Callable[[RowPair], Iterable[Fit]] = lambda pair: ()
+    fit: Callable[[RowPair], Iterable[EditFit]] = lambda pair: ()
+    fit_bias: Callable[[BiasPair], Iterable[EditFit]] = lambda pair: ()
+    of_rest: Callable[[RowPair], Iterable[EditFit]] = lambda pair: ()
     fit_places: Callable[[Router, Router], Iterable[PlacedRows]] = lambda a, b: ()
     gate: Callable[[Change], Severity | None] = lambda change: None
 
     def change(
         self,
         rule: Rule,
-        fit: Fit | None = None,
+        fit: EditFit | None = None,
         where: str = "",
         subject: str = "rows",
         kind: str = "",

@@ -20,7 +20,7 @@ from moegeom.geometry.description import MatrixRegion, best_rows, best_run, row_
 from moegeom.geometry.rows import size
 from moegeom.results.reader import ResultsView
 from moegeom.router.rule import groups_in_words, map_in_words
-from moegeom.studies.changes.edit import EDITS, Edit, Fit
+from moegeom.studies.changes.edit import EDITS, Edit, EditFit
 from moegeom.studies.changes.operators.biases import CHANGED, rest_of
 from moegeom.studies.changes.operators.matrices import FOLDED, NOT_FOLLOWED
 from moegeom.studies.changes.operators.other_routers import UNRELATED
@@ -199,7 +199,7 @@ _EXACT, _LEAST_BIAS_BITS = 2.0**-30, 10.0
 @dataclass(frozen=True, eq=False)
 class _FittedEdit:
     edit: Edit
-    fit: Fit
+    fit: EditFit
     region: MatrixRegion
     saved: float
 
@@ -317,7 +317,7 @@ def explained_biases(pair: BiasPair) -> list[Change]:
     return changes
 
 
-def _bias_proposals(pair: BiasPair) -> Iterator[tuple[float, Edit, Fit]]:
+def _bias_proposals(pair: BiasPair) -> Iterator[tuple[float, Edit, EditFit]]:
     before = float(np.linalg.norm(pair.b - pair.a))
     scale = float(np.linalg.norm(pair.b)) + float(np.linalg.norm(pair.a))
     for edit in EDITS.all():

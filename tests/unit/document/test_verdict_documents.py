@@ -248,8 +248,8 @@ def test_markdown_says_the_verdict_first_and_folds_a_table_of_all_checks_away(
     failed, strict, warned, run
 ):
     read = page(failed, run)
-    assert [read.tags.count(tag) for tag in ("details", "summary", "table")] == [1, 1, 1]
-    states = {code.strip(): state.strip() for code, _, state in read.rows}
+    assert [read.tags.count(tag) for tag in ("details", "summary", "table")] == [1, 1, 2]
+    states = {row[0].strip(): row[2].strip() for row in read.rows if len(row) == 3}
     assert len(states) == len(failed.outcomes) + 1
     assert states["MGI104"] == "failed (error)"
     assert states["MGI121"] == "needs a baseline: no baseline"
@@ -274,7 +274,7 @@ def test_any_text_leaves_the_page_as_it_is(of_others, tame, text):
     text = f"x{text}x"
     read = page(*of_others(text))
     assert read.tags == tame
-    code, title, state = (cell.split() for cell in read.rows[2])
+    code, title, state = (cell.split() for cell in [r for r in read.rows if len(r) == 3][2])
     words = printable(text).split()
     assert (code, title, state) == (["MGI106"], words, ["inconclusive:", *words])
 

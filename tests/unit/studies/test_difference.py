@@ -17,7 +17,6 @@ from moegeom.core.router import GroupMask, LogitMap, Norm, Router, Rule, Weights
 from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
 from moegeom.results.reader import MemoryResults
-from moegeom.studies.changes import row_pair as pairs
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.router import (
     ProjectedRouters,
@@ -647,8 +646,3 @@ def test_what_differs_between_two_rules_is_told_in_words_for_every_field():
     for name, (value, words) in OTHER_WEIGHTS.items():
         weights = dataclasses.replace(PLAIN.weights, **{name: value})
         assert rule_differences(PLAIN, dataclasses.replace(PLAIN, weights=weights)) == [words]
-
-
-def test_a_share_of_nothing_is_nothing_or_without_bound():
-    values = [pairs.share(part, of) for part, of in ((0.0, 0.0), (1.0, 0.0), (1.0, 4.0))]
-    assert values == [0.0, np.inf, 0.25]

@@ -22,6 +22,10 @@ def column(figure: Chart, name: str) -> list:
     return list(dict(figure.columns)[name])
 
 
+def bars_of(figure: Chart) -> list:
+    return [(mark.role, mark.y) for mark in figure.panels[0].marks if isinstance(mark, Bars)]
+
+
 def finding(*routers: str) -> Finding:
     return Finding("warning", "X1", routers, "t")
 
@@ -56,8 +60,7 @@ def test_a_map_of_checks_says_for_each_layer_how_each_check_ended_if_one_was_loo
         "A6": ["not judged", "not judged"],
     }
     # amber for warnings and what is not judged, grey for what is accepted, nothing for the rest
-    bars = [(mark.role, mark.y) for mark in figure.panels[0].marks if isinstance(mark, Bars)]
-    assert bars == [("other", [3.0, 4.0]), ("random", [1.0, None])]
+    assert bars_of(figure) == [("other", [3.0, 4.0]), ("random", [1.0, None])]
     assert "A2 (bad): 1; A3 (bad): 0, 1." in figure.alt
     assert drawn(outcome("A1", "passed"), outcome("A7", "needs a baseline")) == []
     assert [*gate_figures(Gate(Verdict((outcome("A1", "passed"),)), {"routers": []}))] == []
@@ -98,10 +101,7 @@ def test_what_changed_in_each_router_is_red_where_it_failed():
         "text/1": {"state": "passed", "changes": [folded]},
     }
     (figure,) = signed(routers=routers)
-    red, blue = figure.panels[0].marks
-    assert isinstance(red, Bars)
-    assert isinstance(blue, Bars)
-    assert (red.role, red.y, blue.y) == ("limit", [10.0, None], [None, 0.0])
+    assert bars_of(figure) == [("limit", [10.0, None]), ("tokens", [None, 0.0])]
     assert column(figure, "size") == [None, 0.1, None]
     assert "2 routers compared, 1 failed; the largest change is 10 %, in layer 0." in figure.alt
 
@@ -114,10 +114,7 @@ def rows_moved(num_routers: int) -> Chart:
 
 
 def test_rows_that_moved_are_bars_by_router_and_of_many_a_map_of_every_row():
-    middle, most = rows_moved(2).panels[0].marks
-    assert isinstance(middle, Bars)
-    assert isinstance(most, Bars)
-    assert (middle.y, most.y) == ([2.0, 0.0], [10.0, 0.0])
+    assert bars_of(rows_moved(2)) == [("tokens", [2.0, 0.0]), ("other", [10.0, 0.0])]
     assert (
         "Most for expert 0 of layer 0: 10 % of its row; 1 of 2 routers moved." in rows_moved(2).alt
     )

@@ -12,7 +12,7 @@ from moegeom.core.finding import Severity
 from moegeom.core.router import Rule
 from moegeom.geometry.description import number_bits
 from moegeom.geometry.rows import size
-from moegeom.studies.changes.edit import Edit, Exported, Fit, Judgement, error
+from moegeom.studies.changes.edit import Edit, EditFit, Exported, Judgement, error
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import BiasPair, RowPair, share
 
@@ -20,13 +20,13 @@ from moegeom.studies.changes.row_pair import BiasPair, RowPair, share
 _EXPLAINS = 0.5
 
 
-def _shifted_rows(pair: RowPair) -> Iterator[Fit]:
+def _shifted_rows(pair: RowPair) -> Iterator[EditFit]:
     length = float(np.linalg.norm(pair.shift))
     added = length * np.sqrt(len(pair.a))
     if not length or size(pair.left) > _EXPLAINS * np.hypot(size(pair.left), added):
         return
     of_rows = share(added, size(pair.a))
-    yield Fit(
+    yield EditFit(
         pair.a + pair.shift,
         0.0,
         detail=f"one vector of length {length:.3g} added to every row",
@@ -73,14 +73,14 @@ SHIFTED = Edit(
 
 
 # ------------------------------------------------------------------------------------------ shifted
-def _shifted(pair: BiasPair, kind: str) -> Iterator[Fit]:
+def _shifted(pair: BiasPair, kind: str) -> Iterator[EditFit]:
     if pair.kind != kind:
         return
     change = pair.b - pair.a
     shift = 0.5 * float(change.max() + change.min())
     left = max(float(np.abs(change - shift).max()), pair.finest)
     bits = number_bits(1, len(change), float(np.abs(change).max()), left)
-    yield Fit(pair.a + shift, bits, kind, f"by {shift:+.6g} each", {"shift": shift})
+    yield EditFit(pair.a + shift, bits, kind, f"by {shift:+.6g} each", {"shift": shift})
 
 
 def _is_compared(rule: Rule) -> bool:
@@ -125,16 +125,16 @@ LOGIT_SHIFTED = Edit(
 _PREFERRED = "experts are preferred differently: choices can change."
 
 
-def _scaled(pair: BiasPair) -> Iterator[Fit]:
-    yield Fit(-pair.a, 1.0, f"{pair.kind} negated", evidence={"factor": -1.0})
-    yield Fit(0.0 * pair.a, 1.0, f"{pair.kind} set to zero", evidence={"factor": 0.0})
+def _scaled(pair: BiasPair) -> Iterator[EditFit]:
+    yield EditFit(-pair.a, 1.0, f"{pair.kind} negated", evidence={"factor": -1.0})
+    yield EditFit(0.0 * pair.a, 1.0, f"{pair.kind} set to zero", evidence={"factor": 0.0})
     square = float(pair.a @ pair.a)
     if square > 0.0:
         factor = float(pair.a @ pair.b) / square
         left = max(float(np.abs(pair.b - factor * pair.a).max()), pair.finest)
         bits = number_bits(1, len(pair.a), float(np.abs(pair.b - pair.a).max()), left)
         kind = f"{pair.kind} scaled by {factor:.3g}"
-        yield Fit(factor * pair.a, bits + 1.0, kind, evidence={"factor": factor})
+        yield EditFit(factor * pair.a, bits + 1.0, kind, evidence={"factor": factor})
 
 
 BIAS_SCALED = Edit("bias scaled", "{kind}", _PREFERRED, fit_bias=_scaled, gate=error)
@@ -143,13 +143,13 @@ BIAS_SCALED = Edit("bias scaled", "{kind}", _PREFERRED, fit_bias=_scaled, gate=e
 _READ_AS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 
 
-def _read_as(pair: BiasPair) -> Iterator[Fit]:
+def _read_as(pair: BiasPair) -> Iterator[EditFit]:
     raw = np.ascontiguousarray(pair.stored[pair.place], np.float32)
     for name, dtype in _READ_AS.items():
         values = raw.view(dtype)[: len(raw)].astype(np.float64)
         values = np.where(np.isfinite(values), values, 0.0)
         kind = f"bytes of the {pair.kind} read as {name}"
-        yield Fit(values, 3.0, kind, evidence={"dtype": name})
+        yield EditFit(values, 3.0, kind, evidence={"dtype": name})
 
 
 READ_AS = Edit(
@@ -162,11 +162,11 @@ READ_AS = Edit(
 
 
 # ------------------------------------------------------------------------------------ other experts
-def _left_behind(pair: BiasPair) -> Iterator[Fit]:
+def _left_behind(pair: BiasPair) -> Iterator[EditFit]:
     """Biases in A's order although rows were permuted, or cut after the last row."""
     own = np.arange(len(pair.b))
     if len(pair.stored) >= len(pair.b) and (pair.place != own).any():
-        yield Fit(pair.stored[own], 2.0, pair.kind)
+        yield EditFit(pair.stored[own], 2.0, pair.kind)
 
 
 LEFT_BEHIND = Edit(
@@ -177,7 +177,7 @@ LEFT_BEHIND = Edit(
 )
 
 
-def _of_others(pair: BiasPair) -> Iterator[Fit]:
+def _of_others(pair: BiasPair) -> Iterator[EditFit]:
     order = np.argsort(pair.stored, kind="stable")
     sorted_values = pair.stored[order]
     source = order[np.minimum(np.searchsorted(sorted_values, pair.b), len(order) - 1)]
@@ -187,7 +187,7 @@ def _of_others(pair: BiasPair) -> Iterator[Fit]:
     bits = (1 + len(moved)) * math.log2(len(order))
     listing = ", ".join(f"expert {expert} has that of {source[expert]}" for expert in moved[:4])
     detail = f"{listing}{' ...' if len(moved) > 4 else ''}"
-    yield Fit(pair.stored[source], bits, pair.kind, detail, {"place": source.tolist()})
+    yield EditFit(pair.stored[source], bits, pair.kind, detail, {"place": source.tolist()})
 
 
 OF_OTHERS = Edit(
@@ -200,7 +200,7 @@ OF_OTHERS = Edit(
 
 
 # ----------------------------------------------------------------------------------------- the rest
-def rest_of(pair: BiasPair) -> Fit:
+def rest_of(pair: BiasPair) -> EditFit:
     """The residual change of biases that no pattern explains."""
     moved = pair.b - pair.a
     middle = float(np.median(moved))
@@ -208,7 +208,7 @@ def rest_of(pair: BiasPair) -> Fit:
     largest, spread = float(moved[expert] - middle), pair.spread
     ratio = f", {abs(largest) / spread:.2g} of the spread {spread:.2g}" if spread > 0.0 else ""
     common = f" beside a common {middle:+.3g}" if abs(middle) > 0.1 * abs(largest) else ""
-    return Fit(
+    return EditFit(
         pair.b,
         0.0,
         pair.kind,

@@ -19,7 +19,7 @@ from moegeom.geometry.rows import (
     spread_factor,
     usual_factor,
 )
-from moegeom.studies.changes.edit import Edit, Exported, Fit, Judgement, always, error_if_exact
+from moegeom.studies.changes.edit import Edit, EditFit, Exported, Judgement, always, error_if_exact
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import EQUAL, RowPair, share
 
@@ -27,7 +27,7 @@ from moegeom.studies.changes.row_pair import EQUAL, RowPair, share
 _LEAST_ROWS_FOR_COLUMNS = 4
 
 
-def _common(pair: RowPair, sign: float) -> Iterator[Fit]:
+def _common(pair: RowPair, sign: float) -> Iterator[EditFit]:
     same = not pair.is_projected and np.array_equal(
         pair.routers[0].weight[pair.place], pair.routers[1].weight
     )
@@ -37,7 +37,7 @@ def _common(pair: RowPair, sign: float) -> Iterator[Fit]:
             continue
         rows = factor * pair.a
         finest = max(size(pair.left_of(rows)), float(pair.finest.max()))
-        yield Fit(
+        yield EditFit(
             rows,
             number_bits(1, pair.a.size, size(pair.left), finest),
             kind="" if round(factor, 3) == -1.0 else f"by {abs(factor):.3g}",
@@ -71,7 +71,7 @@ NEGATED = Edit(
 )
 
 
-def _columns(pair: RowPair) -> Iterator[Fit]:
+def _columns(pair: RowPair) -> Iterator[EditFit]:
     a, b = pair.centred
     if pair.is_projected or len(a) < _LEAST_ROWS_FOR_COLUMNS or not (a.any() and b.any()):
         return
@@ -85,7 +85,7 @@ def _columns(pair: RowPair) -> Iterator[Fit]:
         rows, factors, left = whole, column_factors(pair.a, pair.b), left_of_whole
     low, high = np.percentile(factors, [5, 95]).tolist()
     finest = max(left, float(pair.finest.max()))
-    yield Fit(
+    yield EditFit(
         rows,
         number_bits(len(factors), pair.a.size, size(pair.left), finest),
         detail=f"factors {low:.3g} to {high:.3g} (5 % to 95 % of the columns)",
@@ -132,7 +132,7 @@ def _has_other_gain(pair: RowPair) -> bool:
     return not np.array_equal(first, second)
 
 
-def _folded(pair: RowPair) -> Iterator[Fit]:
+def _folded(pair: RowPair) -> Iterator[EditFit]:
     if FOLDED.name in pair.named or not _has_other_gain(pair):
         return
     first, second = pair.routers
@@ -145,7 +145,7 @@ def _folded(pair: RowPair) -> Iterator[Fit]:
         return
     finest = max(distance, float(pair.finest.max()), EQUAL * length)
     saved = pair.a.size * np.log2(max(alike / finest, 1.0))
-    yield Fit(
+    yield EditFit(
         pair.a,
         number_bits(pair.a.shape[1], pair.a.size, 1.0, 1.0),
         evidence={"effective_change": share(distance, pair.length)},
@@ -183,7 +183,7 @@ FOLDED = Edit(
 )
 
 
-def _not_followed(pair: RowPair) -> Iterator[Fit]:
+def _not_followed(pair: RowPair) -> Iterator[EditFit]:
     if not _has_other_gain(pair):
         return
     first, second = _gains(pair)
@@ -194,7 +194,7 @@ def _not_followed(pair: RowPair) -> Iterator[Fit]:
     changed = share(float(np.linalg.norm(second - first)), float(np.linalg.norm(first)))
     for words, relation in _RELATIONS.items():
         if (np.abs(second - relation(first)) <= _ROUNDING * np.abs(second)).all():
-            yield Fit(
+            yield EditFit(
                 weight * second,
                 3.0,
                 kind=f"gain {words}",
@@ -203,7 +203,7 @@ def _not_followed(pair: RowPair) -> Iterator[Fit]:
                 evidence={"relation": words, "gain_change": changed},
             )
     if same:
-        yield Fit(
+        yield EditFit(
             pair.b,
             number_bits(2, pair.a.size, size(pair.left), float(pair.finest.max())),
             kind="weight the same, gain changed",
@@ -239,7 +239,7 @@ _FAR = 0.7
 _LENGTH_BITS = 16.0
 
 
-def _rotated(pair: RowPair) -> Iterator[Fit]:
+def _rotated(pair: RowPair) -> Iterator[EditFit]:
     """Rows that differ by more than rounding while W diag(g)^2 W^T does not."""
     length = size(pair.a)
     if pair.is_projected or length == 0.0 or len(pair.a) < LEAST_ROWS_FOR_GRAM:
@@ -253,7 +253,7 @@ def _rotated(pair: RowPair) -> Iterator[Fit]:
     if not noise <= _GRAM_SHARE * moved or not (is_rounding or moved >= _FAR):
         return
     entries = len(pair.a) * (len(pair.a) + 1) / 2.0
-    yield Fit(
+    yield EditFit(
         pair.b,
         3.0,
         size=moved,
@@ -264,7 +264,7 @@ def _rotated(pair: RowPair) -> Iterator[Fit]:
     )
 
 
-def _turned(pair: RowPair) -> Iterator[Fit]:
+def _turned(pair: RowPair) -> Iterator[EditFit]:
     """Projected rows far from those of A, of unchanged lengths.
 
     Noise of so much of a row would change its length by a quarter.
@@ -284,7 +284,7 @@ def _turned(pair: RowPair) -> Iterator[Fit]:
     if moved < _FAR or not is_kept.all() or bits < _LENGTH_BITS:
         return
     detail = f"rows moved by {percent(moved)}, and each is as long as it was"
-    yield Fit(pair.b, 3.0, size=moved, detail=detail, saved=bits)
+    yield EditFit(pair.b, 3.0, size=moved, detail=detail, saved=bits)
 
 
 def _judge(change: Change, pair: Exported) -> Judgement:
@@ -320,7 +320,7 @@ TURNED = Edit(
 _PART = 4
 
 
-def _low_rank(pair: RowPair) -> Iterator[Fit]:
+def _low_rank(pair: RowPair) -> Iterator[EditFit]:
     most = min(pair.a.shape) // _PART
     if pair.is_projected or most < 1 or LOW_RANK.name in pair.named:
         return
@@ -330,7 +330,7 @@ def _low_rank(pair: RowPair) -> Iterator[Fit]:
     for change, common in ((pair.b - pair.a, 0.0), (pair.left, apart)):
         part = low_rank_part(change, finest, most)
         if part is not None:
-            yield Fit(
+            yield EditFit(
                 pair.a + part.change,
                 part.bits + common,
                 kind=str(part.rank),

@@ -12,7 +12,7 @@ import numpy as np
 from moegeom.core.shapes import Int64
 from moegeom.core.text import percent
 from moegeom.geometry.rows import likeness_z, own_cosines, size
-from moegeom.studies.changes.edit import Edit, Fit, error
+from moegeom.studies.changes.edit import Edit, EditFit, error
 from moegeom.studies.changes.row_pair import BiasPair, RowPair, share
 
 #: Rows are those of another layer where they are nearer to them than this share of their length:
@@ -20,7 +20,7 @@ from moegeom.studies.changes.row_pair import BiasPair, RowPair, share
 _NEAR = 0.5
 
 
-def _of_layer(pair: RowPair) -> Iterator[Fit]:
+def _of_layer(pair: RowPair) -> Iterator[EditFit]:
     if pair.others is None or OF_LAYER.name in pair.named:
         return
     far = np.linalg.norm(pair.left, axis=1) > _NEAR * np.linalg.norm(pair.b, axis=1)
@@ -38,7 +38,7 @@ def _of_layer(pair: RowPair) -> Iterator[Fit]:
     if not source or not near[source]:
         return
     for kind, rows in pair.others.rows(source).items():
-        yield Fit(
+        yield EditFit(
             rows,
             math.log2(max(len(projections), 2)) + 1.0,
             kind=f"{kind}{place_in_words(source)}",
@@ -62,12 +62,12 @@ OF_LAYER = Edit(
 )
 
 
-def _bias_of_layer(pair: BiasPair) -> Iterator[Fit]:
+def _bias_of_layer(pair: BiasPair) -> Iterator[EditFit]:
     bits = math.log2(max(len(pair.others), 2))
     for name, stored in pair.others.items():
         if len(stored) == len(pair.stored) and size(pair.b[None]) > 0.0:
             kind = f"{pair.kind} of {place_in_words(name)} of A"
-            yield Fit(stored[pair.place].astype(np.float64), bits, kind, "", {"source": name})
+            yield EditFit(stored[pair.place].astype(np.float64), bits, kind, "", {"source": name})
 
 
 BIAS_OF_LAYER = Edit(
@@ -142,7 +142,7 @@ def _where(pair: RowPair, rest: _Residual) -> str:
     return f"{len(rest.rows)} of {len(pair.a)} rows" if rest.is_local else "rows"
 
 
-def _trained(pair: RowPair) -> Iterator[Fit]:
+def _trained(pair: RowPair) -> Iterator[EditFit]:
     rest = _residual(pair)
     if rest is None or rest.is_unrelated:
         return
@@ -153,7 +153,7 @@ def _trained(pair: RowPair) -> Iterator[Fit]:
     lengths = [size(side[rest.rows]) for side in (pair.a, pair.a + pair.left)]
     ratio = share(lengths[1], lengths[0])
     longer = f"; rows {ratio:.3g} times as long" if abs(ratio - 1.0) > _OTHER_LENGTH else ""
-    yield Fit(
+    yield EditFit(
         pair.b,
         0.0,
         kind=_where(pair, rest),
@@ -177,13 +177,13 @@ TRAINED = Edit(
 )
 
 
-def _unrelated(pair: RowPair) -> Iterator[Fit]:
+def _unrelated(pair: RowPair) -> Iterator[EditFit]:
     rest = _residual(pair)
     if rest is None or not rest.is_unrelated:
         return
     kind = f"in {_where(pair, rest)}" if rest.is_local else ""
     evidence = {"num_rows": len(rest.rows), **rest.facts}
-    yield Fit(pair.b, 0.0, kind=kind, detail=rest.detail, evidence=evidence)
+    yield EditFit(pair.b, 0.0, kind=kind, detail=rest.detail, evidence=evidence)
 
 
 UNRELATED = Edit(

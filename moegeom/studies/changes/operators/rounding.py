@@ -9,7 +9,7 @@ import numpy as np
 from moegeom.core.router import Router, mantissa_bits
 from moegeom.core.text import percent
 from moegeom.geometry.number_formats import cast_of, grid_of
-from moegeom.studies.changes.edit import Edit, Exported, Fit, Judgement
+from moegeom.studies.changes.edit import Edit, EditFit, Exported, Judgement
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import BiasPair, RowPair, row_pair, stored_bits
 
@@ -17,7 +17,7 @@ from moegeom.studies.changes.row_pair import BiasPair, RowPair, row_pair, stored
 _EXACT_BITS = 16.0
 
 
-def _rounded(pair: RowPair) -> Iterator[Fit]:
+def _rounded(pair: RowPair) -> Iterator[EditFit]:
     if pair.is_projected or not pair.is_stored:
         return
     first, second = pair.routers
@@ -46,10 +46,10 @@ def _rounded(pair: RowPair) -> Iterator[Fit]:
         )
 
 
-def _exact(pair: RowPair, kind: str, detail: str, casts: dict[str, str]) -> Fit:
+def _exact(pair: RowPair, kind: str, detail: str, casts: dict[str, str]) -> EditFit:
     with np.errstate(over="ignore", invalid="ignore"):
         moved = pair.change_size
-    return Fit(
+    return EditFit(
         pair.b,
         7.0,
         kind=kind,
@@ -81,18 +81,18 @@ def _casts(
     return casts
 
 
-def rounding_of_broken(a: Router, b: Router) -> Iterator[Fit]:
+def rounding_of_broken(a: Router, b: Router) -> Iterator[EditFit]:
     """Casts of routers with non-finite values, for which no other edit is tried."""
     with np.errstate(over="ignore", invalid="ignore"):
         yield from _rounded(row_pair(a, b, np.arange(a.num_experts)))
 
 
-def _bias_rounded(pair: BiasPair) -> Iterator[Fit]:
+def _bias_rounded(pair: BiasPair) -> Iterator[EditFit]:
     for finer, coarser, names in ((pair.a, pair.b, "B is A"), (pair.b, pair.a, "A is B")):
         cast = cast_of(finer[None].astype(np.float32), coarser[None].astype(np.float32))
         if cast is not None:
             largest = float(np.abs(pair.b - pair.a).max())
-            yield Fit(
+            yield EditFit(
                 pair.b,
                 3.0,
                 f"{names}, {pair.kind} rounded to {cast}",

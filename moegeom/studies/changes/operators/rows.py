@@ -19,7 +19,7 @@ from moegeom.geometry.rows import (
     squared_distances,
 )
 from moegeom.geometry.set_code import log2_sets
-from moegeom.studies.changes.edit import Edit, Exported, Fit, Judgement, error, error_if_exact
+from moegeom.studies.changes.edit import Edit, EditFit, Exported, Judgement, error, error_if_exact
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import EQUAL, FARTHEST, RowPair, effective_rows_of
 from moegeom.studies.faults.scope import listed
@@ -35,7 +35,7 @@ _LEAST_ROWS = 3
 
 
 # -------------------------------------------------------------------------------------- other order
-def _permuted(pair: RowPair) -> Iterator[Fit]:
+def _permuted(pair: RowPair) -> Iterator[EditFit]:
     # two rows less their mean are opposite: a swap would be a negation
     a, b = pair.centred if len(pair.a) > 2 else (pair.a, pair.b)
     order = matched_places(a, b)
@@ -44,7 +44,7 @@ def _permuted(pair: RowPair) -> Iterator[Fit]:
         return
     place, rows = pair.place[order], pair.a[order]
     description, mixes = places_in_words(order, pair.rule)
-    yield Fit(
+    yield EditFit(
         rows,
         math.lgamma(moved + 1) / math.log(2.0) + log2_sets(len(order), moved),
         kind=f"({moved} of {len(order)} rows)",
@@ -89,7 +89,7 @@ PERMUTED = Edit(
 
 
 # ------------------------------------------------------------------------------------------- copies
-def _copied(pair: RowPair) -> Iterator[Fit]:
+def _copied(pair: RowPair) -> Iterator[EditFit]:
     """Rows that became equal: the one nearest to its row in A is the source."""
     sources: dict[int, int] = {}
     own = own_cosines(pair.a, pair.b)
@@ -119,7 +119,7 @@ def _copied(pair: RowPair) -> Iterator[Fit]:
     measured = np.where(is_copy[:, None], pair.b, pair.a)
     evidence = {"sources": sources}
     detail = f"{listed}{more}"
-    yield Fit(rows, bits, detail, evidence=evidence, measured=measured, of_rows=is_copy)
+    yield EditFit(rows, bits, detail, evidence=evidence, measured=measured, of_rows=is_copy)
 
 
 COPIED = Edit(
@@ -133,7 +133,7 @@ COPIED = Edit(
 
 
 # ---------------------------------------------------------------------------------- factors of rows
-def _scaled_rows(pair: RowPair) -> Iterator[Fit]:
+def _scaled_rows(pair: RowPair) -> Iterator[EditFit]:
     experts, dimension = pair.a.shape
     square = np.einsum("ij,ij->i", pair.a, pair.a)
     products = np.einsum("ij,ij->i", pair.a, pair.b)
@@ -159,7 +159,7 @@ def _scaled_rows(pair: RowPair) -> Iterator[Fit]:
     factors = np.where(is_scaled, factors, 1.0)
     scaled = {int(expert): float(factors[expert]) for expert in np.flatnonzero(is_scaled)}
     before, after = (float(np.linalg.norm(x[is_scaled])) for x in (moved, left))
-    yield Fit(
+    yield EditFit(
         factors[:, None] * pair.a,
         number_bits(number, dimension, before, max(after, float(pair.finest.max())))
         + log2_sets(experts, number),
@@ -220,7 +220,7 @@ def subset_places(
     return nearest if is_found.mean() >= _MOST else None
 
 
-def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"], Fit]]:
+def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"], EditFit]]:
     if a.hidden_size != b.hidden_size or a.num_experts == b.num_experts:
         return
     before = effective_rows_of(a)
@@ -240,7 +240,7 @@ def _places(a: Router, b: Router) -> Iterator[tuple[Int64[np.ndarray, "experts"]
         detail += "; experts of one group of the rule come from several groups of A"
     yield (
         place,
-        Fit(
+        EditFit(
             before[place],
             log2_sets(a.num_experts, min(number, a.num_experts)),
             kind=kind,
