@@ -65,7 +65,8 @@ class Enclosure:
     def each(self, part: Callable[[np.ndarray], np.ndarray]) -> Enclosure:
         """The same of a linear part of the quantities."""
         arrays = (self.value, self.along_x, self.along_y, self.rest)
-        return Enclosure(*map(part, arrays), self.half)
+        value, along_x, along_y, rest = map(part, arrays)
+        return Enclosure(value, along_x, along_y, rest, self.half)
 
     @cached_property
     def reach(self) -> np.ndarray:
