@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from moegeom.core.text import number_of, percent, percent_of_all
 from moegeom.document.chart import Axis, Bars, Chart, Panel, Polyline
@@ -339,26 +339,26 @@ _MOST_DRAWN = 16
 #: Routers with a curve: as many as have a colour of their own.
 _MOST_LINES = 7
 
-#: Counts of expert sets, in words, with their colours.
-_COUNTS = {
-    "num_possible": ("expert sets there are", "dim"),
-    "most_cells": ("at most on such a slice", "limit"),
-    "num_cells": ("reached on the slice", "g1"),
-    "random": ("random router, mean", "random"),
-    "visited": ("used by the tokens", "tokens"),
+
+def _reached(router: RouterCells) -> int | None:
+    """Expert sets that the slice meets, where they were counted."""
+    if router.outcome == "all subsets":
+        return router.num_possible
+    return None if router.cells is None else router.cells.num_cells
+
+
+#: Counts of expert sets: words, colour, and the number of a router.
+_COUNTS: Mapping[str, tuple[str, str, Callable[[RouterCells], float | None]]] = {
+    "num_possible": ("expert sets there are", "dim", lambda one: one.num_possible),
+    "most_cells": ("at most on such a slice", "limit", lambda one: one.most_cells),
+    "num_cells": ("reached on the slice", "g1", _reached),
+    "random": ("random router, mean", "random", lambda one: one.random and one.random.mean),
+    "visited": (
+        "used by the tokens",
+        "tokens",
+        lambda one: one.visited and one.visited.num_expert_sets,
+    ),
 }
-
-
-def _counts(router: RouterCells) -> dict[str, float | None]:
-    """By the names of :data:`_COUNTS`."""
-    cells = router.num_possible if router.outcome == "all subsets" else None
-    return {
-        "num_possible": router.num_possible,
-        "most_cells": router.most_cells,
-        "num_cells": cells if router.cells is None else router.cells.num_cells,
-        "random": None if router.random is None else router.random.mean,
-        "visited": None if router.visited is None else router.visited.num_expert_sets,
-    }
 
 
 def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
@@ -367,14 +367,14 @@ def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
     if not routers:
         return
     names = [place(one.router, [other.router for other in routers]) for one in routers]
-    counts = [_counts(one) for one in routers]
-    first = slice(_MOST_DRAWN)
+    counts = {name: [count(one) for one in routers] for name, (*_, count) in _COUNTS.items()}
+    drawn = slice(_MOST_DRAWN)
     marks = [
-        Bars(text, role, [math.log10(n) if n else None for n in column[first]])
-        for name, (text, role) in _COUNTS.items()
-        if any(column := [count[name] for count in counts])
+        Bars(text, role, [math.log10(n) if n else None for n in counts[name][drawn]])
+        for name, (text, role, _) in _COUNTS.items()
+        if any(counts[name])
     ]
-    x, y = Axis("log10 of their number", low=0.0), Axis("", names=names[first])
+    x, y = Axis("log10 of their number", low=0.0), Axis("", names=names[drawn])
     panels = [Panel("expert sets", x, y, marks, is_wide=False)]
     visits = [(name, one.visited) for name, one in zip(names, routers, strict=True) if one.visited]
     if visits:
@@ -389,12 +389,11 @@ def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
         ]
         x, y = Axis("expert sets, the most used first", "log2"), Axis("of the tokens, %", low=0.0)
         panels.append(Panel("tokens in the most used", x, y, lines, is_wide=False))
-    most = max(range(len(routers)), key=lambda n: counts[n]["visited"] or 0)
-    used = counts[most]["visited"]
+    most = max(range(len(routers)), key=lambda n: counts["visited"][n] or 0)
+    used, reached = counts["visited"][most], counts["num_cells"][most]
     of_sets = f"{_number(routers[most].num_possible)} expert sets there are"
     tokens = "" if used is None else f", and these tokens use {used:,.0f}"
-    reached = counts[most]["num_cells"]
-    met = "not counted" if reached is None else f"{reached:,.0f}"
+    found = "not counted" if reached is None else f"{reached:,.0f}"
     yield Chart(
         "cells",
         "Expert sets that can be reached, and those that are used",
@@ -403,10 +402,7 @@ def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
         f"share of the tokens in the 1, 2, 4 ... that they use most. Of {_MOST_DRAWN} routers, and "
         f"curves of {_MOST_LINES}, at most.",
         "What a slice leaves out: tokens lie around it, not in it.",
-        f"{routers[most].router}: of {of_sets} the slice meets {met}{tokens}.",
+        f"{routers[most].router}: of {of_sets} the slice meets {found}{tokens}.",
         panels,
-        [
-            ("router", [one.router for one in routers]),
-            *((name, [count[name] for count in counts]) for name in _COUNTS),
-        ],
+        [("router", [one.router for one in routers]), *counts.items()],
     )

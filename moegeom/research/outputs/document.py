@@ -83,7 +83,7 @@ def _verdict(report: Outputs) -> Iterator[Block]:
     yield Fact(
         "RESULT",
         f"{_range([one.routed_mean_share for one in report.routers], _share)} of the energy of "
-        "routed outputs is in their mean; outputs of two experts of one token have a cosine of "
+        "routed outputs is in their mean; two chosen experts of one token have a cosine of "
         f"{_range([one.overlap for one in report.routers], _figure)}.",
         "strong",
     )

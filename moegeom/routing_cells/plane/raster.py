@@ -64,8 +64,9 @@ class Enclosure:
 
     def each(self, part: Callable[[np.ndarray], np.ndarray]) -> Enclosure:
         """The same of a linear part of the quantities."""
-        value, x, y, rest = map(part, (self.value, self.along_x, self.along_y, self.rest))
-        return Enclosure(value, x, y, rest, self.half)
+        arrays = (self.value, self.along_x, self.along_y, self.rest)
+        value, along_x, along_y, rest = map(part, arrays)
+        return Enclosure(value, along_x, along_y, rest, self.half)
 
     @cached_property
     def reach(self) -> np.ndarray:

@@ -4,6 +4,7 @@ is the same every time; red-blind and green-blind readers tell colours apart, to
 
 import base64
 import csv
+import dataclasses
 import hashlib
 import html
 import importlib.util
@@ -158,6 +159,17 @@ def test_whatever_stands_behind_a_figure_stands_in_a_table(scanned, behind):
         if value not in values.get(column, ())
     }
     assert elsewhere == OF_NO_TABLE
+
+
+def test_captions_say_documents_where_there_are_some_to_tell_apart(scanned):
+    for known, number, units in ((True, 8, "documents"), (True, 1, "runs"), (False, None, "runs")):
+        tokens = {"has_documents": known, "num_documents": number}
+        run = {**scanned.run, "tokens": {**scanned.run["tokens"], **tokens}}
+        results = dataclasses.replace(scanned.value, run=run)
+        load, near = figures_of(results, ("load", "near_boundary"))
+        assert f"interval over {units}" in load.shows
+        assert f"interval over {units}" in near.shows
+        assert [max(m.y) for m in near.panels[0].marks if isinstance(m, Polyline)] == [100.0] * 3
 
 
 def test_cosines_of_the_page_are_those_of_the_rows(behind):

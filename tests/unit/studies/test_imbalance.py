@@ -57,14 +57,6 @@ KERNELS, REQUEST = load_kernels("cpu"), ImbalanceRequest("model")
 
 shown = functools.partial(worded, document)
 
-
-def figure_words(record: Imbalance) -> list[str]:
-    names = (
-        getattr(mark, "text", "") for f in imbalance_figures(record) for mark in f.panels[0].marks
-    )
-    return [*names, *(f"{f.shows}{f.shows_not}{f.alt}" for f in imbalance_figures(record))]
-
-
 #: What a record says of cones takes most of the time: few directions do where nothing is asked of it.
 FEW, DIRECTIONS = 2**12, "moegeom.geometry.border_shares._DIRECTIONS"
 
@@ -528,7 +520,8 @@ def test_the_collapsed_sample_can_be_balanced_and_the_balanced_one_is_even(colla
     result, *_ = unwrapped(shown(runs, width=80)).split("step_1500")
     assert result.count("all layers") == 1
     assert re.search(r"on other runs of 256 tokens too, but reroutes 9\d to 9\d %", result)
-    assert "document" not in result + "".join(figure_words(runs))
+    captions = [(f.panels, f.shows, f.alt) for f in imbalance_figures(runs)]
+    assert "document" not in f"{result}{captions}"
 
 
 def test_a_screen_shows_the_least_even_routers_and_a_page_all_of_them_with_the_cv(collapsed):
