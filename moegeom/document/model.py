@@ -121,6 +121,17 @@ class Headline:
 
     numbers: Sequence[tuple[str, str, Look]]
 
+    @classmethod
+    def of_classes(cls, good: int, bad: int, unjudged: int, what: str, worst: Look) -> Headline:
+        """How many of ``what`` are judged and fine, judged and not, and not judged."""
+        return cls(
+            [
+                (f"{good:,}", f"{what} fine", "good" if good else "plain"),
+                (f"{bad:,}", f"{what} not fine", worst if bad else "plain"),
+                (f"{unjudged:,}", f"{what} not judged", "warning" if unjudged else "plain"),
+            ]
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Gallery:

@@ -9,21 +9,32 @@ from typing import Any
 from moegeom.core.finding import SEVERITY_ORDER, STATES, Finding, Outcome, Verdict
 from moegeom.core.text import number_of
 from moegeom.document.excerpts import MOST, in_part
-from moegeom.document.model import Block, Excerpt, Fact, Look, Note, Problem, Table
-from moegeom.document.verdict_text import places, verdict_sentence, verdict_word, why_not_judged
+from moegeom.document.model import Block, Excerpt, Fact, Headline, Look, Note, Problem, Table
+from moegeom.document.verdict_text import (
+    check_classes,
+    places,
+    verdict_sentence,
+    verdict_word,
+    why_not_judged,
+)
 
 
-def verdict_fact(verdict: Verdict) -> Fact:
-    """The verdict in a sentence, with the exit code at the right."""
-    sentence = verdict_sentence(verdict)
-    return Fact("VERDICT", sentence, _look(verdict), f"exit {verdict.exit_code}")
+def verdict_card(verdict: Verdict) -> list[Block]:
+    """The verdict in a sentence, with the exit code at the right, and its three classes."""
+    sentence, look = verdict_sentence(verdict), _look(verdict)
+    worst: Look = "error" if verdict.exit_code == 1 else "warning"
+    return [
+        Fact("VERDICT", sentence, look, f"exit {verdict.exit_code}"),
+        Headline.of_classes(*check_classes(verdict), "checks", worst),
+    ]
 
 
 def _look(verdict: Verdict) -> Look:
-    """Only a gate that judged something and found nothing looks good."""
+    """Only a gate that judged everything and found nothing looks good."""
     if verdict.exit_code == 1:
         return "error"
-    return "good" if verdict_word(verdict).startswith("PASSED") else "warning"
+    looks: dict[str, Look] = {"PASSED": "good", "PASSED IN PART": "strong"}
+    return looks.get(verdict_word(verdict), "warning")
 
 
 def findings_excerpt(

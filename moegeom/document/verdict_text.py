@@ -39,6 +39,9 @@ _BESIDE: dict[State, tuple[str, str]] = {
     "does not apply": ("does not apply", "do not apply"),
 }
 
+#: Fine, and not.
+_JUDGED: tuple[State, State] = ("passed", "failed")
+
 _FAILING: dict[Severity, str] = {
     "error": "",
     "warning": " Warnings fail.",
@@ -58,13 +61,19 @@ def verdict_sentence(verdict: Verdict) -> str:
         if (number := severities.count(severity))
     ]
     unjudged = _counts(verdict, _UNJUDGED)
-    counted = [f"{number_of(len(verdict.in_state('passed')), 'check')} fine"]
-    counted.append(f"{len(verdict.in_state('failed'))} not{_after(findings)}")
-    counted.append(f"{_number(verdict, _UNJUDGED)} not judged{_after(unjudged)}")
+    fine, not_fine, not_judged = check_classes(verdict)
+    counted = [f"{number_of(fine, 'check')} fine", f"{not_fine} not{_after(findings)}"]
+    counted.append(f"{not_judged} not judged{_after(unjudged)}")
     counted += [", ".join(beside)] if (beside := _counts(verdict, _BESIDE)) else []
     unseen = f" Not checked: {', '.join(verdict.unseen)}." if verdict.unseen else ""
     text = f"{'; '.join(counted)}.{_FAILING[verdict.fail_on]}"
     return f"{verdict_word(verdict)}: {text}{unseen}"
+
+
+def check_classes(verdict: Verdict) -> tuple[int, int, int]:
+    """Checks that were judged and are fine, were judged and are not, and were not judged."""
+    passed, failed = (len(verdict.in_state(state)) for state in _JUDGED)
+    return passed, failed, _number(verdict, _UNJUDGED)
 
 
 def _after(parts: Sequence[str]) -> str:

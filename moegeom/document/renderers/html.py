@@ -143,8 +143,9 @@ _ENTRY = re.compile(r'id="([\w-]+)"(?:><h2>(.*?)</h2>| data-by="(.*?)")')
 
 def _contents(body: str) -> str:
     """Links to the figures and tables of a page with several."""
-    entries = [(name, title or f"table by {by}") for name, title, by in _ENTRY.findall(body)]
-    links = (f'<a href="#{name}">{title}</a>' for name, title in entries)
+    parts = [(title or f"table by {by}", name) for name, title, by in _ENTRY.findall(body)]
+    entries = dict(reversed(parts))  # of tables alike, the first
+    links = (f'<a href="#{name}">{title}</a>' for title, name in reversed(entries.items()))
     return f"<nav>{' '.join(links)}</nav>" if len(entries) > 1 else ""
 
 

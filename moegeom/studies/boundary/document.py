@@ -14,7 +14,7 @@ from moegeom.core.text import number_of, percent, percent_of_all, small_percent
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
-from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Gallery, View
+from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Gallery, Headline, View
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.study import Column, study_page, table_of
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
@@ -120,6 +120,14 @@ def _against(report: BoundaryReport) -> Iterator[Fact]:
 
 def _verdict(report: BoundaryReport) -> Iterator[Block]:
     yield Fact("VERDICT", _verdict_sentence(report))
+    if report.variants:
+        most = max(report.variants, key=lambda variant: variant.flipped)
+        shares = {
+            f"of the choices flip under {most.name}": most.mean("flipped_share"),
+            "of the tokens flip at some layer": most.any_share,
+            "of the routing weight moves": most.mean("weight_moved_mean"),
+        }
+        yield Headline([(_share(share), text, "plain") for text, share in shares.items()])
     if typed := report.summary.run.get("next_command"):
         yield Command("next: ", str(typed))
 

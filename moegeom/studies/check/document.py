@@ -32,7 +32,7 @@ from moegeom.document.verdict_blocks import (
     checks_table,
     findings_excerpt,
     unjudged,
-    verdict_fact,
+    verdict_card,
     verdict_record,
 )
 from moegeom.document.verdict_text import places, profile_line, verdict_word
@@ -50,7 +50,7 @@ def document(gate: Gate, view: View) -> Document:
         "check",
         run["checkpoint"]["name"],
         [
-            [verdict_fact(verdict)],
+            verdict_card(verdict),
             [*_header(verdict, summary)],
             [*findings_excerpt(verdict.findings, run, view.detail)],
             [*unjudged(verdict, run, view.detail)],

@@ -17,6 +17,7 @@ from moegeom.document.model import (
     Excerpt,
     Fact,
     Gallery,
+    Headline,
     Look,
     Note,
     Table,
@@ -67,6 +68,7 @@ def document(report: Difference, view: View) -> Document:
         [
             Fact("VERDICT", verdict_sentence(report), _mood(report)),
             *(Fact("UNLIKE", text, "error") for text in _unlike(report)),
+            _headline(report),
         ],
         [_routers(report, view)],
         [Fact("means", f"{word}: {text}", "dim") for word, text in meanings.items()],
@@ -179,6 +181,18 @@ def verdict_sentence(report: Difference) -> str:
         return f"{text}."
     changed = f"{len(figures.significant)} of {len(figures.tests)}"
     return f"{text}. Figures: {changed} changed by more than chance."
+
+
+def _headline(report: Difference) -> Headline:
+    changed = len(_changed(report))
+    alone = len(report.only_first) + len(report.only_second)
+    return Headline(
+        [
+            (f"{len(report.routers) - changed:,}", "routers identical", "plain"),
+            (f"{changed:,}", "routers changed", "warning" if changed else "plain"),
+            (f"{alone:,}", "routers on one side alone", "warning" if alone else "plain"),
+        ]
+    )
 
 
 def _mood(report: Difference) -> Look:

@@ -12,7 +12,18 @@ from moegeom.core.text import figure_text, number_of, percent, percent_of_all, s
 from moegeom.document.chart import Axis, Bars, Chart, Panel, Polyline
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, size, tokens_line
-from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
+from moegeom.document.model import (
+    Block,
+    Document,
+    Excerpt,
+    Fact,
+    Gallery,
+    Headline,
+    Look,
+    Note,
+    Table,
+    View,
+)
 from moegeom.document.place import place, span
 from moegeom.document.rule_trust import rule_facts
 from moegeom.document.summary import Summary
@@ -104,6 +115,21 @@ def _verdict(report: Explanation) -> Iterator[Block]:
     yield Fact("VERDICT", f"{text} Not checked: {unseen}, below.", look)
     if verdict.remedy:
         yield Fact("next", verdict.remedy)
+    if report.layers:
+        apart = [layer for layer in report.layers if layer.agreement < 1.0]
+        worst = min(report.layers, key=lambda layer: layer.agreement)
+        where = f", layer {report.summary.place(worst.router)}" if apart else ""
+        yield Headline(
+            [
+                (percent(1.0 - report.agreement), "of the expert sets differ", "plain"),
+                (percent(1.0 - worst.agreement), f"of them where most do{where}", "plain"),
+                (
+                    f"{len(apart)} of {len(report.layers)}",
+                    "layers with a set that differs",
+                    "plain",
+                ),
+            ]
+        )
 
 
 def _faults(report: Explanation, most: int | None) -> list[Block]:

@@ -13,7 +13,18 @@ from moegeom.checks.catalogue.tokens import MOST_PULL
 from moegeom.core.text import figure_text, number_of, percent
 from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel, Polyline
 from moegeom.document.excerpts import in_part, worst_excerpt, worst_rows
-from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Look, Note, Table, View
+from moegeom.document.model import (
+    Block,
+    Document,
+    Excerpt,
+    Fact,
+    Gallery,
+    Headline,
+    Look,
+    Note,
+    Table,
+    View,
+)
 from moegeom.document.place import place
 from moegeom.document.study import (
     Column,
@@ -91,6 +102,16 @@ def _verdict(imbalance: Imbalance) -> Iterator[Block]:
         yield Fact(label, f"{summary.places([one.router for one in routers])}: {text}", look)
         label = ""
     yield from left_out_facts(imbalance, label)
+    if imbalance.routers:
+        worst = max(imbalance.routers, key=lambda one: one.tokens.max_vio)
+        layer, evening = summary.place(worst.router), worst.evening
+        yield Headline(
+            [
+                (f"{worst.tokens.max_vio:.2f}", f"MaxVio of layer {layer}, the most", look),
+                (f"{evening.after.max_vio:.2f}", "MaxVio there, evened by a bias", "plain"),
+                (percent(evening.changed_share), "of its tokens change experts for that", "plain"),
+            ]
+        )
 
 
 _Sentences = Iterator[tuple[Sequence[RouterImbalance], str]]

@@ -9,10 +9,10 @@ from typing import Any
 from moegeom.core.text import all_of, half_width, number_of, percent
 from moegeom.document.chart import Axis, Bars, Chart, Guide, Mark, Panel
 from moegeom.document.excerpts import in_part
-from moegeom.document.model import Block, Command, Document, Fact, Look, Note, View
+from moegeom.document.model import Block, Command, Document, Fact, Headline, Look, Note, View
 from moegeom.document.place import place
 from moegeom.studies.diff.document import pair_page, sides_record
-from moegeom.studies.signoff.record import Line, LineName, LineState, SignOff
+from moegeom.studies.signoff.record import STATES, Line, LineName, LineState, SignOff
 
 #: How each state looks.
 _LOOKS: dict[LineState, Look] = {
@@ -37,11 +37,15 @@ _STATE = 14
 def document(report: SignOff, view: View) -> Document:
     """What ``moegeom signoff`` says."""
     # green only when every line passed
+    failed, *unjudged, passed = (len(report.in_state(state)) for state in STATES)
     look: Look = next(look for state, look in _LOOKS.items() if report.in_state(state))
     return pair_page(
         "signoff",
         report,
-        [Fact("VERDICT", verdict_sentence(report), look, f"exit {report.exit_code}")],
+        [
+            Fact("VERDICT", verdict_sentence(report), look, f"exit {report.exit_code}"),
+            Headline.of_classes(passed, failed, sum(unjudged), "lines", "error"),
+        ],
         *(_line(line, view.detail) for line in report.lines),
         figures=lambda: [*sign_off_figures(report)],
         record=lambda: {

@@ -33,7 +33,7 @@ from moegeom.document.verdict_blocks import (
     checks_table,
     findings_excerpt,
     unjudged,
-    verdict_fact,
+    verdict_card,
     verdict_record,
 )
 from moegeom.kernels.batch import NUM_BLOCKS
@@ -69,7 +69,7 @@ def document(series: Series, view: View) -> Document:
         "track",
         series.name,
         [
-            [verdict_fact(verdict)],
+            verdict_card(verdict),
             [*_header(series)],
             [*findings_excerpt(verdict.findings, series.run, view.detail)],
             [*unjudged(verdict, series.run, view.detail)],
