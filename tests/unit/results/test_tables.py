@@ -106,7 +106,7 @@ def test_rows_are_in_natural_order_and_say_stack_layer_and_size_of_their_router(
         {"name": name, "num_experts": experts, "top_k": 2}
         for name, experts in (("text/2", 8), ("text/10/second", 16), ("mtp/0", 4))
     ]
-    variants = ["as_stored", "random", "bf16", "random+bf16", "topk:2", "topk:10"]
+    variants = ["as_stored", "random", "run-b", "bf16", "random+bf16", "topk:2", "topk:10"]
     populations = ["all", "domain=a2", "domain=a10", "outliers"]
     expected = list(itertools.product([r["name"] for r in routers], variants, populations))
     names = [column.name for column in KEYS]
