@@ -64,9 +64,11 @@ def is_random(variant: str) -> bool:
 
 # -------------------------------------------------------------------------------------------- order
 def row_order(name: str) -> tuple[int, list[tuple[str, int]], bool]:
-    """The key that sorts variants, and populations: as stored, and the whole, first; each random
-    router behind what it stands beside; outliers last; numbers by their value.
+    """The key that sorts variants, and populations: as stored, and the whole, first; then what
+    others chose; each random router behind what it stands beside; outliers last; numbers by their
+    value.
     """
     base = name.removeprefix(RANDOM).removeprefix("+") or AS_STORED if is_random(name) else name
-    place = 0 if base == AS_STORED or is_whole(base) else 2 if base == OUTLIERS else 1
-    return place, natural(base), is_random(name)
+    first = (AS_STORED, *SIDES)
+    place = first.index(base) if base in first else len(first) + (base == OUTLIERS)
+    return 0 if is_whole(base) else place, natural(base), is_random(name)

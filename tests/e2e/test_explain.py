@@ -320,6 +320,7 @@ def test_what_it_leaves_is_a_scan_as_well(moegeom, report):
     other = max(others, key=lambda row: row["flipped_share"])
     assert 0.0 < other["flipped_share_least"] < other["flipped_share"] < other["flipped_share_most"]
     variants = {row["variant"]: row for row in results.rows("variants")}
+    assert all(variants[name]["text"] for name in ("random", "bf16-logits", "random+bf16-logits"))
     some, seen = (
         variants["bf16-logits"][name] for name in ("num_flipped_any_layer", "num_tokens_all_layers")
     )

@@ -113,7 +113,7 @@ class VariantFlips:
 
 @dataclass(frozen=True)
 class BoundaryReport:
-    """All variants of ``results``, in the order in which they were measured.
+    """All variants of ``results``, in the order of their table.
 
     ``recorded`` are arithmetics whose effect the recording holds already, and at which routers.
     """
