@@ -142,6 +142,7 @@ REFUSED = [
     (("scan", "model", "--threads", "0"), "--threads"),
     (("list", "routers", "model", "--layers", "99"), "0-2"),
     (("diff", "model"), "Missing argument"),
+    (("check",), "check needs a checkpoint or results"),
 ]
 
 

@@ -81,7 +81,6 @@ LONG = {
     *("docs/boundary.md", "docs/trainable.md", "docs/upcycling.md"),
 }
 
-
 #: Lines that no test types, and why: of the pages whose commands a reader types from the top.
 NOT_TYPED = {
     "README.md": {
