@@ -238,7 +238,7 @@ def _where_found(gate: Gate) -> Iterator[Table]:
 
 
 def gate_figures(gate: Gate) -> Iterator[Chart]:
-    """Nothing where every check that looked at a router passed."""
+    """Nothing where no check looked at a router."""
     by_check = _ends(gate)
     routers = [router["name"] for router in gate.run["routers"]]
     names = [place(router, routers) for router in routers]
@@ -246,13 +246,13 @@ def gate_figures(gate: Gate) -> Iterator[Chart]:
         [_ENDS[ends[router]][1] for ends in by_check.values() if ends[router] in _ENDS]
         for router in routers
     ]
-    if not any(roles):
+    if not by_check:
         return
     bars = [
         Bars(text, role, [float(each.count(role)) or None for each in roles])
         for role, text in _BARS.items()
         if any(role in each for each in roles)
-    ]
+    ] or [Bars("passed", "tokens", [float(len(by_check))] * len(routers))]
     findings = [
         f"{outcome.code} ({outcome.title}): {', '.join(where)}"
         for outcome, ends in by_check.items()
@@ -268,9 +268,9 @@ def gate_figures(gate: Gate) -> Iterator[Chart]:
         "checks",
         "What was found in which layer",
         "How many checks found something in each layer: red for errors, amber for warnings and for "
-        "what could not be judged, grey for notes and for what is accepted.",
-        "Checks that passed, that need tokens or a baseline, or do not apply. How far a layer is "
-        "from a limit.",
+        "what could not be judged, grey for notes and for what is accepted. Where none did, how "
+        "many passed, in blue.",
+        "Checks that need tokens or a baseline, or do not apply. How far a layer is from a limit.",
         f"{number_of(len(by_check), 'check')} judged, in {number_of(len(routers), 'layer')}; "
         + (f"found by layer: {'; '.join(findings)}." if findings else "no error or warning."),
         [Panel("", Axis("layer", names=names), Axis("checks", low=0.0), bars)],

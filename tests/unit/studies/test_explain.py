@@ -10,6 +10,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from moegeom.core.errors import InternalError
 from moegeom.core.tokens import TokenColumns
+from moegeom.document.chart import Bars, Polyline
 from moegeom.document.model import View
 from moegeom.geometry.rows import common_choices, overlap_beyond_chance
 from moegeom.studies.explain.document import document
@@ -127,6 +128,8 @@ def test_where_the_runs_part_is_drawn_in_percent_on_powers_of_ten_where_it_takes
         figure = next(one for one in document(record, View()).figures() if one.name == "agreement")
         (panel,) = figure.panels
         bars, before = panel.marks
+        assert isinstance(bars, Bars)
+        assert isinstance(before, Polyline)
         assert panel.y.scale == scale
         assert bars.y == [pytest.approx(100.0 * (1.0 - a)) if a < 1.0 else None for a in agreements]
         assert min(v for v in (*bars.y, *before.y) if v) > (panel.y.low or 0.0)

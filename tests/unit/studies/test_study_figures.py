@@ -62,7 +62,9 @@ def test_a_map_of_checks_says_for_each_layer_how_each_check_ended_if_one_was_loo
     # amber for warnings and what is not judged, grey for what is accepted, nothing for the rest
     assert bars_of(figure) == [("other", [3.0, 4.0]), ("random", [1.0, None])]
     assert "A2 (bad): 1; A3 (bad): 0, 1." in figure.alt
-    assert drawn(outcome("A1", "passed"), outcome("A7", "needs a baseline")) == []
+    (figure,) = drawn(outcome("A1", "passed"), outcome("A7", "needs a baseline"))
+    assert bars_of(figure) == [("tokens", [1.0, 1.0])]
+    assert drawn(outcome("A7", "needs a baseline")) == []
     assert [*gate_figures(Gate(Verdict((outcome("A1", "passed"),)), {"routers": []}))] == []
 
 
