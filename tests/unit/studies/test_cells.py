@@ -120,9 +120,7 @@ def test_the_figure_counts_what_there_is_what_the_slice_meets_and_what_tokens_us
     sets, tokens = figure.panels
     assert [mark.y for mark in sets.marks][2] == pytest.approx(np.log10([17, 84]))
     assert (tokens.marks[0].x, tokens.marks[0].y) == ([1, 2, 4, 7], [50.0, 75.0, 90.0, 100.0])
-    assert figure.alt.startswith(
-        "text/0: of 84 expert sets there are the slice meets 17, and these"
-    )
+    assert figure.alt.startswith("text/0: of 84 expert sets there are, the slice meets 17, the tok")
     assert [*cells_figures(enumerations())] == []
 
 
