@@ -9,7 +9,7 @@ from moegeom.core.text import figure_text, number_of
 from moegeom.document.model import Block, Document, Fact, Table, Title, View
 from moegeom.document.study import page
 from moegeom.geometry.hmoe import Position
-from moegeom.research.hmoe.study import Mixtures, Model, PositionRank
+from moegeom.research.hmoe.record import Mixtures, Model, PositionRank
 
 #: What positions are called on the screen; G1 to G5 as papers number them.
 _POSITIONS: Mapping[Position, str] = {
