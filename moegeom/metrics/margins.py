@@ -21,15 +21,7 @@ from moegeom.core.metric import (
 from moegeom.core.registry import record_of_function
 from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import percent
-from moegeom.geometry.histogram import (
-    HIGHEST_EXPONENT,
-    LOWEST_EXPONENT,
-    bin_edges,
-    lowest,
-    quantile,
-    share_below,
-    share_up_to,
-)
+from moegeom.geometry import histogram as bins
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.reduction import means
@@ -83,12 +75,12 @@ def ladder_metric(
             "margins": {
                 "quantity": np.full(len(ladder), column),
                 "threshold": ladder,
-                "share_below": share_below(counts, ladder),
+                "share_below": bins.share_below(counts, ladder),
             },
         }
 
     def without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
-        return {"margins": {"share_below": share_below(_stacked(parts, histogram), ladder)}}
+        return {"margins": {"share_below": bins.share_below(_stacked(parts, histogram), ladder)}}
 
     def errors(whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Values:
         counts, rest = whole[histogram], _stacked(parts, histogram)
@@ -137,14 +129,14 @@ def _quantiles(name: str, histogram: Int64[np.ndarray, "bins"]) -> dict[str, Any
     A number there would be a guess: all that is below 2^-40 is counted together, ties included, and
     so is all from 2^24 on, infinity included.
     """
-    values = quantile(histogram, np.array(list(QUANTILES.values()))).tolist()
+    values = bins.quantile(histogram, np.array(list(QUANTILES.values()))).tolist()
     columns: dict[str, Any] = {}
     bounds = []
     for suffix, value in zip(QUANTILES, values, strict=True):
         is_end = value == 0.0 or np.isinf(value)
         columns[f"{name}_{suffix}"] = np.nan if is_end else value
         if is_end:
-            end = f"< 2^{LOWEST_EXPONENT}" if value == 0.0 else f">= 2^{HIGHEST_EXPONENT}"
+            end = f"< 2^{bins.LOWEST_EXPONENT}" if value == 0.0 else f">= 2^{bins.HIGHEST_EXPONENT}"
             bounds.append(f"{suffix} {end}")
     return columns | {f"{name}_bound": ", ".join(bounds) or None}
 
@@ -158,11 +150,14 @@ def _quantile_error(
     they tell is the error s of the share of tokens below x_p; the standard error is
     (x_(p + s) - x_(p - s)) / 2. Source: Woodruff 1952. Oracle in tests: resampled documents.
     """
-    (value,) = quantile(whole, np.array([p])).tolist()
-    if p * whole.sum() < LEAST_BELOW or not 2.0**LOWEST_EXPONENT <= value < 2.0**HIGHEST_EXPONENT:
+    (value,) = bins.quantile(whole, np.array([p])).tolist()
+    if (
+        p * whole.sum() < LEAST_BELOW
+        or not 2.0**bins.LOWEST_EXPONENT <= value < 2.0**bins.HIGHEST_EXPONENT
+    ):
         return None
-    error = float(jackknife_error(share_up_to(parts, value)))
-    low, high = quantile(whole, np.clip([p - error, p + error], 0.0, 1.0)).tolist()
+    error = float(jackknife_error(bins.share_up_to(parts, value)))
+    low, high = bins.quantile(whole, np.clip([p - error, p + error], 0.0, 1.0)).tolist()
     return (high - low) / 2.0 if np.isfinite(high) else None
 
 
@@ -247,7 +242,7 @@ def tropical_saturation(
     tokens visit many cells, so the least distance of many tokens is near 0 for every working
     router. The share of the most frequent set is ``modal_expert_set_share``.
     """
-    return {"tropical_saturation": lowest(reductions["relative_distance_histogram"])}
+    return {"tropical_saturation": bins.lowest(reductions["relative_distance_histogram"])}
 
 
 @ladder_metric(
@@ -384,13 +379,15 @@ def _median(histogram: Int64[np.ndarray, "bins"]) -> float | None:
     """Median ratio of the tokens that are not exact; None where all are."""
     open_ = histogram.copy()
     open_[0] = 0
-    return within_ends(1.0 + float(quantile(open_, np.array([0.5]))[0])) if open_.any() else None
+    return (
+        within_ends(1.0 + float(bins.quantile(open_, np.array([0.5]))[0])) if open_.any() else None
+    )
 
 
 def _largest(histogram: Int64[np.ndarray, "bins"]) -> float | None:
     """1, or 1 plus the upper edge of the last bin that holds a token; None for the open bin."""
     last = int(np.flatnonzero(histogram)[-1])
-    return within_ends(1.0 + float(bin_edges()[last + 1])) if last else 1.0
+    return within_ends(1.0 + float(bins.bin_edges()[last + 1])) if last else 1.0
 
 
 @metric(

@@ -368,13 +368,13 @@ def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
         return
     names = [place(one.router, [other.router for other in routers]) for one in routers]
     counts = {name: [count(one) for one in routers] for name, (*_, count) in _COUNTS.items()}
-    drawn = slice(_MOST_DRAWN)
+    first = slice(_MOST_DRAWN)
     marks = [
-        Bars(text, role, [math.log10(n) if n else None for n in counts[name][drawn]])
+        Bars(text, role, [math.log10(n) if n else None for n in counts[name][first]])
         for name, (text, role, _) in _COUNTS.items()
         if any(counts[name])
     ]
-    x, y = Axis("log10 of their number", low=0.0), Axis("", names=names[drawn])
+    x, y = Axis("log10 of their number", low=0.0), Axis("", names=names[first])
     panels = [Panel("expert sets", x, y, marks, is_wide=False)]
     visits = [(name, one.visited) for name, one in zip(names, routers, strict=True) if one.visited]
     if visits:
@@ -391,9 +391,9 @@ def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
         panels.append(Panel("tokens in the most used", x, y, lines, is_wide=False))
     most = max(range(len(routers)), key=lambda n: counts["visited"][n] or 0)
     used, reached = counts["visited"][most], counts["num_cells"][most]
-    of_sets = f"{_number(routers[most].num_possible)} expert sets there are"
-    tokens = "" if used is None else f", and these tokens use {used:,.0f}"
-    found = "not counted" if reached is None else f"{reached:,.0f}"
+    parts = [f"of {_number(routers[most].num_possible)} expert sets there are"]
+    parts += [] if reached is None else [f"the slice meets {reached:,.0f}"]
+    parts += [] if used is None else [f"the tokens use {used:,.0f}"]
     yield Chart(
         "cells",
         "Expert sets that can be reached, and those that are used",
@@ -402,7 +402,7 @@ def cells_figures(enumerations: Enumerations) -> Iterator[Chart]:
         f"share of the tokens in the 1, 2, 4 ... that they use most. Of {_MOST_DRAWN} routers, and "
         f"curves of {_MOST_LINES}, at most.",
         "What a slice leaves out: tokens lie around it, not in it.",
-        f"{routers[most].router}: of {of_sets} the slice meets {found}{tokens}.",
+        f"{routers[most].router}: {', '.join(parts)}.",
         panels,
         [("router", [one.router for one in routers]), *counts.items()],
     )

@@ -19,14 +19,7 @@ from moegeom.core.text import number_of
 from moegeom.engine.plan import num_workers
 from moegeom.geometry.capacity import expected_diagram, most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
-from moegeom.routing_cells.ball.ball_cells import (
-    BallProblem,
-    TooManyTies,
-    cells_of_ball,
-    cells_within_hops,
-    filter_ball,
-    filter_box,
-)
+from moegeom.routing_cells.ball import ball_cells
 from moegeom.routing_cells.exact.certificate import strict_witnesses
 from moegeom.routing_cells.exact.certificate_check import CellPoint
 from moegeom.routing_cells.exact.dictionary import common_tie, equal_classes, independent_columns_of
@@ -586,7 +579,7 @@ class _Search:
         if isinstance(whole, AllSubsets) or not whole.is_whole:
             return whole
         assert self.request.box is not None
-        met = filter_box(self.weight, self.bias, whole, self.request.box)
+        met = ball_cells.filter_box(self.weight, self.bias, whole, self.request.box)
         points = [proof.point for proof in met.cells if isinstance(proof, CellPoint)]
         witness = np.array([[float(x) for x in point] for point in points])
         part = whole.part(met.has_cell, met.has_facet)
@@ -598,7 +591,7 @@ class _Search:
         radius, experts = self.request.radius, len(self.weight)
         assert radius is not None
         centre = np.zeros(self.weight.shape[1])
-        problem = BallProblem.of(self.weight, self.bias, self.k, centre, radius)
+        problem = ball_cells.BallProblem.of(self.weight, self.bias, self.k, centre, radius)
         rows, biases = problem.own
         tip = _tip_inside(rows, biases, radius)
         if tip is None:
@@ -609,10 +602,10 @@ class _Search:
         if isinstance(whole, AllSubsets):
             if tip is not None and len(rows) == experts:
                 return whole
-            return cells_of_ball(problem, self.request.vertices, watch=self.watch)
+            return ball_cells.cells_of_ball(problem, self.request.vertices, watch=self.watch)
         if not whole.is_whole:
             return whole
-        met = filter_ball(rows, biases, whole, centre, radius)
+        met = ball_cells.filter_ball(rows, biases, whole, centre, radius)
         part = whole.part(met.cells, met.facets)
         always = np.broadcast_to(problem.fixed, (len(part.expert_set), len(problem.fixed)))
         chosen = np.concatenate([always, problem.contested[part.expert_set]], axis=1)
@@ -630,7 +623,7 @@ class _Search:
             tied=whole.tied if is_cone else None,
         )
 
-    def _searched(self, problem: BallProblem) -> Enumeration | None:
+    def _searched(self, problem: ball_cells.BallProblem) -> Enumeration | None:
         """The cells by a search from facet to facet; None where a walk is needed.
 
         Raises UsageError where that would be too long as well.
@@ -641,8 +634,8 @@ class _Search:
             expected = math.inf if dims > 1 else 0.0
         most_exact = min(_MOST_EXACT, _LEAST_EXACT + expected / _VERTICES_AN_ANSWER)
         try:
-            return cells_of_ball(problem, most, most_exact, self.watch)
-        except TooManyTies as error:
+            return ball_cells.cells_of_ball(problem, most, most_exact, self.watch)
+        except ball_cells.TooManyTies as error:
             if expected > most:
                 enough = enough_vertices(expected, most)
                 others = "a smaller --radius or fewer dimensions"
@@ -672,7 +665,7 @@ class _Search:
                 f"the rows have rank {len(columns)} on {dims} dimensions: distances need a slice "
                 "that they span"
             )
-        near = cells_within_hops(self.weight, self.bias, self.k, point, hops, most)
+        near = ball_cells.cells_within_hops(self.weight, self.bias, self.k, point, hops, most)
         return replace(near, at=token)
 
 

@@ -27,15 +27,7 @@ from moegeom.routing_cells.ball.ball_cells import facet_distances
 from moegeom.routing_cells.exact.certificate import cell_certificate, check_witness
 from moegeom.routing_cells.exact.certificate_check import CellPoint, Weights, check_certificate
 from moegeom.routing_cells.facet_graph import Swaps, swaps
-from moegeom.routing_cells.pictures.page import (
-    CircleCells,
-    PlaneCells,
-    RasterCells,
-    SliceCaption,
-    SlicePicture,
-    SpaceCells,
-    TokenMarks,
-)
+from moegeom.routing_cells.pictures import page as pages
 from moegeom.routing_cells.pictures.views import figure_csv, write_picture
 from moegeom.routing_cells.plane.polygons import cell_sides, inradii, polygons
 from moegeom.routing_cells.plane.raster import PixelState
@@ -498,14 +490,14 @@ def draw(sliced: SlicedRouter, model: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _picture(sliced: SlicedRouter, model: str) -> SlicePicture:
+def _picture(sliced: SlicedRouter, model: str) -> pages.SlicePicture:
     caption = _caption(sliced, model)
     if sliced.arcs is not None:
         return _circle(sliced, sliced.arcs, caption)
     if sliced.pixels is not None:
         assert sliced.frame is not None
         label, state, sets = sliced.pixels.label, sliced.pixels.state, sliced.pixels.expert_sets
-        return RasterCells(caption, sliced.frame, label, state, sets, _marks(sliced))
+        return pages.RasterCells(caption, sliced.frame, label, state, sets, _marks(sliced))
     cells = sliced.cells[0] if len(sliced.cells) == 1 else None
     dims = sliced.record.dims
     if cells is None or not cells.is_whole or dims not in (2, 3):
@@ -523,10 +515,12 @@ def _picture(sliced: SlicedRouter, model: str) -> SlicePicture:
         cell = sliced.tokens.cell
         inside = np.bincount(cell[cell >= 0], minlength=len(cells.expert_set)).astype(np.int64)
     expert_sets = tuple(map(tuple, cells.expert_set.tolist()))
-    return SpaceCells(caption, cells.witness, expert_sets, cells.facets, *cells.exchanged, inside)
+    return pages.SpaceCells(
+        caption, cells.witness, expert_sets, cells.facets, *cells.exchanged, inside
+    )
 
 
-def _caption(sliced: SlicedRouter, model: str) -> SliceCaption:
+def _caption(sliced: SlicedRouter, model: str) -> pages.SliceCaption:
     record, is_own = sliced.record, None
     if sliced.tokens is not None:
         is_own = sliced.tokens.is_own[_drawn_rows(sliced)]
@@ -534,7 +528,7 @@ def _caption(sliced: SlicedRouter, model: str) -> SliceCaption:
     is_certified = sliced.arcs is None or bool(sliced.arcs.is_proved.all())
     if sliced.pixels is not None:
         is_certified = sliced.pixels.count(PixelState.OPEN) == 0
-    return SliceCaption(
+    return pages.SliceCaption(
         model=model,
         router=record.router,
         top_k=record.top_k,
@@ -550,7 +544,9 @@ def _caption(sliced: SlicedRouter, model: str) -> SliceCaption:
     )
 
 
-def _plane(sliced: SlicedRouter, cells: Enumeration, caption: SliceCaption) -> PlaneCells:
+def _plane(
+    sliced: SlicedRouter, cells: Enumeration, caption: pages.SliceCaption
+) -> pages.PlaneCells:
     assert sliced.instance is not None
     weight, bias = sliced.instance
     points = None if sliced.tokens is None else sliced.tokens.place
@@ -562,7 +558,7 @@ def _plane(sliced: SlicedRouter, cells: Enumeration, caption: SliceCaption) -> P
     is_inside = ~np.isnan(outlines.facet_ends[:, 0, 0])
     out, into = (experts[is_inside] for experts in cells.exchanged)
     chosen = cells.expert_set.astype(np.int64)
-    return PlaneCells(
+    return pages.PlaneCells(
         caption=caption,
         frame=frame,
         expert_sets=tuple(map(tuple, cells.expert_set.tolist())),
@@ -577,13 +573,13 @@ def _plane(sliced: SlicedRouter, cells: Enumeration, caption: SliceCaption) -> P
     )
 
 
-def _marks(sliced: SlicedRouter) -> TokenMarks | None:
+def _marks(sliced: SlicedRouter) -> pages.TokenMarks | None:
     """All tokens; on a plane through three of them those three, which lie on it."""
     if sliced.tokens is None or sliced.sample is None:
         return None
     rows = _drawn_rows(sliced)
     distance = sliced.sample.distance
-    return TokenMarks(
+    return pages.TokenMarks(
         place=sliced.tokens.place[rows],
         is_own=sliced.tokens.is_own[rows],
         distance=None if distance is None else distance[rows],
@@ -598,7 +594,7 @@ def _drawn_rows(sliced: SlicedRouter) -> np.ndarray:
     return np.arange(len(sliced.sample.token))
 
 
-def _circle(sliced: SlicedRouter, arcs: Arcs, caption: SliceCaption) -> CircleCells:
+def _circle(sliced: SlicedRouter, arcs: Arcs, caption: pages.SliceCaption) -> pages.CircleCells:
     requested, sample = sliced.requested, sliced.sample
     angle, is_own = None, None
     if sample is not None and requested.circle is not None:
@@ -611,4 +607,4 @@ def _circle(sliced: SlicedRouter, arcs: Arcs, caption: SliceCaption) -> CircleCe
         is_own = (arcs.expert_set[arc] == np.sort(sample.chosen[rows], axis=1)).all(axis=1)
         caption = replace(caption, num_own=int(is_own.sum()), num_tokens=len(is_own))
     expert_sets = tuple(map(tuple, arcs.expert_set.tolist()))
-    return CircleCells(caption, expert_sets, arcs.start, arcs.stop, angle, is_own)
+    return pages.CircleCells(caption, expert_sets, arcs.start, arcs.stop, angle, is_own)

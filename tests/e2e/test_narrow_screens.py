@@ -127,6 +127,7 @@ def test_metrics_are_a_line_for_each_column_under_their_topic(moegeom, listed, t
     rows = listed("metrics")
     topics = dict(part.split(":", 1) for part in screen.split("\n\n")[:-1])
     assert list(topics) == list(dict.fromkeys(row["metric"] for row in rows))
+    assert topics["tokens"].startswith(" How many tokens were measured.")
     for topic, text in topics.items():
         names = list(dict.fromkeys(row["column"] for row in rows if row["metric"] == topic))
         lines = [line for line in text.splitlines() if line.startswith("  ") and line[2] != " "]

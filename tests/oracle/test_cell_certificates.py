@@ -250,7 +250,6 @@ def test_what_proves_no_point_inside_is_refused():
         check_certificate(weight, np.array([1.0, 0.0]), [0], point, lower=np.zeros(1))
     with pytest.raises(ValueError, match="has 1 coordinates, not 2"):
         check_certificate(np.ones((2, 2)), None, [0], point)
-    weight = np.array([[1.0], [0.0]])
     wrong = NoCell(((0, Fraction(1)),), ((1, Fraction(1)),))
     for bounds in ({}, {"lower": np.array([-1.0])}):
         with pytest.raises(ValueError, match="without end"):

@@ -401,10 +401,10 @@ def _maps(
     y = Axis("layer", names=[_place(report, one) for one in report.layers])
     for column, text in texts.items():
         rows = [_scaled(column, [head.get(column) for head in layer]) for layer in heads]
-        figures = [value for row in rows for value in row if value is not None]
-        if not figures:
+        numbers = [value for row in rows for value in row if value is not None]
+        if not numbers:
             continue
-        least, most = min(figures), max(figures)
+        least, most = min(numbers), max(numbers)
         rows = [[*row, *[None] * (widest - len(row))] for row in rows]
         heat = Heat(rows, text, min(0.0, least), most or 1.0, 0.0 if least < 0.0 else None)
         if column.endswith("_norm"):

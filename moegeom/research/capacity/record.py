@@ -10,13 +10,7 @@ from typing import Any
 
 from moegeom.core.option import option
 from moegeom.engine.request import CHECKPOINT, StudyRequest
-from moegeom.geometry.capacity import (
-    Parameters,
-    PublishedMacs,
-    PublishedParameters,
-    PublishedRegions,
-    RouterMacs,
-)
+from moegeom.geometry import capacity as formulas
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class AtDimension:
     dims: int
     most_cells: int
     expected_cells: float | None
-    published: PublishedRegions
+    published: formulas.PublishedRegions
     regions: int | None
 
     @property
@@ -112,11 +106,11 @@ class LayerCapacity:
     free_from: int
     at: tuple[AtDimension, ...]
     splits: tuple[SplitExperts, ...]
-    parameters: Parameters
-    published_parameters: PublishedParameters
+    parameters: formulas.Parameters
+    published_parameters: formulas.PublishedParameters
     expert_macs: int
-    macs: RouterMacs
-    published_macs: PublishedMacs
+    macs: formulas.RouterMacs
+    published_macs: formulas.PublishedMacs
     routers: str = ""
     is_linear: bool = True
     width_origin: str = ""

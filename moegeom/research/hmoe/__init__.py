@@ -9,6 +9,6 @@ STUDY = Study(
     question="What can data tell of the parameters of gated attention?",
     example="moegeom research hmoe",
     subject="options",
-    request="study:HmoeRequest",
+    request="record:HmoeRequest",
     run="study:hmoe",
 )

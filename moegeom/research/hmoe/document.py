@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from moegeom.core.text import figure_text, number_of
-from moegeom.document.excerpts import in_part
-from moegeom.document.model import Block, Document, Fact, Note, Table, Title, View
+from moegeom.document.model import Block, Document, Fact, Table, Title, View
+from moegeom.document.study import page
 from moegeom.geometry.hmoe import Position
-from moegeom.research.hmoe.study import Mixtures, Model, PositionRank
+from moegeom.research.hmoe.record import Mixtures, Model, PositionRank
 
 #: What positions are called on the screen; G1 to G5 as papers number them.
 _POSITIONS: Mapping[Position, str] = {
@@ -32,16 +32,15 @@ _ROUNDING = 1e-12
 
 def document(report: Mixtures, view: View) -> Document:
     """What ``moegeom research hmoe`` says."""
-    return Document(
+    return page(
         "research hmoe",
         "hmoe",
-        [
-            [Title("hmoe", "what data can tell of the parameters of gated attention.")],
-            [*_results(report)],
-            [_rank_table(report)],
-            [in_part([*_notes()], "note", view.detail, is_aside=True)],
-        ],
-        lambda: dataclasses.asdict(report),
+        view,
+        [Title("hmoe", "what data can tell of the parameters of gated attention.")],
+        [*_results(report)],
+        [_rank_table(report)],
+        notes=_notes(),
+        record=lambda: dataclasses.asdict(report),
     )
 
 
@@ -78,13 +77,13 @@ def _name(rank: PositionRank) -> str:
     return f"{_POSITIONS[rank.position].partition(' ')[0]}, {rank.activation}"
 
 
-def _notes() -> Iterator[Block]:
-    yield Note(
+def _notes() -> Iterator[str]:
+    yield (
         "flat: directions of the parameters of S2 in which f stays as it is. free: flat beyond "
         "what all scores of a head share. last | next: singular values on both sides of the rank, "
         f"over the largest; 0 is below {_ROUNDING:.0e}, rounding."
     )
-    yield Note(
+    yield (
         "Released models multiply by a sigmoid of their input (the gates), which is not what S2 "
         "studies. One for each channel leaves only scales free; one for each head leaves its "
         "channels mixed."
