@@ -9,11 +9,10 @@ from pathlib import Path
 
 from tests.generator.scoring import HEALTHY
 from tests.museum.gallery import JUDGES, SIZES, Case, Incident
-from tests.museum.incidents import DISAGREEMENTS, INCIDENTS, RECIPES
 from tests.museum.invariances import NEUTRAL
 from tests.museum.questions import SILENT, exit_of
 from tests.museum.recipe import Needs, Recipe, Said
-from tests.museum.score import Scored, answered
+from tests.museum.score import DISAGREEMENTS, INCIDENTS, RECIPES, Scored, answered
 from tests.museum.two_runs import Disagreement
 
 PAGE = Path(__file__).resolve().with_name("museum.md")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.recording.writer import RecordingWriter
+from tests.columns import recording_of
 from tests.records import new_folder, shared
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
@@ -28,16 +28,13 @@ def _cut(recording: Path, short: Path) -> None:
     source = open_tokens(str(recording))
     facts, routers = source.facts, source.facts.routers
     short.parent.mkdir(exist_ok=True)
-    with RecordingWriter(
-        *(short, facts.stage, routers),
+    recording_of(
+        *(short, facts.stage, source.read_columns(0, NUM_TOKENS)),
+        {router: source.read_values(router, 0, NUM_TOKENS) for router in routers},
+        {router: source.read_chosen(router, 0, NUM_TOKENS) for router in routers},
         checkpoint_name=f"{recording.parents[1].name}/{recording.name}",
         fingerprint=facts.fingerprint,
         engine=facts.engine,
         domains=facts.domains,
         dtype="float32",
-    ) as writer:
-        writer.append(
-            source.read_columns(0, NUM_TOKENS),
-            {router: source.read_values(router, 0, NUM_TOKENS) for router in routers},
-            {router: source.read_chosen(router, 0, NUM_TOKENS) for router in routers},
-        )
+    )

@@ -61,16 +61,15 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cli")])}
 
 
-def run_cold(folder: Path, *arguments: str) -> Ran:
+def run_in(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    where = {"cwd": folder, "env": environment() | variables}
+    return subprocess.run(command, **where, capture_output=True, text=True, timeout=300)
+
+
+def run_cold(folder: Path, *arguments: str, **variables: str) -> Ran:
     """``moegeom ARGUMENTS`` in ``folder``, started from scratch as a person does."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "moegeom_cli", *arguments],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    finished = run_in(folder, sys.executable, "-m", "moegeom_cli", *arguments, **variables)
     return Ran.of(finished.returncode, finished.stdout, finished.stderr)
 
 
@@ -167,10 +166,9 @@ def refused(moegeom) -> Callable[..., str]:
     return refuse
 
 
-#: A healthy sample, the names of its routers, and an order of its experts.
+#: A healthy sample, and the names of its routers.
 HEALTHY = "sample_ckpts/olmoe-balanced/step_1500"
 GATES = [f"model.layers.{layer}.mlp.gate.weight" for layer in range(3)]
-ORDER = [1, 0, 3, 2, *range(4, 16)]
 
 Tensors = dict[str, np.ndarray]
 
@@ -182,18 +180,6 @@ def changed(folder: Path, name: str, change: Callable[[Tensors], Tensors]) -> st
     tensors = change(load_file(file))
     save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, file)
     return name
-
-
-def permuted(tensors: Tensors, *, with_experts: bool) -> Tensors:
-    """The rows of its routers in another order, with their experts or without."""
-    after = {}
-    for tensor, values in tensors.items():
-        head, is_expert, rest = tensor.partition(".experts.")
-        if is_expert and with_experts:
-            number, _, leaf = rest.partition(".")
-            tensor = f"{head}.experts.{ORDER.index(int(number))}.{leaf}"
-        after[tensor] = values[ORDER] if tensor in GATES else values
-    return after
 
 
 #: Names under which Python, a library or a tool would run a file of the working directory.

@@ -15,7 +15,7 @@ from moegeom.geometry.selection import route
 from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.recording.writer import RecordingWriter
+from tests.columns import recording_of
 from tests.e2e.conftest import widest
 from tests.short_samples import NUM_TOKENS, SAMPLES, short_samples
 
@@ -26,6 +26,10 @@ REC = "sample_ckpts/olmoe-balanced/rec/step_1500"
 
 def recorded():
     return open_tokens(short_samples() / REC.partition("/")[2])
+
+
+def written(path: Path, stage: str, *tensors) -> Path:
+    return recording_of(path, stage, *tensors, dtype="float32", domains=recorded().facts.domains)
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +60,9 @@ def served(tmp_path_factory) -> Path:
         rounded = logits.astype(ml_dtypes.bfloat16).astype(np.float32)
         sides["rounded"][router.name] = route(rounded, router.rule).chosen.astype(np.int32)
     columns = source.read_columns(0, count)
-    names = tuple(router.name for router in routers)
     for name, values in sides.items():
-        stage = "logits" if name == "logits" else "ids"
-        with RecordingWriter(
-            folder / name, stage, names, dtype="float32", domains=source.facts.domains
-        ) as writer:
-            writer.append(columns, values, sides["plain"] if stage == "logits" else None)
+        what = ("logits", sides["plain"]) if name == "logits" else ("ids", None)
+        written(folder / name, what[0], columns, values, what[1])
     return folder
 
 
@@ -119,9 +119,7 @@ def test_what_a_holds_decides_which_causes_can_be_told(explain):
     assert "Not checked: rows and inputs (A holds logits only)" in forms["table"]["140"]
 
 
-def test_choices_in_an_array_of_ones_own_are_compared_as_recorded_ones_are(
-    explain, refused, served
-):
+def test_choices_in_an_array_are_compared_as_recorded_ones_are(explain, refused, served):
     source, other = recorded(), open_tokens(served / "int4")
     count, columns = source.facts.num_tokens, source.read_columns(0, source.facts.num_tokens)
     chosen = {
@@ -145,10 +143,7 @@ def test_rows_of_other_tokens_are_told_without_recorded_choices(explain, served)
     inputs = {name: source.read_values(name, 0, count) for name in names}
     late = {name: np.roll(other.read_chosen(name, 0, count), 1, axis=0) for name in names}
     for path, stage, values in (("inputs", "router_input", inputs), ("late", "ids", late)):
-        with RecordingWriter(
-            served / path, stage, names, dtype="float32", domains=source.facts.domains
-        ) as writer:
-            writer.append(columns, values)
+        written(served / path, stage, columns, values)
     text = explain("late", tokens="inputs", code=0).words
     assert "VERDICT tokens shifted" in text
     assert re.search(r"rows of the token 1 before; all layers: 9[89]\.\d % equal", text)
@@ -199,11 +194,7 @@ def _with_inputs(folder: Path, name: str, change) -> str:
         x = change(source.read_values(router.name, 0, count), columns.document)
         inputs[router.name] = x
         chosen[router.name] = route(x @ router.weight.T, router.rule).chosen.astype(np.int32)
-    with RecordingWriter(
-        folder / name, "router_input", tuple(inputs), dtype="float32", domains=source.facts.domains
-    ) as writer:
-        writer.append(columns, inputs, chosen)
-    return name
+    return written(folder / name, "router_input", columns, inputs, chosen).name
 
 
 def test_inputs_of_both_sides_tell_rounding_from_what_befell_some_tokens(explain, served):

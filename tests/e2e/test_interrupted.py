@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from moegeom.tokens.traces import survey
 from moegeom_cli import app
 from moegeom_cli.command import COMMANDS, built, command_names, typed_words
 from tests.by_day import IS_NIGHT, by_day
-from tests.e2e.conftest import HEALTHY, environment, warm_commands, widest
+from tests.e2e.conftest import HEALTHY, run_in, warm_commands, widest
 from tests.unit.tokens.dialects.written import Written, write_vllm
 
 
@@ -59,7 +58,7 @@ def run(place, monkeypatch, capsys):
     return scan
 
 
-def test_an_interrupted_scan_says_what_is_kept_and_the_next_goes_on_with_it(
+def test_an_interrupted_scan_says_what_stays_and_the_next_goes_on(
     run, interrupted_at, monkeypatch, place
 ):
     interrupted_at(3)
@@ -321,8 +320,7 @@ sys.argv = ["moegeom", "list", "checks"]
 __main__.main()
 """
     (tmp_path / "as_module.py").write_text(script)  # so runs python -m moegeom_cli
-    command = [sys.executable, "-m", "as_module"]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    ran = run_in(tmp_path, sys.executable, "-m", "as_module")
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted.\n")
 
 
@@ -354,9 +352,7 @@ def test_the_same_command_prints_the_results_that_are_there(moegeom, place):
     assert " ".join(on_screen.split()).endswith("very request; --overwrite measures again.")
 
 
-def test_the_same_files_are_the_same_request_wherever_and_others_of_their_size_are_not(
-    moegeom, refused, place
-):
+def test_the_same_files_are_the_same_request_anywhere_and_others_are_not(moegeom, refused, place):
     """As from an archive that gives all files one time: only what is in them differs."""
     own = shutil.copytree(place / "rec", place / "own")
     asked = ("scan", "model", "--tokens", "own", "--unverified", "--out", "out", "--layers", "1")

@@ -105,7 +105,7 @@ def test_every_recorded_choice_is_reproduced_or_near_a_tie(name):
 
 
 # ----------------------------------------------------------------- routers as large as people serve
-NUM_TOKENS = 300
+NUM_TOKENS = 100
 SHAPES = {
     "128 x 2048": SyntheticModel("qwen3_moe", hidden=2048, experts=128, top_k=8, layers=1),
     "256 x 7168, groups": SyntheticModel(

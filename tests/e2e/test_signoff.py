@@ -19,7 +19,7 @@ from moegeom.results.reader import open_results
 from moegeom.router.load import load_routers
 from moegeom.studies.diff.study import figure_changes
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.recording.writer import RecordingWriter
+from tests.columns import recording_of
 from tests.e2e.conftest import GATES, widest
 from tests.museum.exhibit_quantisers import smoothed
 from tests.museum.healthy import trained
@@ -96,19 +96,13 @@ def some_documents(path: Path, source, documents: np.ndarray) -> str:
     rows = np.isin(columns.document, documents)
     left = {name: array[rows] for name, array in vars(columns).items()}
     left["document"] = np.searchsorted(np.sort(documents), left["document"])
-    with RecordingWriter(
-        *(path, facts.stage, facts.routers),
-        fingerprint=facts.fingerprint,
-        engine=facts.engine,
-        domains=facts.domains,
-        dtype="float32",
-    ) as writer:
-        values, chosen = (
-            {router: read(router, 0, whole)[rows] for router in facts.routers}
-            for read in (source.read_values, source.read_chosen)
-        )
-        writer.append(TokenColumns(**left), values, chosen)
-    return str(path)
+    values, chosen = (
+        {router: read(router, 0, whole)[rows] for router in facts.routers}
+        for read in (source.read_values, source.read_chosen)
+    )
+    same = {name: getattr(facts, name) for name in ("fingerprint", "engine", "domains")}
+    columns = TokenColumns(**left)
+    return str(recording_of(path, facts.stage, columns, values, chosen, **same, dtype="float32"))
 
 
 @pytest.mark.nightly
@@ -150,14 +144,9 @@ def write_routed(folder: Path, name: str, checkpoint: str, noise: float) -> None
             -(values * np.asarray(router.gain)) @ router.weight.T, axis=1, kind="stable"
         )
         chosen[router.name] = order[:, : router.rule.top_k].astype(np.int32)
-    with RecordingWriter(
-        *(folder / name, "ids", tuple(chosen)),
-        checkpoint_name=checkpoint,
-        fingerprint=routers.fingerprint,
-        engine="test",
-        domains=source.facts.domains,
-    ) as writer:
-        writer.append(columns, None, chosen)
+    facts = {"checkpoint_name": checkpoint, "fingerprint": routers.fingerprint, "engine": "test"}
+    domains = source.facts.domains
+    recording_of(folder / name, "ids", columns, None, chosen, **facts, domains=domains)
 
 
 @pytest.fixture(scope="module")

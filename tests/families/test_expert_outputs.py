@@ -34,14 +34,15 @@ from moegeom.router.expert_functions import open_expert_functions, open_shared_e
 from moegeom.router.family import families
 from moegeom.tokens.attention_record import AttentionRecord, LayerSums, read_attention_record
 from tests.by_day import by_day
-from tests.families.attention_models import ATTENTION, attention_model
 from tests.families.observed import FIRST_ORDINARY, VOCABULARY
 from tests.families.test_families_against_transformers import families_of, routed
 from tests.families.tiny_models import (
+    ATTENTION,
     BY_DAY,
     LISTED,
     LOADED,
     OWN_NORM,
+    attention_model,
     model_of,
     read,
     repeatable,

@@ -5,14 +5,19 @@ in float32 and bfloat16, and as trainers wrap states; moegeom reads what was sav
 the routers received. Routers of layers that predict further tokens are routers of the model itself,
 stored a second time where such modules are. Where the choice does not follow from the input, what
 the model chose is counted. What moegeom records is believed of models before any training, too.
+
+Routers that project: the gates of tutel and torchscale, written in torch from their formulas. tutel:
+``softmax(exp(min(t, log 100)) unit(P x + b) @ unit(S))``; torchscale leaves the first ``unit`` out.
+Checkpoints hold the tensors under the names that the models save.
 """
 
 import copy
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,15 +28,19 @@ import torch
 import torch.distributed.checkpoint as dcp
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import normalize
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.router import Router, RouterSet
-from moegeom.core.tokens import Stage
-from moegeom.engine.prepared import prepare
+from moegeom.core.tokens import SourceFacts, Stage
+from moegeom.engine.batch import LazyBatch
+from moegeom.engine.prepared import prepare, unavailable
+from moegeom.engine.task import Task
 from moegeom.engine.trust import Trust, examine
 from moegeom.geometry.rows import normed
 from moegeom.geometry.selection import SCORES, Routing, mapped_logits, route
+from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.recorder import RouterRecorder
@@ -40,24 +49,12 @@ from moegeom.recorder.run import plan_capture
 from moegeom.results.reader import Results, open_results
 from moegeom.router.family import families, family_of, load_family
 from moegeom.router.load import load_routers
+from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.recording.reader import open_recording
-from moegeom.tokens.recording.writer import RecordingWriter
 from tests.by_day import by_day
-from tests.columns import columns_of
+from tests.columns import columns_of, recording_of
+from tests.families import tiny_models
 from tests.families.observed import FORWARD, VOCABULARY, Observed, observe
-from tests.families.tiny_models import (
-    BY_DAY,
-    FAMILIES,
-    LISTED,
-    LOADED,
-    NAMES,
-    OWN_NORM,
-    model_of,
-    read,
-    repeatable,
-    saved,
-    tiny_config,
-)
 from tests.unit.tokens.dialects.written import Written, write_vllm
 
 
@@ -102,7 +99,7 @@ def assert_same_choices(routers: dict[tuple[str, int], Router], model: Any, name
         if router is None:
             assert observed.token_ids is not None  # looked up by token id: listed
             continue
-        choice, weights = routed(router, observed.inputs, name in OWN_NORM)
+        choice, weights = routed(router, observed.inputs, name in tiny_models.OWN_NORM)
         same = _is_same_choice(choice.chosen, observed.chosen)
         is_tied = np.minimum(choice.margin, choice.group_margin) < 1e-5
         num_ties += int((is_tied & ~same).sum())
@@ -115,9 +112,9 @@ def assert_same_choices(routers: dict[tuple[str, int], Router], model: Any, name
     assert num_ties <= 2
 
 
-@pytest.mark.parametrize("name", BY_DAY)
+@pytest.mark.parametrize("name", tiny_models.BY_DAY)
 def test_chosen_sets_and_weights_are_those_of_the_model(name):
-    assert_same_choices(by_place(read(name)), model_of(name), name)
+    assert_same_choices(by_place(tiny_models.read(name)), tiny_models.model_of(name), name)
 
 
 def _is_same_choice(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -148,21 +145,21 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", by_day(LOADED, LAYOUTS))
+@pytest.mark.parametrize("name", by_day(tiny_models.LOADED, LAYOUTS))
 def test_every_layout_and_dtype_holds_the_same_routers(name, tmp_path):
     """Hub names in float32, names in memory in shards, hub names in bfloat16."""
-    model_of(name).save_pretrained(
+    tiny_models.model_of(name).save_pretrained(
         tmp_path / "shards", save_original_format=False, max_shard_size="40KB"
     )
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    rounded = copy.deepcopy(model_of(name))
+    rounded = copy.deepcopy(tiny_models.model_of(name))
     for parameter in rounded.parameters():
         parameter.data = parameter.data.bfloat16()
     rounded.save_pretrained(tmp_path / "bfloat16")
     hub, shards, half = (
         by_place(routers)
         for routers in (
-            read(name),
+            tiny_models.read(name),
             *(load_routers(open_checkpoint(tmp_path / way)) for way in ("shards", "bfloat16")),
         )
     )
@@ -198,7 +195,7 @@ WRITERS: dict[str, Callable[[State, Path], None]] = {
 @pytest.mark.parametrize(
     ("written", "name"),
     by_day(
-        [(written, name) for written in WRITERS for name in LOADED],
+        [(written, name) for written in WRITERS for name in tiny_models.LOADED],
         {
             "a prefix of the model": ("model in DCP", "olmoe"),
             "biases": ("model in .pt", "deepseek_v3"),
@@ -208,10 +205,8 @@ WRITERS: dict[str, Callable[[State, Path], None]] = {
         },
     ),
 )
-def test_a_wrapped_state_has_the_routers_and_the_fingerprint_of_the_bare_one(
-    written, name, tmp_path
-):
-    bare, folder = read(name), saved(name)
+def test_a_wrapped_state_has_routers_and_fingerprint_of_the_bare_one(written, name, tmp_path):
+    bare, folder = tiny_models.read(name), tiny_models.saved(name)
     shutil.copy(folder / "config.json", tmp_path)
     state = {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
     WRITERS[written](state, tmp_path)
@@ -224,18 +219,20 @@ def test_a_wrapped_state_has_the_routers_and_the_fingerprint_of_the_bare_one(
         assert_same_arrays(mine, theirs)
 
 
-@pytest.mark.parametrize("name", sorted(LISTED))
+@pytest.mark.parametrize("name", sorted(tiny_models.LISTED))
 def test_routers_that_are_no_function_of_their_input_are_listed(name):
     with pytest.raises(RouterError, match="cannot be measured: it"):
-        read(name)
+        tiny_models.read(name)
 
 
 def test_layers_that_look_up_are_listed_and_every_family_is_held():
-    (skipped,) = read("deepseek_v4").skipped
+    (skipped,) = tiny_models.read("deepseek_v4").skipped
     assert skipped.reason.startswith("its experts are looked up by token id in '")
-    assert len(read("deepseek_v4").routers) == read("deepseek_v4").num_expected
+    assert (
+        len(tiny_models.read("deepseek_v4").routers) == tiny_models.read("deepseek_v4").num_expected
+    )
     of_library = {n for n in families() if load_family(n).source.startswith("transformers")}
-    assert of_library - families_of(NAMES) == set()
+    assert of_library - families_of(tiny_models.NAMES) == set()
 
 
 def families_of(names: Iterable[str]) -> set[str]:
@@ -246,7 +243,7 @@ def families_of(names: Iterable[str]) -> set[str]:
 
 @cache
 def _types_of(name: str) -> set[str]:
-    return _types(tiny_config(name).to_dict())
+    return _types(tiny_models.tiny_config(name).to_dict())
 
 
 def _types(config: Any) -> set[str]:
@@ -283,8 +280,8 @@ BY_PLACE = {
 
 def _with_module(name: str, folder: Path, **others: torch.Tensor | None) -> Router:
     """The router of a layer that is there as a module, too, with other tensors (None: without)."""
-    shutil.copytree(saved(name), folder, dirs_exist_ok=True)
-    router = [r for r in read(name).routers if r.stack == "text"][-1]
+    shutil.copytree(tiny_models.saved(name), folder, dirs_exist_ok=True)
+    router = [r for r in tiny_models.read(name).routers if r.stack == "text"][-1]
     head, layer, _ = router.provenance.tensors[0].rpartition(f"layers.{router.layer}.")
     file = folder / "model.safetensors"
     tensors: dict[str, torch.Tensor | None] = dict(load_file(file))
@@ -304,7 +301,7 @@ def _names(routers: RouterSet) -> list[str]:
 
 @pytest.mark.parametrize("name", by_day(MODULES, BY_PLACE))
 def test_a_module_holds_the_router_that_its_layer_has(name, tmp_path):
-    before, own = read(name), _with_module(name, tmp_path)
+    before, own = tiny_models.read(name), _with_module(name, tmp_path)
     after = load_routers(open_checkpoint(tmp_path))
     number = int(re.findall("[0-9]+", MODULES[name])[0])
     (module,) = [r for r in after.routers if r.stack == "mtp"]
@@ -325,7 +322,7 @@ def test_a_module_holds_the_router_that_its_layer_has(name, tmp_path):
 def test_a_module_without_its_norm_is_listed_and_the_model_is_loaded(tmp_path):
     _with_module("qwen3_next", tmp_path, **{"post_attention_layernorm.weight": None})
     after = load_routers(open_checkpoint(tmp_path))
-    assert _names(after) == _names(read("qwen3_next"))
+    assert _names(after) == _names(tiny_models.read("qwen3_next"))
     (skipped,) = after.skipped
     assert skipped.tensor == "mtp.layers.0.mlp.gate.weight"
     assert skipped.reason == (
@@ -359,7 +356,7 @@ LENGTH = 16
 
 
 def _checkpoint(name: str, folder: Path) -> Path:
-    shutil.copytree(saved(name), folder / "model")
+    shutil.copytree(tiny_models.saved(name), folder / "model")
     if name == "nllb_moe":
         file = folder / "model/config.json"
         policy = {"second_expert_policy": "sampling"}
@@ -369,7 +366,7 @@ def _checkpoint(name: str, folder: Path) -> Path:
 
 @cache
 def _seen(name: str) -> tuple[Observed, ...]:
-    return observe(model_of(name), name)
+    return observe(tiny_models.model_of(name), name)
 
 
 def _scanned(name: str, folder: Path, tokens: Path) -> Results:
@@ -393,9 +390,8 @@ def _recording(seen: tuple[Observed, ...], out: Path, stage: Stage = "ids") -> P
     by_name = {f"{router.stack}/{router.layer}": router for router in seen}
     values = {} if stage == "ids" else {n: r.inputs[:tokens] for n, r in by_name.items()}
     chosen = {n: r.chosen[:tokens].astype(np.int32) for n, r in by_name.items()}
-    with RecordingWriter(out, stage, tuple(by_name), domains=("text",)) as writer:
-        writer.append(columns, values, chosen if stage == "ids" else None)
-    return out
+    tensors = (None, chosen) if stage == "ids" else (values, None)
+    return recording_of(out, stage, columns, *tensors, domains=("text",))
 
 
 @pytest.mark.parametrize("name", CHOOSING_OTHERWISE)
@@ -422,7 +418,8 @@ def test_what_capture_refuses_is_counted_from_what_its_refusal_proposes(tmp_path
     """A trace of an engine, which lacks the last token; ids of one's own loop are tested above."""
     seen = _seen("zaya")
     (tmp_path / "a.txt").write_text("ab")
-    request = CaptureRequest(saved("zaya"), (str(tmp_path / "a.txt"),), tmp_path / "rec")
+    text = (str(tmp_path / "a.txt"),)
+    request = CaptureRequest(tiny_models.saved("zaya"), text, tmp_path / "rec")
     with pytest.raises(RouterError, match="cannot be measured: it") as caught:
         plan_capture(request)
     for way in ("--tokens REC, a trace of an engine", "RecordingWriter", "capture does not record"):
@@ -451,11 +448,11 @@ def test_inputs_without_choices_do_not_measure_a_listed_router(tmp_path):
 
 def test_without_tokens_a_hint_leads_to_choices_and_weights_tell_the_checkpoint(tmp_path):
     with pytest.raises(RouterError, match="cannot be measured") as caught:
-        scan(ScanRequest(str(saved("zaya")), tmp_path / "out"))
+        scan(ScanRequest(str(tiny_models.saved("zaya")), tmp_path / "out"))
     assert "moegeom scan CKPT --tokens REC" in caught.value.hint
     prints = set()
     for name in ("doge", "zaya"):
-        listed = load_routers(open_checkpoint(saved(name)), with_listed=True)
+        listed = load_routers(open_checkpoint(tiny_models.saved(name)), with_listed=True)
         assert all(router.listed and router.hidden_size == 0 for router in listed.routers)
         prints.add(listed.fingerprint)
     assert len(prints) == 2
@@ -466,20 +463,24 @@ STRICT = {"stale_inputs": False, "unverified": False}
 #: Families whose routers are heard in a run over tokens.
 RUN = [
     name
-    for name in LOADED
-    if "__" not in name and FORWARD.get(name, True) and name not in OWN_NORM | {"qwen3_omni_moe"}
+    for name in tiny_models.LOADED
+    if "__" not in name
+    and FORWARD.get(name, True)
+    and name not in tiny_models.OWN_NORM | {"qwen3_omni_moe"}
 ]
 
 
 def _fresh(name: str) -> Any:
-    with repeatable(name):
-        return getattr(transformers, FAMILIES[name].model)(tiny_config(name)).eval()
+    with tiny_models.repeatable(name):
+        return getattr(transformers, tiny_models.FAMILIES[name].model)(
+            tiny_models.tiny_config(name)
+        ).eval()
 
 
 def _believed(name: str, model: Any, folder: Path) -> Trust:
     model.save_pretrained(folder / "model")
     recorder = RouterRecorder(model, folder / "rec", checkpoint=folder / "model", keep="hidden")
-    with repeatable(name), recorder:
+    with tiny_models.repeatable(name), recorder:
         ids = torch.randint(3, VOCABULARY, (2, 64))
         recorder.tokens(ids, documents=[0, 1])
         if model.config.is_encoder_decoder:
@@ -493,7 +494,7 @@ def _believed(name: str, model: Any, folder: Path) -> Trust:
     return examine(heard, source, loaded.fingerprint, load_kernels("cpu"), STRICT)
 
 
-CASES = [(name, make) for name in RUN for make in (_fresh, model_of)]
+CASES = [(name, make) for name in RUN for make in (_fresh, tiny_models.model_of)]
 
 
 @pytest.mark.parametrize(
@@ -502,9 +503,9 @@ CASES = [(name, make) for name in RUN for make in (_fresh, model_of)]
         CASES,
         {
             "RMS": ("deepseek_v3", _fresh),
-            "RMS with gains": ("mixtral", model_of),
+            "RMS with gains": ("mixtral", tiny_models.model_of),
             "layer norm": ("dbrx", _fresh),
-            "layer norm with gains": ("phimoe", model_of),
+            "layer norm with gains": ("phimoe", tiny_models.model_of),
             "gains about 0": ("qwen3_next", _fresh),
             "no norm in front": ("flex_olmo", _fresh),
             "encoder and decoder": ("switch_transformers", _fresh),
@@ -525,3 +526,207 @@ def test_an_own_recording_whose_norms_feel_their_eps_is_believed(tmp_path):
     assert trust.rms_median is not None
     np.testing.assert_array_less(trust.rms_median, 0.98)
     assert trust.overridden == ()
+
+
+# -------------------------------------------------------------------------------- projected routers
+EXPERTS, HIDDEN, PROJECTED, TOKENS = 6, 24, 5, 300
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A family, where it keeps its gate, its config, and what it makes of inputs: the logits."""
+
+    config: dict[str, Any]
+    stack: str
+    at: str
+    parts: dict[str, tuple[int, ...]]
+    logits: Callable[[Tensors, torch.Tensor], torch.Tensor]
+    beside: dict[str, int]
+    top_k: int = 1
+
+    def renormalises(self) -> bool:
+        return self.top_k > 1 and self.config.get("normalize_gate", True)
+
+
+def _tutel(gate: Tensors, x: torch.Tensor) -> torch.Tensor:
+    projected = x @ gate["cosine_projector.weight"].T + gate["cosine_projector.bias"]
+    cosine = normalize(projected, dim=1) @ normalize(gate["sim_matrix"], dim=0)
+    return cosine * torch.clamp(gate["temperature"], max=math.log(100.0)).exp()
+
+
+def _torchscale(gate: Tensors, x: torch.Tensor) -> torch.Tensor:
+    rows = gate["wg"] * (1.5 / gate["wg"].norm(dim=1, keepdim=True))
+    return (x @ gate["wg_reduction.weight"].T) @ normalize(rows, dim=1, eps=1e-4).T
+
+
+_TUTEL = {
+    "cosine_projector.weight": (PROJECTED, HIDDEN),
+    "cosine_projector.bias": (PROJECTED,),
+    "sim_matrix": (PROJECTED, EXPERTS),
+    "temperature": (1,),
+}
+_TORCHSCALE = {"wg_reduction.weight": (PROJECTED, HIDDEN), "wg": (EXPERTS, PROJECTED)}
+
+_GMOE = Gate(
+    {"model_type": "gmoe", "num_experts": EXPERTS, "embed_dim": HIDDEN},
+    "vision", "model.blocks.8.mlp.gates.0.", _TUTEL, _tutel,
+    {"model.blocks.8.norm2.weight": HIDDEN, "model.blocks.8.norm2.bias": HIDDEN},
+)  # fmt: skip
+_SWIN = Gate(
+    {"model_type": "swin_moe", "MODEL": {"SWIN_MOE": {"TOP_VALUE": 1}}},
+    "stage2", "layers.2.blocks.3.mlp._moe_layer.gates.0.", _TUTEL, _tutel,
+    {"layers.2.blocks.3.norm2.weight": HIDDEN, "layers.2.blocks.3.norm2.bias": HIDDEN},
+)  # fmt: skip
+_XMOE = Gate(
+    {"use_xmoe": True, "moe_expert_count": EXPERTS, "moe_freq": 2, "decoder_layers": 2,
+     "decoder_embed_dim": HIDDEN, "moe_top1_expert": True},
+    "decoder", "decoder.layers.1.moe_layer.gate.", _TORCHSCALE, _torchscale, {},
+)  # fmt: skip
+
+GATES = {
+    "gmoe": _GMOE,
+    "gmoe, two experts": replace(_GMOE, config=_GMOE.config | {"top_k": 2}, top_k=2),
+    "gmoe, two experts, weights as they are": replace(
+        _GMOE, config=_GMOE.config | {"top_k": 2, "normalize_gate": False}, top_k=2
+    ),
+    "swin_moe": _SWIN,
+    "xmoe": _XMOE,
+    "xmoe, two experts": replace(_XMOE, config=_XMOE.config | {"moe_top1_expert": False}, top_k=2),
+}
+
+
+class _Recorded(ArraySource):
+    def __init__(self, router: Router, stage: Stage, values: np.ndarray) -> None:
+        super().__init__({router.name: values})
+        self._stage: Stage = stage
+
+    @property
+    def facts(self) -> SourceFacts:
+        return replace(super().facts, stage=self._stage)
+
+
+def _measured(router: Router, stage: Stage, values: np.ndarray) -> TokenBatch:
+    source = _Recorded(router, stage, values)
+    return LazyBatch(Task(prepare(router), source, load_kernels("cpu")), 0, len(values))
+
+
+def _tensors(gate: Gate, temperature: float = 2.0) -> Tensors:
+    draw = torch.Generator().manual_seed(1)
+    made = {part: torch.randn(shape, generator=draw) for part, shape in gate.parts.items()}
+    return made | ({"temperature": torch.tensor([temperature])} if "temperature" in made else {})
+
+
+def _loaded(gate: Gate, tensors: Tensors, folder: Path) -> Router:
+    stored = {gate.at + part: tensor for part, tensor in tensors.items()}
+    stored |= {name: torch.ones(size) for name, size in gate.beside.items()}
+    save_file(stored, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(gate.config))
+    (router,) = load_routers(open_checkpoint(folder)).routers
+    return router
+
+
+def _inputs() -> torch.Tensor:
+    return torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
+
+
+def _exact(gate: Gate, tensors: Tensors, x: torch.Tensor) -> torch.Tensor:
+    return gate.logits({part: tensor.double() for part, tensor in tensors.items()}, x.double())
+
+
+def _case(name: str, folder: Path, temperature: float = 2.0, size: float = 1.0) -> tuple[Any, ...]:
+    gate, x = GATES[name], _inputs() * size
+    tensors = _tensors(gate, temperature)
+    router = _loaded(gate, tensors, folder)
+    return gate, tensors, x, router, _measured(router, "router_input", x.numpy())
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_choices_weights_margin_entropy_and_z_are_those_of_the_gate(name, tmp_path):
+    gate, tensors, x, router, batch = _case(name, tmp_path)
+    k = gate.top_k
+    assert (router.stack, router.rule.top_k, router.rule.is_affine) == (gate.stack, k, True)
+    weights, chosen = torch.softmax(gate.logits(tensors, x), dim=1).topk(k)
+    if gate.renormalises():
+        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1.1920929e-07)
+    is_clear = batch.margin > batch.float_bound
+    assert is_clear.mean() > 0.98
+    np.testing.assert_array_equal(batch.chosen[is_clear], chosen.numpy()[is_clear])
+    np.testing.assert_allclose(batch.weights[is_clear], weights.numpy()[is_clear], rtol=1e-5)
+    logits = _exact(gate, tensors, x)
+    ordered = logits.sort(dim=1, descending=True).values
+    log_p = torch.log_softmax(logits, dim=1)
+    for mine, theirs in (
+        (batch.margin, ordered[:, k - 1] - ordered[:, k]),
+        (batch.selection, logits),
+        (batch.log_sum_exp, torch.logsumexp(logits, dim=1)),
+        (batch.entropy, -(log_p.exp() * log_p).sum(dim=1)),
+    ):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gmoe", "gmoe, two experts", "xmoe"])
+def test_the_choice_of_the_gate_changes_at_the_distance_and_not_before(name, tmp_path):
+    gate, tensors, x, router, batch = _case(name, tmp_path)
+    rows = router.weight[batch.pair[:, 1]] - router.weight[batch.pair[:, 0]]
+    direction = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    sets = []
+    for share in (0.0, 0.999, 1.001):
+        moved = x.double().numpy() + share * batch.distance[:, None] * direction
+        chosen = _exact(gate, tensors, torch.from_numpy(moved)).topk(gate.top_k).indices
+        sets.append(np.sort(chosen.numpy(), axis=1))
+    np.testing.assert_array_equal(sets[0], sets[1])
+    assert (sets[0] != sets[2]).any(axis=1).all()
+
+
+def test_a_float32_engine_errs_within_the_bound_and_the_temperature_is_clamped(tmp_path):
+    gate, tensors, x, _, batch = _case("gmoe", tmp_path, size=30.0)
+    error = (gate.logits(tensors, x).double() - _exact(gate, tensors, x)).abs().amax(dim=1)
+    assert (error.numpy() < batch.float_bound).all()
+    gate, tensors, x, router, batch = _case("gmoe", tmp_path, temperature=7.0)
+    np.testing.assert_allclose(router.projection.scale, 100.0)
+    np.testing.assert_allclose(batch.selection, _exact(gate, tensors, x).numpy(), rtol=1e-6)
+
+
+def test_logits_of_an_engine_tell_weights_and_no_distance(tmp_path):
+    gate, tensors, x, router, whole = _case("gmoe, two experts", tmp_path)
+    logits = gate.logits(tensors, x).numpy()
+    batch = _measured(router, "logits", logits)
+    np.testing.assert_allclose(batch.weights, whole.weights, rtol=1e-5)
+    np.testing.assert_allclose(batch.margin, whole.margin, rtol=1e-3, atol=1e-5)
+    assert batch.distance is None
+    facts = _Recorded(router, "logits", logits).facts
+    assert unavailable(router, facts)["distance"] == (
+        "logits of this rule are divided by the length of the projected input, which needs "
+        "recorded router inputs"
+    )
+
+
+def test_a_projection_that_does_not_fit_the_gate_or_the_memory_is_refused(tmp_path):
+    gate, weight = GATES["gmoe"], "cosine_projector.weight"
+    for spoilt, sentence in (
+        ({weight: torch.ones(PROJECTED + 1, HIDDEN)}, "expected (5, hidden)"),
+        ({weight: torch.ones(PROJECTED)}, "has shape (5,)"),
+        ({"cosine_projector.bias": torch.ones(3)}, "its router needs (5,)"),
+        ({"temperature": torch.ones(2)}, "its router needs (1,)"),
+        ({"temperature": None}, "gates.0.temperature' is missing"),
+        ({weight: torch.ones(PROJECTED, 25)}, "config.json says hidden size 24"),
+    ):
+        tensors = _tensors(gate) | spoilt
+        with pytest.raises(RouterError) as caught:
+            _loaded(gate, {k: v for k, v in tensors.items() if v is not None}, tmp_path)
+        assert "tensor 'model.blocks.8.mlp.gates.0." in caught.value.message
+        assert sentence in caught.value.message
+    wide, bias = torch.zeros(1, 1 << 17), torch.zeros(1)
+    tensors = _tensors(gate) | {weight: wide, "cosine_projector.bias": bias, "sim_matrix": wide + 0}
+    with pytest.raises(RouterError, match="too large for a router of 131072 experts"):
+        _loaded(replace(gate, config={"model_type": "gmoe"}), tensors, tmp_path)
+
+
+@pytest.mark.parametrize("part", ["temperature", "cosine_projector.weight", "sim_matrix"])
+def test_numbers_that_are_not_finite_are_refused_when_measured(part, tmp_path):
+    tensors = _tensors(GATES["gmoe"])
+    router = _loaded(GATES["gmoe"], tensors | {part: tensors[part] * math.nan}, tmp_path)
+    with pytest.raises(RouterError):
+        prepare(router)

@@ -64,7 +64,7 @@ from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import Company
 from moegeom.tokens.traces.survey import FileJournal
 from tests.unit.check.test_profiles import WHOLE
-from tests.unit.tokens import test_expert_map
+from tests.unit.tokens import test_alignment
 from tests.unit.tokens.dialects import test_counts
 from tests.unit.tokens.dialects.written import WRITERS, known, truth
 
@@ -467,7 +467,7 @@ def use_trace(dialect: str) -> Use:
 def _expert_map(folder: Path) -> None:
     """A trace of places, and a map in the longest of its forms."""
     WRITERS["vllm arrays"].write(folder / "routes.npz", truth().written)
-    (folder / "map.json").write_text(test_expert_map.of_ascend(test_expert_map.plan(0, 64)))
+    (folder / "map.json").write_text(test_alignment.of_ascend(test_alignment.plan(0, 64)))
 
 
 def use_expert_map(folder: Path, draw: random.Random) -> None:

@@ -1,6 +1,11 @@
 """Files that ask for as much work and memory as the limits let them, or a little more.
 
 Work on any file comes to an end, and takes 512 MB beside its own size.
+
+Whatever the bytes of a file: a value or a MoeGeomError, soon and small. Every kind of file is mutated by
+edits that know its language. An input may take two seconds of processor time and 512 MB beside its own
+size, may print no warning, and must not end in anything but a value or one of our errors. The same inputs
+are tried in every run; at night a million.
 """
 
 import io
@@ -9,8 +14,10 @@ import os
 import pickle
 import re
 import struct
+import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,17 +28,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
-from moegeom.checkpoint.open import open_checkpoint
+from moegeom.checkpoint.open import FORMATS, open_checkpoint
 from moegeom.core import limits
 from moegeom.core.errors import MoeGeomError
 from moegeom.core.tokens import TokenColumns
@@ -41,11 +41,15 @@ from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.log_probs import log_probs
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from moegeom.tokens.open import open_tokens
+from moegeom.tokens.source import SOURCES
+from moegeom.tokens.traces.trace import DIALECTS
 from tests.by_day import by_day
 from tests.ends import work_ends
-from tests.fuzz.ranges import ROOT
-from tests.fuzz.worker import memory_of
-from tests.unit.tokens.dialects.written import known
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.ranges import ROOT, distinct, environment, fuzz, offenders_of
+from tests.fuzz.worker import FAULTS, memory_of
+from tests.unit.tokens.dialects import test_counts
+from tests.unit.tokens.dialects.written import WRITERS, known
 
 Write = Callable[[Path], object]
 
@@ -130,17 +134,19 @@ def _metadata(count: int) -> bytes:
     """What torch writes for tensors that lie in one piece each."""
     shape, corner = torch.Size([2048, 7168]), torch.Size([0, 0])
     names = [_expert(i) for i in range(count)]
-    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {
-        name: TensorStorageMetadata(
-            TensorProperties(torch.float32), shape, [ChunkStorageMetadata(corner, shape)]
+    described: dict[str, metadata.TensorStorageMetadata | metadata.BytesStorageMetadata] = {
+        name: metadata.TensorStorageMetadata(
+            metadata.TensorProperties(torch.float32),
+            shape,
+            [metadata.ChunkStorageMetadata(corner, shape)],
         )
         for name in names
     }
     places = {
-        MetadataIndex(name, corner, 0): _StorageInfo("__0_0.distcp", 100 * i, 100)
+        metadata.MetadataIndex(name, corner, 0): _StorageInfo("__0_0.distcp", 100 * i, 100)
         for i, name in enumerate(names)
     }
-    return pickle.dumps(Metadata(described, {}, places))
+    return pickle.dumps(metadata.Metadata(described, {}, places))
 
 
 _BYTES = 29_900_000
@@ -197,18 +203,19 @@ def _gguf_tensors() -> bytes:
     return b"".join(name + about for name in names)
 
 
-def _described(pieces: int, rows: int) -> Metadata:
+def _described(pieces: int, rows: int) -> metadata.Metadata:
     """A small file that claims a large tensor: each piece points at the same bytes."""
     chunks = [
-        ChunkStorageMetadata(torch.Size([i * rows, 0]), torch.Size([rows, 8]))
+        metadata.ChunkStorageMetadata(torch.Size([i * rows, 0]), torch.Size([rows, 8]))
         for i in range(pieces)
     ]
     size = torch.Size([pieces * rows, 8])
-    tensor = TensorStorageMetadata(TensorProperties(torch.float32), size, chunks)
+    tensor = metadata.TensorStorageMetadata(metadata.TensorProperties(torch.float32), size, chunks)
     places = {
-        MetadataIndex("t", chunk.offsets): _StorageInfo("__0_0.distcp", 0, 1400) for chunk in chunks
+        metadata.MetadataIndex("t", chunk.offsets): _StorageInfo("__0_0.distcp", 0, 1400)
+        for chunk in chunks
     }
-    return Metadata({"t": tensor}, None, places)
+    return metadata.Metadata({"t": tensor}, None, places)
 
 
 def _claims(pieces: int, rows: int) -> Write:
@@ -538,3 +545,83 @@ def test_what_bounds_files_of_others_stands_in_one_table() -> None:
         if _BOUND.match(name) and file.name != "limits.py"
     }
     assert names <= _NO_LIMITS.keys()
+
+
+# ------------------------------------------------------------------------------- every kind of file
+#: Numbers of the inputs of each kind: by day a few, at night a million in all.
+BY_DAY, AT_NIGHT = 6, 1_000_000
+
+#: Inputs of which a million ended in something else than they should.
+FOUND = {
+    "config": (3075,),
+    "log-probs in jsonl": (6181,),
+    "npy": (16567,),
+    "npz": (10422,),
+    "recording facts": (4140,),
+    "results tables": (714, 4650, 6640),
+    "compressed npz": (5203,),
+    "counts of imatrix": (11648,),
+    "counts of sglang": (13304,),
+    "weights": (8450,),
+    "tokens in pt": (15655,),
+    "run.json": (2305,),
+    "results of tokens": (3911,),
+    "unfinished results": (3350,),
+    "baseline": (1376,),
+    "odd weights": (35,),
+}
+
+#: What the first two hold is kept to save work: where it is damaged, the work is done again. The
+#: third are sound files, each other weights.
+_NEVER_REFUSED = {"range cache", "kept first pass", "odd weights"}
+
+
+def test_mutated_inputs_of_every_kind_end_in_a_value_or_an_error(tmp_path: Path) -> None:
+    few = [(kind, 0, BY_DAY) for kind in KINDS]
+    mended = [(kind, n, n + 1) for kind, numbers in FOUND.items() for n in numbers]
+    ends: Counter[tuple[str, str]] = Counter()
+    offenders = offenders_of(fuzz(few + mended, tmp_path), ends)
+    assert offenders == [], distinct(offenders)
+    assert ends.total() == BY_DAY * len(KINDS) + sum(map(len, FOUND.values()))
+    # the mutations bite, and not all of them
+    assert sum(ends[kind, "error"] > 0 for kind in KINDS) > 0.8 * len(KINDS)
+    assert sum(ends[kind, "value"] > 0 for kind in KINDS) > 0.6 * len(KINDS)
+
+
+@pytest.mark.nightly
+def test_a_million_mutated_inputs_end_in_a_value_or_an_error(tmp_path: Path) -> None:
+    each = AT_NIGHT / sum(kind.share for kind in KINDS.values())
+    counts = {name: int(each * kind.share) + 1 for name, kind in KINDS.items()}
+    ends: Counter[tuple[str, str]] = Counter()
+    offenders = offenders_of(fuzz([(kind, 0, n) for kind, n in counts.items()], tmp_path), ends)
+    assert offenders == [], distinct(offenders)
+    for name, count in counts.items():
+        assert ends[name, "error"] > 0 or name in _NEVER_REFUSED
+        assert ends[name, "value"] > 0 or KINDS[name].is_refused
+        assert ends[name, "error"] + ends[name, "value"] == count
+
+
+#: What a kind stands for, where its name does not begin with it.
+_FORMATS = {"safetensors", "pytorch", "dcp", "gguf"}
+_SOURCES = {
+    "npy": "npy", "npz": "npz", "safetensors": "tokens in safetensors", "recording": "recording",
+    "parquet": "tokens in parquet", "pt": "tokens in pt", "trace": "trace of vllm",
+}  # fmt: skip
+
+
+def test_every_format_source_and_dialect_is_a_kind() -> None:
+    assert set(FORMATS.names()) == _FORMATS
+    assert all(any(kind.startswith(name) for kind in KINDS) for name in _FORMATS)
+    assert set(SOURCES.names()) == set(_SOURCES)
+    assert set(_SOURCES.values()) <= set(KINDS)
+    written = {writer.dialect for writer in WRITERS.values()}
+    assert len(set(DIALECTS.names()) - written) == len(test_counts.WRITERS)
+    assert {f"trace of {name}" for name in WRITERS} <= set(KINDS)
+    assert {f"counts of {name}" for name in test_counts.WRITERS} <= set(KINDS)
+
+
+def test_the_worker_sees_every_fault() -> None:
+    # in a process of its own: memory and signals are those of a process
+    command = [sys.executable, "-m", "tests.fuzz.worker", json.dumps("faults")]
+    ends = json.loads(subprocess.check_output(command, env=environment(), cwd=ROOT))
+    assert ends == {fault: fault for fault in FAULTS}

@@ -16,8 +16,7 @@ from tests.generator.engine import Arithmetic, Run, Schedule, serve
 from tests.generator.faults import KINDS, Injected, draw_fault
 from tests.generator.files import Form, write_checkpoint, write_recording, write_replies
 from tests.generator.kinds import Ground, Kind, Named
-from tests.generator.model import BENT, SHAPES, Model, Size, Stored, draw_model
-from tests.generator.text import Text, draw_text
+from tests.generator.model import BENT, SHAPES, Model, Size, Stored, Text, draw_model, draw_text
 
 OPERATORS = tuple(KINDS)
 SIZES: tuple[Size, ...] = tuple(SHAPES)

@@ -13,17 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from tests.generator.model import (
-    NORM_EPS,
-    Choice,
-    Layer,
-    Model,
-    RouterTensors,
-    Rule,
-    choose,
-    rounded,
-)
-from tests.generator.text import Text
+from tests.generator import model as models
+from tests.generator.model import Text
 
 #: Features of a partial sum of the arithmetic that adds in another order.
 _BLOCK = 24
@@ -38,7 +29,7 @@ class Arithmetic:
 
     def kept(self, x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
         """What is left of numbers when a kernel writes them."""
-        return rounded(x) if self.is_bf16 else x.astype(np.float32)
+        return models.rounded(x) if self.is_bf16 else x.astype(np.float32)
 
     def dot(
         self, x: Float[np.ndarray, "*rows inner"], w: Float[np.ndarray, "inner outer"]
@@ -148,12 +139,12 @@ class Run:
 
 
 def unit(x: Float[np.ndarray, "*rows hidden"]) -> Float[np.ndarray, "*rows hidden"]:
-    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + np.float32(NORM_EPS))
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + np.float32(models.NORM_EPS))
 
 
 # ------------------------------------------------------------------------------------------- engine
 def serve(
-    model: Model,
+    model: models.Model,
     text: Text,
     arithmetic: Arithmetic,
     schedule: Schedule,
@@ -164,7 +155,7 @@ def serve(
 
 @dataclass(eq=False)
 class _Server:
-    model: Model
+    model: models.Model
     text: Text
     arithmetic: Arithmetic
     schedule: Schedule
@@ -176,7 +167,7 @@ class _Server:
         self.logits = np.zeros((*size, model.shape.experts), np.float32)
         self.chosen = np.zeros((*size, model.rule.top_k), np.int32)
         self.weights = np.zeros((*size, model.rule.top_k), np.float32)
-        self.loaded: dict[tuple[int, int], RouterTensors] = {}
+        self.loaded: dict[tuple[int, int], models.RouterTensors] = {}
 
     def run(self) -> Run:
         slots = max(map(len, self.schedule.batches))
@@ -218,7 +209,7 @@ class _Server:
         return states
 
     def _mix(
-        self, layer: Layer, h: np.ndarray, batch: np.ndarray, handover: Handover
+        self, layer: models.Layer, h: np.ndarray, batch: np.ndarray, handover: Handover
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """s_t = a s_(t-1) + (1 - a) u_t, and the states from which the next step goes on."""
         state = handover.state
@@ -283,7 +274,7 @@ class _Server:
                 marks |= fault.reach.tokens[rows].astype(np.int64) << bit
         return marks
 
-    def _tensors(self, at: int, mark: int) -> RouterTensors:
+    def _tensors(self, at: int, mark: int) -> models.RouterTensors:
         if (at, mark) not in self.loaded:
             tensors = self.model.routers[at]
             for bit, fault in enumerate(self._of("load")):
@@ -292,7 +283,7 @@ class _Server:
             self.loaded[at, mark] = tensors
         return self.loaded[at, mark]
 
-    def _rule(self, mark: int) -> Rule:
+    def _rule(self, mark: int) -> models.Rule:
         rule = self.model.rule
         for bit, fault in enumerate(self._of("rule")):
             if mark >> bit & 1:
@@ -301,7 +292,7 @@ class _Server:
 
     def _route(
         self, at: int, x: np.ndarray, load: np.ndarray, ruled: np.ndarray
-    ) -> tuple[np.ndarray, Choice]:
+    ) -> tuple[np.ndarray, models.Choice]:
         """Logits and choice of all tokens of a step; those under one fault are routed together."""
         rules = {int(mark): self._rule(int(mark)) for mark in np.unique(ruled)}
         run = max(max(rule.num_run or 0, rule.top_k) for rule in rules.values())
@@ -316,13 +307,13 @@ class _Server:
             z = self.arithmetic.logits(x[some], tensors.weight)
             if rule.bias == "logit" and tensors.bias is not None:
                 z = z + tensors.bias
-            choice = choose(z, tensors.bias, rule)
+            choice = models.choose(z, tensors.bias, rule)
             width = choice.chosen.shape[1]
             logits[some], selection[some] = z, choice.selection
             chosen[some, :width], weights[some, :width] = choice.chosen, choice.weights
-        return logits, Choice(chosen, weights, selection)
+        return logits, models.Choice(chosen, weights, selection)
 
-    def _run_experts(self, layer: Layer, x: np.ndarray, choice: Choice) -> np.ndarray:
+    def _run_experts(self, layer: models.Layer, x: np.ndarray, choice: models.Choice) -> np.ndarray:
         """sum_i w_i down_i relu(up_i x)^2, tokens of one expert together, and the shared expert."""
         width = choice.chosen.shape[1]
         order = np.argsort(choice.chosen, axis=None, kind="stable")
@@ -354,8 +345,8 @@ def _where_reached(reach: Reach, changed: Trace, trace: Trace) -> Trace:
 
 
 def _in_rows(
-    before: RouterTensors, after: RouterTensors, experts: np.ndarray | None
-) -> RouterTensors:
+    before: models.RouterTensors, after: models.RouterTensors, experts: np.ndarray | None
+) -> models.RouterTensors:
     if experts is None:
         return after
     weight = before.weight.copy()
@@ -364,4 +355,4 @@ def _in_rows(
     if bias is not None and after.bias is not None:
         bias = bias.copy()
         bias[experts] = after.bias[experts]
-    return RouterTensors(weight, bias, after.gain)
+    return models.RouterTensors(weight, bias, after.gain)

@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from tests.generator import faults_of_stages, faults_of_weights
 from tests.generator.engine import Fault, Reach, Schedule
 from tests.generator.kinds import EXPERTS, LAYERS, TOKENS, Draw, Ground, Kind, draw_scope
-from tests.generator.text import Text
+from tests.generator.model import Text
 
 KINDS: Mapping[str, Kind] = {**faults_of_weights.KINDS, **faults_of_stages.KINDS}
 

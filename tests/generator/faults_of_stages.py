@@ -7,19 +7,8 @@ from functools import partial
 import numpy as np
 
 from moegeom.studies.explain.record import Cause
+from tests.generator import kinds
 from tests.generator.engine import Handover, Reading, Trace, unit
-from tests.generator.kinds import (
-    EXPERTS,
-    LAYERS,
-    POSITIONS,
-    TOKENS,
-    WITH_GROUPS,
-    WITH_SELECTION_BIAS,
-    Draw,
-    Kind,
-    Made,
-    kind,
-)
 from tests.generator.model import Choice, rounded, to_fp8
 
 
@@ -31,23 +20,23 @@ def _before(reading: Reading, distance: int) -> np.ndarray:
     return reading.history[:, np.where(at >= distance, at - distance, at)]
 
 
-def _another_token(draw: Draw) -> Made:
+def _another_token(draw: kinds.Draw) -> kinds.Made:
     shift = int(draw.choice(1, 2, 4))
     return lambda reading: _before(reading, shift)
 
 
-def _stale(draw: Draw) -> Made:
+def _stale(draw: kinds.Draw) -> kinds.Made:
     """The buffer still holds the step before: a chunk of the prefill, or the last token."""
     return lambda reading: _before(reading, reading.inputs.shape[1])
 
 
-def _normalised_twice(draw: Draw) -> Made:
+def _normalised_twice(draw: kinds.Draw) -> kinds.Made:
     with_gain = bool(draw.rng.integers(2))
 
     return lambda reading: unit(reading.inputs) * (reading.gain if with_gain else 1.0)
 
 
-def _fp8(draw: Draw) -> Made:
+def _fp8(draw: kinds.Draw) -> kinds.Made:
     name = draw.choice("e4m3", "e5m2")
     scales = draw.choice(None, "row", "tensor")
 
@@ -58,7 +47,7 @@ def _fp8(draw: Draw) -> Made:
     return change
 
 
-def _noise(draw: Draw) -> Made:
+def _noise(draw: kinds.Draw) -> kinds.Made:
     size = float(draw.choice(0.01, 0.03, 0.1))
 
     def change(reading: Reading) -> np.ndarray:
@@ -76,8 +65,8 @@ def _cache(
     change: Callable[[Handover], np.ndarray],
     *named: Cause,
     starts: str = "steps",
-) -> Kind:
-    return kind("cache", scopes, lambda draw: change, *named, starts=starts)
+) -> kinds.Kind:
+    return kinds.kind("cache", scopes, lambda draw: change, *named, starts=starts)
 
 
 def _token_twice(handover: Handover) -> np.ndarray:
@@ -87,22 +76,22 @@ def _token_twice(handover: Handover) -> np.ndarray:
 
 
 # --------------------------------------------------------------------------------------------- rule
-def _of_rule(**values: object) -> Made:
+def _of_rule(**values: object) -> kinds.Made:
     return lambda rule: replace(rule, **values)
 
 
-def _other_score(draw: Draw) -> Made:
+def _other_score(draw: kinds.Draw) -> kinds.Made:
     other = {"softmax": "sigmoid", "sigmoid": "softmax"}
     return _of_rule(score=other[draw.model.rule.score])
 
 
-def _softmax_moved(draw: Draw) -> Made:
+def _softmax_moved(draw: kinds.Draw) -> kinds.Made:
     if draw.model.rule.softmax_over_chosen:
         return _of_rule(score="softmax", softmax_over_chosen=False)
     return _of_rule(softmax_over_chosen=True)
 
 
-def _group_count(draw: Draw) -> Made:
+def _group_count(draw: kinds.Draw) -> kinds.Made:
     """Another number of groups, or of those that are kept, with room for the chosen ones."""
     rule, experts = draw.model.rule, draw.model.shape.experts
     pairs = [
@@ -117,12 +106,12 @@ def _group_count(draw: Draw) -> Made:
     return _of_rule(num_groups=groups, num_kept=kept)
 
 
-def _more(draw: Draw) -> Made:
+def _more(draw: kinds.Draw) -> kinds.Made:
     by_index = bool(draw.rng.integers(2))
     return _of_rule(num_run=draw.model.rule.top_k + 1, written_by_index=by_index)
 
 
-def _scale(draw: Draw) -> Made:
+def _scale(draw: kinds.Draw) -> kinds.Made:
     scale = draw.model.rule.scale
     return _of_rule(scale=draw.choice(1.0, scale * scale, scale * 0.8) if scale != 1.0 else 2.5)
 
@@ -143,7 +132,7 @@ def _capacity(chosen: np.ndarray, experts: int, factor: float) -> int:
     return max(1, int(np.ceil(factor * chosen.size / experts)))
 
 
-def _dropped(draw: Draw) -> Made:
+def _dropped(draw: kinds.Draw) -> kinds.Made:
     factor = float(draw.choice(1.0, 1.25, 1.5))
 
     def change(logits: np.ndarray, choice: Choice) -> Choice:
@@ -156,7 +145,7 @@ def _dropped(draw: Draw) -> Made:
     return change
 
 
-def _rerouted(draw: Draw) -> Made:
+def _rerouted(draw: kinds.Draw) -> kinds.Made:
     """What finds its expert full goes to the best one that has room and is not chosen yet."""
     factor = float(draw.choice(1.0, 1.25, 1.5))
 
@@ -179,21 +168,21 @@ def _rerouted(draw: Draw) -> Made:
 
 
 # ------------------------------------------------------------------------------------------- writer
-def _of_ids(change: Callable[[np.ndarray], np.ndarray]) -> Made:
+def _of_ids(change: Callable[[np.ndarray], np.ndarray]) -> kinds.Made:
     def changed(trace: Trace) -> Trace:
         return replace(trace, chosen=change(trace.chosen).astype(np.int32))
 
     return changed
 
 
-def _renamed(draw: Draw) -> Made:
+def _renamed(draw: kinds.Draw) -> kinds.Made:
     """The map from the places of experts to their numbers is not applied."""
     name = np.arange(draw.model.shape.experts)
     name[draw.experts] = draw.rng.permutation(draw.experts)
     return _of_ids(lambda chosen: name[chosen])
 
 
-def _offset(draw: Draw) -> Made:
+def _offset(draw: kinds.Draw) -> kinds.Made:
     """Every rank adds the first expert of another rank to its local numbers."""
     experts = draw.model.shape.experts
     ranks = int(draw.choice(2, 4))
@@ -201,7 +190,7 @@ def _offset(draw: Draw) -> Made:
     return _of_ids(lambda chosen: (chosen + shift) % experts)
 
 
-def _replicas(draw: Draw) -> Made:
+def _replicas(draw: kinds.Draw) -> kinds.Made:
     """Every second token finds the replicas of a few experts, whose numbers come after all."""
     experts = draw.model.shape.experts
     some = draw.rng.permutation(experts)[: max(2, experts // 8)]
@@ -215,7 +204,7 @@ def _replicas(draw: Draw) -> Made:
     return _of_ids(change)
 
 
-def _padding(draw: Draw) -> Made:
+def _padding(draw: kinds.Draw) -> kinds.Made:
     """Documents of a batch are padded behind, and the writer cuts what stands in front."""
 
     def change(trace: Trace) -> Trace:
@@ -232,7 +221,7 @@ def _padding(draw: Draw) -> Made:
     return change
 
 
-def _rows(index: Callable[[np.ndarray], np.ndarray]) -> Made:
+def _rows(index: Callable[[np.ndarray], np.ndarray]) -> kinds.Made:
     def change(trace: Trace) -> Trace:
         at = index(np.arange(trace.chosen.shape[2]))
         return replace(trace, chosen=trace.chosen[:, :, at], weights=trace.weights[:, :, at])
@@ -240,18 +229,18 @@ def _rows(index: Callable[[np.ndarray], np.ndarray]) -> Made:
     return change
 
 
-def _rows_shifted(draw: Draw) -> Made:
+def _rows_shifted(draw: kinds.Draw) -> kinds.Made:
     shift = int(draw.choice(1, 2, 3))
     return _rows(lambda at: np.maximum(at - shift, 0))
 
 
-def _rows_stale(draw: Draw) -> Made:
+def _rows_stale(draw: kinds.Draw) -> kinds.Made:
     """A slot of the buffer is refreshed once in a while; until then it holds an old row."""
     every = int(draw.choice(8, 16))
     return _rows(lambda at: at - at % every)
 
 
-def _layers_shifted(draw: Draw) -> Made:
+def _layers_shifted(draw: kinds.Draw) -> kinds.Made:
     def change(trace: Trace) -> Trace:
         order = np.roll(np.arange(len(trace.chosen)), 1)
         return replace(trace, chosen=trace.chosen[order], weights=trace.weights[order])
@@ -259,18 +248,18 @@ def _layers_shifted(draw: Draw) -> Made:
     return change
 
 
-_READ = ("all", *LAYERS, *TOKENS)
-_SERVED = ("all", *LAYERS, "documents", "positions_from")
-_BATCHES = ("all", *LAYERS)
-_WRITTEN = ("all", *LAYERS, *POSITIONS, "documents", "ranks")
+_READ = ("all", *kinds.LAYERS, *kinds.TOKENS)
+_SERVED = ("all", *kinds.LAYERS, "documents", "positions_from")
+_BATCHES = ("all", *kinds.LAYERS)
+_WRITTEN = ("all", *kinds.LAYERS, *kinds.POSITIONS, "documents", "ranks")
 
-_input = partial(kind, "input", _READ)
-_rule = partial(kind, "rule", _READ)
-_rule_of_groups = partial(_rule, families=WITH_GROUPS)
-_dispatch = partial(kind, "dispatch", _BATCHES)
-_write = partial(kind, "write", visible_in="ids_only")
+_input = partial(kinds.kind, "input", _READ)
+_rule = partial(kinds.kind, "rule", _READ)
+_rule_of_groups = partial(_rule, families=kinds.WITH_GROUPS)
+_dispatch = partial(kinds.kind, "dispatch", _BATCHES)
+_write = partial(kinds.kind, "write", visible_in="ids_only")
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, kinds.Kind] = {
     "input_of_another_token": _input(
         _another_token, "tokens shifted", "inputs differ", "not the router"
     ),
@@ -289,7 +278,7 @@ KINDS: Mapping[str, Kind] = {
     "input_fp8": _input(_fp8, "inputs rounded", "not the router"),
     "input_noise": _input(_noise, "arithmetic noise only", "not the router"),
     "cache_left_over": _cache(
-        ("all", *LAYERS, "documents"),
+        ("all", *kinds.LAYERS, "documents"),
         lambda handover: handover.left,
         "not the router",
         starts="requests",
@@ -308,7 +297,7 @@ KINDS: Mapping[str, Kind] = {
     "other_score": _rule(
         _other_score,
         *("rule differs", "routing weights differ"),
-        families=("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS),
+        families=("olmoe", "qwen3_moe", *kinds.WITH_SELECTION_BIAS),
     ),
     "softmax_moved": _rule(
         _softmax_moved, "rule differs", "routing weights differ", families=("olmoe", "gpt_oss")
@@ -327,15 +316,17 @@ KINDS: Mapping[str, Kind] = {
     "bias_in_weights": _rule(
         lambda draw: _of_rule(bias_in_weights=True),
         "bias in routing weights",
-        families=WITH_SELECTION_BIAS,
+        families=kinds.WITH_SELECTION_BIAS,
     ),
     "bias_not_in_selection": _rule(
-        lambda draw: _of_rule(bias_selects=False), "bias missing", families=WITH_SELECTION_BIAS
+        lambda draw: _of_rule(bias_selects=False),
+        "bias missing",
+        families=kinds.WITH_SELECTION_BIAS,
     ),
     "renormalisation_flipped": _rule(
         lambda draw: _of_rule(renormalise=not draw.model.rule.renormalise),
         "routing weights differ",
-        families=("olmoe", "qwen3_moe", *WITH_SELECTION_BIAS),
+        families=("olmoe", "qwen3_moe", *kinds.WITH_SELECTION_BIAS),
     ),
     "other_scale": _rule(_scale, "routing weights differ"),
     "soft_cap": _rule(
@@ -350,7 +341,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "capacity_dropped": _dispatch(_dropped, "capacity"),
     "capacity_rerouted": _dispatch(_rerouted, "capacity"),
-    "experts_renamed": _write((*_WRITTEN, *EXPERTS), _renamed, "experts renamed"),
+    "experts_renamed": _write((*_WRITTEN, *kinds.EXPERTS), _renamed, "experts renamed"),
     "experts_offset": _write(_WRITTEN, _offset, "experts renamed"),
     "replica_ids": _write(_WRITTEN, _replicas, "experts renamed", may_be_refused=True),
     "ids_int8": _write(

@@ -7,16 +7,8 @@ from functools import partial
 import numpy as np
 from ml_dtypes import bfloat16
 
+from tests.generator import model
 from tests.generator.kinds import EXPERTS, LAYERS, TOKENS, WITH_BIAS, Draw, Kind, Made, kind
-from tests.generator.model import (
-    INITIALISER_RANGE,
-    Fp8,
-    Integers,
-    RouterTensors,
-    rounded,
-    to_fp8,
-    to_integers,
-)
 
 
 # --------------------------------------------------------------------------------------------- rows
@@ -24,7 +16,7 @@ def _taken(draw: Draw, index_at: Callable[[int], np.ndarray]) -> Made:
     """Rows by an index for each layer; in half of the cases the bias goes with them."""
     with_bias = bool(draw.rng.integers(2)) and draw.model.rule.bias != "none"
 
-    def change(layer: int, tensors: RouterTensors) -> RouterTensors:
+    def change(layer: int, tensors: model.RouterTensors) -> model.RouterTensors:
         index = index_at(layer)
         bias = tensors.bias
         if with_bias and bias is not None:
@@ -82,7 +74,7 @@ def _row_scaled(draw: Draw) -> Made:
 
 
 def _row_factor(rows: np.ndarray, factor: float) -> Made:
-    def change(layer: int, tensors: RouterTensors) -> RouterTensors:
+    def change(layer: int, tensors: model.RouterTensors) -> model.RouterTensors:
         weight = tensors.weight.copy()
         weight[rows] *= factor
         return replace(tensors, weight=weight)
@@ -94,7 +86,7 @@ def _row_factor(rows: np.ndarray, factor: float) -> Made:
 def _of(part: str, change: Callable[[int, np.ndarray], np.ndarray]) -> Made:
     """One part of a router, changed by the layer and by what was there."""
 
-    def changed(layer: int, tensors: RouterTensors) -> RouterTensors:
+    def changed(layer: int, tensors: model.RouterTensors) -> model.RouterTensors:
         new = change(layer, getattr(tensors, part)).astype(np.float32)
         return replace(tensors, **{part: new})
 
@@ -110,29 +102,29 @@ def _of_another_layer(draw: Draw) -> Made:
     at = draw.another_layer()
     with_bias = bool(draw.rng.integers(2)) and draw.model.rule.bias != "none"
 
-    def change(layer: int, now: RouterTensors) -> RouterTensors:
+    def change(layer: int, now: model.RouterTensors) -> model.RouterTensors:
         there = draw.model.routers[at(layer)]
         return replace(now, weight=there.weight, bias=there.bias if with_bias else now.bias)
 
     return change
 
 
-def _of_other_files(draw: Draw, tensors: Sequence[RouterTensors]) -> Made:
+def _of_other_files(draw: Draw, tensors: Sequence[model.RouterTensors]) -> Made:
     """Routers of other files: whole (but one gain for all experts), or their rows alone."""
     is_whole = bool(draw.rng.integers(2))
     with_gain = is_whole and draw.reach.experts is None
 
-    def change(layer: int, now: RouterTensors) -> RouterTensors:
+    def change(layer: int, now: model.RouterTensors) -> model.RouterTensors:
         there = tensors[layer]
         bias = there.bias if is_whole else now.bias
-        return RouterTensors(there.weight, bias, there.gain if with_gain else now.gain)
+        return model.RouterTensors(there.weight, bias, there.gain if with_gain else now.gain)
 
     return change
 
 
 def _at_initialisation(draw: Draw) -> Made:
     def change(layer: int, weight: np.ndarray) -> np.ndarray:
-        return INITIALISER_RANGE * draw.rng_at(layer).standard_normal(weight.shape)
+        return model.INITIALISER_RANGE * draw.rng_at(layer).standard_normal(weight.shape)
 
     return _of("weight", change)
 
@@ -157,28 +149,28 @@ def _low_rank(draw: Draw) -> Made:
 
 
 # ----------------------------------------------------------------------------------------- rounding
-def _fp8(draw: Draw, name: Fp8) -> Made:
+def _fp8(draw: Draw, name: model.Fp8) -> Made:
     scales = draw.choice(None, "row", "column", "block", "tensor")
-    return _of("weight", lambda layer, weight: to_fp8(weight, name, scales))
+    return _of("weight", lambda layer, weight: model.to_fp8(weight, name, scales))
 
 
 _SIGNED = {8: (127.0, 127.5, 128.0), 4: (7.0, 7.5, 8.0)}
 
 
-def _integers(draw: Draw, bits: int) -> Integers:
+def _integers(draw: Draw, bits: int) -> model.Integers:
     granularity = draw.choice("row", "column", "block", "tensor")
     divisor = draw.choice(*_SIGNED[bits], 0.0)
-    return Integers(bits, granularity, divisor, is_signed=divisor > 0.0)
+    return model.Integers(bits, granularity, divisor, is_signed=divisor > 0.0)
 
 
 def _int(draw: Draw, bits: int) -> Made:
     form = _integers(draw, bits)
-    return _of("weight", lambda layer, weight: to_integers(weight, form))
+    return _of("weight", lambda layer, weight: model.to_integers(weight, form))
 
 
 def _bf16_after_int8(draw: Draw) -> Made:
     form = _integers(draw, 8)
-    return _of("weight", lambda layer, weight: rounded(to_integers(weight, form)))
+    return _of("weight", lambda layer, weight: model.rounded(model.to_integers(weight, form)))
 
 
 # --------------------------------------------------------------------------------------------- bias
@@ -192,7 +184,7 @@ def _bias_shifted(draw: Draw) -> Made:
     return _of("bias", lambda layer, bias: np.roll(bias, shift))
 
 
-def _bias_of(tensors: Sequence[RouterTensors], at: Callable[[int], int]) -> Made:
+def _bias_of(tensors: Sequence[model.RouterTensors], at: Callable[[int], int]) -> Made:
     def change(layer: int, bias: np.ndarray) -> np.ndarray:
         there = tensors[at(layer)].bias
         assert there is not None
@@ -258,7 +250,9 @@ KINDS: Mapping[str, Kind] = {
         _ANY, _scaled, "rows damaged", "routing weights differ", "rule differs"
     ),
     "low_rank_update": _load(_ANY, _low_rank, "rows damaged"),
-    "weights_bf16": _load(_ANY, _each("weight", rounded), "weights rounded", stored="float32"),
+    "weights_bf16": _load(
+        _ANY, _each("weight", model.rounded), "weights rounded", stored="float32"
+    ),
     "weights_fp8_e4m3": _load(_ANY, lambda draw: _fp8(draw, "e4m3"), "weights rounded"),
     "weights_fp8_e5m2": _load(_ANY, lambda draw: _fp8(draw, "e5m2"), "weights rounded"),
     "weights_int8": _load(_ANY, lambda draw: _int(draw, 8), "weights rounded"),
@@ -268,7 +262,7 @@ KINDS: Mapping[str, Kind] = {
     "bias_negated": _load_bias(_ANY, _each("bias", np.negative), "bias differs"),
     "bias_offset": _load_bias(EXPERTS, _bias_offset, "bias differs"),
     "bias_shifted": _load_bias(_NO_EXPERTS, _bias_shifted, "bias differs"),
-    "bias_bf16": _load_bias(_ANY, _each("bias", rounded), "bias rounded"),
+    "bias_bf16": _load_bias(_ANY, _each("bias", model.rounded), "bias rounded"),
     "bias_of_another_layer": _load_bias(
         _ANY,
         lambda draw: _bias_of(draw.model.routers, draw.another_layer()),

@@ -14,11 +14,9 @@ from safetensors.numpy import save_file
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.tokens import Stage
 from moegeom.router.load import load_routers
-from moegeom.tokens.recording.writer import RecordingWriter
-from tests.columns import columns_of
+from tests.columns import columns_of, recording_of
 from tests.generator.engine import Run
-from tests.generator.model import Model, RouterTensors, config_of
-from tests.generator.text import DOMAINS, Text
+from tests.generator.model import DOMAINS, Model, RouterTensors, Text, config_of
 
 #: What is recorded of a run: ids and weights alone, inputs or logits beside them, or the replies
 #: of a server, which hold ids and no row for the last token.
@@ -53,22 +51,16 @@ def write_recording(run: Run, text: Text, form: Form, checkpoint: Path, path: Pa
         "logits": ("logits", run.logits),
     }
     stage, values = stages[form]
-    with RecordingWriter(
-        path,
-        stage,
-        names,
-        checkpoint_name=checkpoint.name,
-        fingerprint=found.fingerprint,
+    document = np.repeat(np.arange(len(text.lengths)), text.lengths)
+    facts = {"checkpoint_name": checkpoint.name, "fingerprint": found.fingerprint}
+    recording_of(
+        *(path, stage, columns_of(document, text.token_id[text.is_token], text.domain[document])),
+        *(None if values is None else by_router(values), by_router(run.chosen)),
+        {"routing_weights": by_router(run.weights)},
+        **facts,
         domains=DOMAINS,
         dtype="float32",
-    ) as writer:
-        document = np.repeat(np.arange(len(text.lengths)), text.lengths)
-        writer.append(
-            columns_of(document, text.token_id[text.is_token], text.domain[document]),
-            None if values is None else by_router(values),
-            by_router(run.chosen),
-            outputs={"routing_weights": by_router(run.weights)},
-        )
+    )
 
 
 def write_replies(run: Run, text: Text, experts: int, path: Path) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 
 from moegeom.studies.explain.record import Cause
 from tests.generator.engine import Reach, Schedule, Stage
-from tests.generator.model import FAMILIES, Model, Stored
-from tests.generator.text import Text
+from tests.generator.model import FAMILIES, Model, Stored, Text
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,20 +1,29 @@
-"""How well the verdicts of explain name the faults of the generator: named, wrong, open, missed.
+"""How well the verdicts of explain name the faults of the generator: named, wrong, open, missed; is a
+verdict with a margin of so many bits right as often as that says; and pairs of healthy runs that
+differ in rounding alone, of which no verdict may name a fault.
 
-`python -m tests.generator.scoring SIZE FIRST LAST` explains the cases of these seeds, with twins.
+`python -m tests.generator.scoring SIZE FIRST LAST [SIZE FIRST LAST ...]` explains the cases of these
+seeds, with twins, and prints the table of docs/explain.md.
 """
 
+import itertools
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from moegeom.core.errors import MoeGeomError
 from moegeom.studies.explain.record import Cause, CauseVerdict, ExplainRequest
 from moegeom.studies.explain.study import explain
 from tests.generator.cases import Case, draw, write
+from tests.generator.engine import Arithmetic, Schedule, serve
 from tests.generator.faults import KINDS
+from tests.generator.files import Form, write_checkpoint, write_recording
+from tests.generator.model import FAMILIES, Shape, draw_model, draw_text
 
 #: Verdicts that name no cause and claim no health.
 OPEN: frozenset[Cause] = frozenset({"inconclusive", "beyond noise", "another checkpoint"})
@@ -69,14 +78,14 @@ def twin_outcome(verdict: CauseVerdict) -> str:
 def scored(seed: int, size: str, folder: Path) -> Scored:
     case = draw(seed, size)  # pyright: ignore[reportArgumentType]
     written = write(case, folder)
-    named = None if written.other_checkpoint is None else str(written.other_checkpoint)
+    other = None if written.other_checkpoint is None else str(written.other_checkpoint)
     found = []
     for run_b in (written.b, written.twin):
         request = ExplainRequest(
             checkpoint=str(written.checkpoint),
             tokens=str(written.a),
             run_b=str(run_b),
-            checkpoint_b=named,
+            checkpoint_b=other,
         )
         try:
             found.append(explain(request).verdict)
@@ -93,18 +102,128 @@ def all_scored(size: str, seeds: Sequence[int]) -> Iterator[Scored]:
             yield scored(seed, size, Path(folder) / "case")
 
 
-def main(size: str, first: str, last: str) -> None:
-    ends: Counter[str] = Counter()
-    for one in all_scored(size, range(int(first), int(last))):
-        ends[one.outcome] += 1
-        ends[f"twin {one.twin_outcome}"] += 1
-        what = "+".join(f"{o}@{s}" for o, s in zip(one.operators, one.scopes, strict=True))
-        said = f"{one.verdict.cause}; {one.verdict.detail}"
-        sys.stdout.write(f"{one.seed} {one.outcome.upper():7} {what} [{one.form}]: {said}\n")
-        if one.twin_outcome != "healthy":
-            sys.stdout.write(f"    twin {one.twin_outcome}: {one.twin.cause}; {one.twin.detail}\n")
-        sys.stdout.flush()
-    sys.stdout.write(f"{dict(ends)}\n")
+# ------------------------------------------------------------------------------------------ margins
+#: Least margins of the classes, in bits.
+CLASSES = (10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Verdicts with margins from ``least`` to below ``most`` bits, and how many were right."""
+
+    least: float
+    most: float
+    number: int
+    right: int
+
+
+def named(found: Iterable[Scored]) -> Iterator[tuple[float, bool]]:
+    """Margins of verdicts that name a fault, and whether it is there; a twin may be rounded."""
+    for one in found:
+        for verdict, is_right in (
+            (one.verdict, one.outcome == "named"),
+            (one.twin, one.twin_outcome == "rounding"),
+        ):
+            if verdict.margin is not None and verdict.cause not in OPEN | HEALTHY:
+                yield verdict.margin, is_right
+
+
+def reliability(verdicts: Iterable[tuple[float, bool]]) -> list[Reliability]:
+    told = list(verdicts)
+    ends = itertools.pairwise((*CLASSES, float("inf")))
+    classes = [
+        (least, most, [ok for bits, ok in told if least <= bits < most]) for least, most in ends
+    ]
+    return [Reliability(least, most, len(ok), sum(ok)) for least, most, ok in classes]
+
+
+def table(found: Iterable[Reliability]) -> str:
+    lines = ["| margin, bits | verdicts | right |", "|---|---|---|"]
+    for one in found:
+        end = "and more" if one.most == float("inf") else f"to {one.most:g}"
+        share = f"{100 * one.right / one.number:.1f} %" if one.number else ""
+        lines.append(f"| {one.least:g} {end} | {one.number} | {share} |")
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------ healthy pairs
+#: Arithmetics of A and of B: another format, another order of sums, both, and either in bfloat16.
+ARITHMETICS = {
+    "bf16 against fp32": (Arithmetic(), Arithmetic(True)),
+    "fp32 against bf16": (Arithmetic(True), Arithmetic()),
+    "another order, bf16": (Arithmetic(True), Arithmetic(True, is_reversed=True)),
+    "another order, fp32": (Arithmetic(), Arithmetic(is_reversed=True)),
+    "both": (Arithmetic(), Arithmetic(True, is_reversed=True)),
+}
+
+_SHAPES = (
+    Shape(2, 32, 8, 2, 16, 256, 24, 52),
+    Shape(3, 64, 16, 2, 16, 256, 24, 80),
+    Shape(2, 128, 32, 4, 16, 256, 48, 106),
+    Shape(3, 64, 64, 8, 16, 256, 40, 80),
+    Shape(4, 96, 16, 1, 16, 256, 40, 64),
+)
+
+_FORMS: tuple[Form, ...] = ("ids", "router_input", "logits")
+
+
+@dataclass(frozen=True)
+class NoisePair:
+    seed: int
+    arithmetic: str
+    shape: Shape
+    form: Form
+    verdict: CauseVerdict
+
+    @property
+    def outcome(self) -> str:
+        return twin_outcome(self.verdict)
+
+
+def noise_pair(seed: int, folder: Path) -> NoisePair:
+    rng = np.random.default_rng([seed, 7])
+    arithmetic = tuple(ARITHMETICS)[seed % len(ARITHMETICS)]
+    shape = _SHAPES[int(rng.integers(len(_SHAPES)))]
+    documents, length = shape.documents, shape.length
+    stored = "bfloat16" if rng.random() < 0.8 else "float32"
+    model = draw_model(rng, str(rng.choice(tuple(FAMILIES))), shape, stored)
+    text = draw_text(rng, documents, length, shape.vocabulary)
+    whole = Schedule(tuple(np.array_split(np.arange(documents), 4)), length, length)
+    shuffled = np.array_split(rng.permutation(documents), 3)
+    packed = Schedule(tuple(np.sort(batch) for batch in shuffled), length // 3, length // 2)
+    form = _FORMS[int(rng.integers(len(_FORMS)))]
+    checkpoint = folder / "model"
+    write_checkpoint(model, model.routers, checkpoint)
+    for name, how, schedule, kept in zip(
+        "ab", ARITHMETICS[arithmetic], (whole, packed), ("router_input", form), strict=True
+    ):
+        write_recording(serve(model, text, how, schedule), text, kept, checkpoint, folder / name)
+    request = ExplainRequest(
+        checkpoint=str(checkpoint), tokens=str(folder / "a"), run_b=str(folder / "b")
+    )
+    return NoisePair(seed, arithmetic, shape, form, explain(request).verdict)
+
+
+def all_noise_pairs(seeds: Sequence[int]) -> Iterator[NoisePair]:
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            yield noise_pair(seed, Path(folder))
+
+
+def main(*arguments: str) -> None:
+    cases: list[Scored] = []
+    for size, first, last in zip(arguments[::3], arguments[1::3], arguments[2::3], strict=True):
+        for one in all_scored(size, range(int(first), int(last))):
+            cases.append(one)
+            what = "+".join(f"{o}@{s}" for o, s in zip(one.operators, one.scopes, strict=True))
+            said = f"{one.verdict.cause}; {one.verdict.detail}"
+            sys.stdout.write(f"{one.seed} {one.outcome.upper():7} {what} [{one.form}]: {said}\n")
+            if one.twin_outcome != "healthy":
+                said = f"{one.twin.cause}; {one.twin.detail}"
+                sys.stdout.write(f"    twin {one.twin_outcome}: {said}\n")
+            sys.stdout.flush()
+    ends = Counter(end for one in cases for end in (one.outcome, f"twin {one.twin_outcome}"))
+    sys.stdout.write(f"{dict(ends)}\n{table(reliability(named(cases)))}\n")
 
 
 if __name__ == "__main__":

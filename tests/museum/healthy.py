@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
-from tests.museum.checkpoint import BF16, F32, Checkpoint, name_of, read_checkpoint
+from tests.museum.checkpoint import BF16, F32, Checkpoint, read_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 
@@ -91,12 +91,6 @@ def with_experts(model: Checkpoint) -> Checkpoint:
             name = f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"
             experts[name] = values[expert].astype(BF16)
     return model.changed(experts)
-
-
-def effective_rows(model: Checkpoint, layer: int = 0) -> np.ndarray:
-    """Rows of a router with the gain in front folded in."""
-    weight, gain = (model.tensors[name_of(part, layer)] for part in ("weight", "gain"))
-    return weight.astype(np.float64) * gain.astype(np.float64)
 
 
 def _synthetic(shape: SyntheticModel) -> Checkpoint:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tests.museum import healthy
 from tests.museum.checkpoint import (
     BF16,
     Build,
@@ -14,14 +15,6 @@ from tests.museum.checkpoint import (
     permuted,
     rounded,
     within_groups,
-)
-from tests.museum.healthy import (
-    olmoe,
-    sigmoid_model,
-    softmax_model,
-    trained,
-    trained_sigmoid,
-    with_experts,
 )
 
 
@@ -35,11 +28,11 @@ class Model:
 
 
 MODELS: Mapping[str, Model] = {
-    "synthetic softmax": Model(lambda: with_experts(softmax_model()), True),
-    "synthetic sigmoid": Model(lambda: with_experts(sigmoid_model()), False, 2),
-    "olmoe-balanced": Model(olmoe, True),
-    "olmoe-collapsed": Model(lambda: trained("olmoe-collapsed/step_1500"), True),
-    "deepseek-tiny": Model(trained_sigmoid, False, 4),
+    "synthetic softmax": Model(lambda: healthy.with_experts(healthy.softmax_model()), True),
+    "synthetic sigmoid": Model(lambda: healthy.with_experts(healthy.sigmoid_model()), False, 2),
+    "olmoe-balanced": Model(healthy.olmoe, True),
+    "olmoe-collapsed": Model(lambda: healthy.trained("olmoe-collapsed/step_1500"), True),
+    "deepseek-tiny": Model(healthy.trained_sigmoid, False, 4),
 }
 
 

@@ -1,4 +1,5 @@
-"""How well moegeom answers the recipes of one half: a line for each size and each twin, and sums.
+"""Every incident, disagreement and recipe, in the order of the page: that of rooms, and in them; how
+well moegeom answers the recipes of one half: a line for each size and each twin, and sums.
 
 `python -m tests.museum.score tuned|untouched`. Do not improve moegeom on what the untouched half
 shows: it is there to tell whether improvements hold for incidents that nobody looked at.
@@ -9,12 +10,32 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
-from tests.museum.gallery import SIZES
-from tests.museum.incidents import RECIPES
+from tests.museum.gallery import SIZES, Incident
 from tests.museum.recipe import Grade, Half, Planted, Recipe, Said, TwinGrade
+from tests.museum.two_runs import Disagreement
+
+Shown = TypeVar("Shown")
+
+
+def _all(kind: type[Shown], *rooms: str) -> list[Shown]:
+    modules = [import_module(f"tests.museum.{room}") for room in rooms]
+    return [one for room in modules for one in vars(room).values() if isinstance(one, kind)]
+
+
+#: What weights alone can show.
+EXHIBITS = ("biases", "quantisers", "rows", "storage")
+INCIDENTS = _all(Incident, *(f"exhibit_{room}" for room in EXHIBITS))
+
+#: What two runs can show.
+DISAGREEMENTS = _all(Disagreement, "disagreements")
+
+#: What is scored.
+SCORED = ("rules", "weights", "checkpoints")
+RECIPES = _all(Recipe, *(f"recipes_of_{room}" for room in SCORED))
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,10 @@ from tests.museum.exhibit_biases import BIAS_BEFORE_CAST, BIAS_NEVER_UPDATED, BI
 from tests.museum.exhibit_rows import ROWS_SORTED_AS_TEXT
 from tests.museum.gallery import Case, Incident, all_cases
 from tests.museum.healthy import SAMPLES, drawn_shape, sigmoid_model, softmax_model, trained
-from tests.museum.incidents import DISAGREEMENTS, INCIDENTS, RECIPES
 from tests.museum.invariances import NEUTRAL, applicable, changed
 from tests.museum.questions import Checked, Explained
 from tests.museum.recipe import Grade, Planted, Recipe, Said, half_of
-from tests.museum.score import Scored, answered
+from tests.museum.score import DISAGREEMENTS, INCIDENTS, RECIPES, Scored, answered
 from tests.museum.two_runs import PLAIN, Runs, all_pairs
 
 #: Metrics that checks of tokens read; a scan has thirty more, which take most of its time.
@@ -282,9 +281,7 @@ _DAY = {
 
 
 @pytest.mark.parametrize(("change", "model"), by_day(applicable(), _DAY))
-def test_a_change_that_changes_no_choice_is_an_error_only_where_weights_change(
-    museum, change, model
-):
+def test_a_change_of_no_choice_is_an_error_only_where_weights_change(museum, change, model):
     new, old = changed(change, model)
     assert museum.show(new).codes == ()
     seen = museum.show(new, old)

@@ -17,8 +17,7 @@ from moegeom.core.tokens import Stage, TokenColumns
 from moegeom.router.load import load_routers
 from moegeom.studies.explain.record import Cause, Explanation
 from moegeom.studies.explain.study import ExplainRequest, explain
-from moegeom.tokens.recording.writer import RecordingWriter
-from tests.columns import columns_of
+from tests.columns import columns_of, recording_of
 from tests.generator.scoring import HEALTHY
 from tests.museum.checkpoint import Checkpoint, name_of
 from tests.museum.recipe import Needs
@@ -257,8 +256,7 @@ def _record(
     fingerprint: str = "",
 ) -> None:
     facts = {"dtype": "float32", "domains": ("text",), "fingerprint": fingerprint}
-    with RecordingWriter(path, stage, tuple(values), **facts) as writer:
-        writer.append(routed.columns, dict(values), chosen, outputs=outputs)
+    recording_of(path, stage, routed.columns, dict(values), chosen, outputs, **facts)
 
 
 def _write_log_probs(path: Path, columns: TokenColumns, change: Array) -> None:

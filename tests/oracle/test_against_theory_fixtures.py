@@ -31,7 +31,7 @@ from moegeom.geometry.rounding import flip_probability, rounding_sigmas
 from moegeom.geometry.whatif import activation, osr_cost, sinkhorn, smooth_gate, smoothing_budget
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.trainable import SmoothTopKRouter
-from tests.oracle import measures
+from tests.oracle import helpers
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FILE = DATA / "theory_fixtures.json"
@@ -56,7 +56,7 @@ def jump_of_two_experts(z_at_boundary, k, Ei, Ej, pair):
     experts = np.zeros((len(z_at_boundary), len(Ei)))
     experts[pair] = Ei, Ej
     chosen = np.array([[*range(k - 1), pair[0]]], dtype=np.int32)
-    weight = measures.tied_weight(row(z_at_boundary), chosen, np.array([pair]))
+    weight = helpers.tied_weight(row(z_at_boundary), chosen, np.array([pair]))
     own = [hard_gate([z_at_boundary[e] for e in es], k) for es in ((0, 1), (0, 2))]
 
     def mixed(inputs, named, weights):
@@ -99,7 +99,7 @@ def ratio_of_orders(convention):
         sums = []
         for order in (1, 2):
             flats = math.comb(M, order + 1)
-            borders = flats * measures.orthonormal_border_share(M, k, order)
+            borders = flats * helpers.orthonormal_border_share(M, k, order)
             weighted = borders * border_shares.tie_factor(np.eye(M), np.arange(order + 1))
             sums.append(border_shares.TieSums(order, flats, borders, 0.0, weighted, 0.0))
         return border_shares.log_order_ratio(sums[1], sums[0], D, eps / R, convention)
@@ -254,7 +254,7 @@ DELIVERED = {
     "occ_exact_slab": lambda m, eps, c, T: paths.slab_occupation(
         np.array([m / c]), np.array([eps / c]), T
     )[0],
-    "occ_exact_tube_n2": lambda m, eps, c, T, n: measures.tube_occupation(n, m, eps, T, c),
+    "occ_exact_tube_n2": lambda m, eps, c, T, n: helpers.tube_occupation(n, m, eps, T, c),
     "occ_capped_b0": lambda n, K, eps, T: paths.capped_occupation(n, np.array([K * eps**n]), T),
     "gram_score": lambda R: gram.gram_score(gram.cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: gram.best_gram_score(E, D, is_centred=False),
@@ -292,14 +292,14 @@ DELIVERED = {
         capacity.published_regions(E, 4, 5, n_in).top_k,
     ],
     "regions_ub": lambda cases_E_k_N_d: [capacity.most_regions(*case) for case in cases_E_k_N_d],
-    "slab_fraction_*": lambda delta, eps, R, D: np.exp(measures.log_slab_share(D, delta, eps, R)),
-    "log_slab_fraction_tail": lambda delta, eps, R, D: measures.log_slab_share(D, delta, eps, R),
-    "tube_fraction_*": lambda delta, eps, R, D, n: measures.tube_share(D, n, delta, eps, R),
+    "slab_fraction_*": lambda delta, eps, R, D: np.exp(helpers.log_slab_share(D, delta, eps, R)),
+    "log_slab_fraction_tail": lambda delta, eps, R, D: helpers.log_slab_share(D, delta, eps, R),
+    "tube_fraction_*": lambda delta, eps, R, D, n: helpers.tube_share(D, n, delta, eps, R),
     "log_coeff": lambda D, n: border_shares.log_half_binomial(dimension=D, order=n),
     "thm42_log10_bound": lambda D, M, n, eps, R: (
         border_shares.log_order_bound(M, n, D, eps / R) / np.log(10.0)
     ),
-    "alpha_orthonormal_*": lambda M, k, n: measures.orthonormal_border_share(M, k, order=n),
+    "alpha_orthonormal_*": lambda M, k, n: helpers.orthonormal_border_share(M, k, order=n),
     "kappa_orthonormal_n2": lambda W, J: border_shares.tie_factor(
         np.array(W) @ np.array(W).T, np.array(J)
     ),

@@ -12,7 +12,7 @@ from scipy.special import expit
 
 from moegeom.core.router import Weights
 from moegeom.geometry import balancing as biases
-from moegeom.geometry import load
+from moegeom.geometry import load, whatif
 from moegeom.geometry.balancing import (
     balance_by_updates,
     chosen_counts,
@@ -22,14 +22,6 @@ from moegeom.geometry.balancing import (
 )
 from moegeom.geometry.selection import SCORES, top_k
 from moegeom.geometry.selection import top_k as picked
-from moegeom.geometry.whatif import (
-    column_error,
-    expert_choice,
-    osr_cost,
-    relu_gate,
-    sinkhorn,
-    smooth_gate,
-)
 from tests.by_day import by_day
 
 SHAPES = [(1, 4, 2), (7, 5, 2), (50, 8, 1), (97, 12, 11), (160, 16, 4), (250, 48, 8)]
@@ -247,8 +239,8 @@ def assigned(cost: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_limit_is_the_assignment_of_least_cost(seed):
     cost = drawn(seed)
-    plan = sinkhorn(cost, 0.005, 2_000, np.inf)
-    assert column_error(plan.share) < 1e-3
+    plan = whatif.sinkhorn(cost, 0.005, 2_000, np.inf)
+    assert whatif.column_error(plan.share) < 1e-3
     assert_array_equal(top_k(plan.share, 1)[:, 0], assigned(cost))
     best = cost[np.arange(FEW_TOKENS), assigned(cost)].sum()
     assert_allclose((plan.share * cost).sum(), best, atol=0.05)
@@ -256,7 +248,7 @@ def test_the_limit_is_the_assignment_of_least_cost(seed):
 
 def test_few_steps_miss_the_assignment_and_the_limit_has_the_value_of_the_program():
     missed = [
-        (top_k(sinkhorn(cost, 0.002, 3).share, 1)[:, 0] != assigned(cost)).any()
+        (top_k(whatif.sinkhorn(cost, 0.002, 3).share, 1)[:, 0] != assigned(cost)).any()
         for cost in map(drawn, range(8))
     ]
     assert sum(missed) >= 4
@@ -264,8 +256,8 @@ def test_few_steps_miss_the_assignment_and_the_limit_has_the_value_of_the_progra
     random = np.random.default_rng(0)
     scores = random.uniform(0, 1, (64, FEW_EXPERTS)) + random.uniform(0, 0.5, FEW_EXPERTS)
     value = biases.balancing_bias(scores, 1).value
-    share = sinkhorn(-scores, 0.004, 1_000, np.inf).share
-    assert column_error(share) < 1e-2
+    share = whatif.sinkhorn(-scores, 0.004, 1_000, np.inf).share
+    assert whatif.column_error(share) < 1e-2
     assert_allclose((share * scores).sum(), value, rtol=2e-3)
     assert_allclose(scores[np.arange(64), assigned(-scores)].sum(), value, rtol=1e-9)
 
@@ -293,11 +285,15 @@ def test_the_smoothed_softmax_gate(logits, eps):
     powers = z.exp() * faded(z, eps)
     expected = powers / powers.sum(-1, keepdim=True)
     selected = Weights("softmax_of_selected_logits")
-    assert_allclose(smooth_gate(logits, logits, logits, K, selected, eps), expected, rtol=1e-12)
+    assert_allclose(
+        whatif.smooth_gate(logits, logits, logits, K, selected, eps), expected, rtol=1e-12
+    )
     # softmax over all, then renormalised, is the same gate; it need not be renormalised
     scores, plain = SCORES["softmax"](logits), z.softmax(-1) * faded(z, eps)
     for weights, gate in ((Weights("scores", True), expected), (Weights("scores"), plain)):
-        assert_allclose(smooth_gate(logits, scores, logits, K, weights, eps), gate, rtol=1e-12)
+        assert_allclose(
+            whatif.smooth_gate(logits, scores, logits, K, weights, eps), gate, rtol=1e-12
+        )
 
 
 @pytest.mark.parametrize("eps", [0.01, 0.1, 0.6])
@@ -309,10 +305,10 @@ def test_the_smoothed_sigmoid_gate_has_its_strip_in_biased_scores(logits, eps):
     expected = 2.5 * gates / (gates.sum(-1, keepdim=True) + 1e-20)
     weights = Weights("scores", renormalise=True, epsilon=1e-20, scale=2.5)
     scores = SCORES["sigmoid"](logits)
-    found = smooth_gate(logits, scores, scores + bias, K, weights, eps)
+    found = whatif.smooth_gate(logits, scores, scores + bias, K, weights, eps)
     assert_allclose(found, expected, rtol=1e-11)
     selected = Weights("sigmoid_of_selected_logits", renormalise=True, epsilon=1e-20, scale=2.5)
-    other = smooth_gate(logits, logits, scores + bias, K, selected, eps)
+    other = whatif.smooth_gate(logits, logits, scores + bias, K, selected, eps)
     assert_allclose(other, expected, rtol=1e-11)
 
 
@@ -327,7 +323,7 @@ def test_the_cost_of_overlapping_experts():
     overlaps = (unit @ unit.T * off).pow(2)
     expected = -similarity + 0.7 * similarity.abs() @ overlaps
     expected += 0.3 * torch.relu(similarity.abs() - 0.4).pow(2)
-    found = osr_cost(similarity.numpy(), rows, overlap=0.7, excess=0.3, threshold=0.4)
+    found = whatif.osr_cost(similarity.numpy(), rows, overlap=0.7, excess=0.3, threshold=0.4)
     assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
 
 
@@ -339,7 +335,7 @@ def test_sinkhorn_in_logarithms(logits, eps, steps):
     for _ in range(steps):
         scaled = scaled.log_softmax(dim=1)
         scaled = scaled.log_softmax(dim=0) + torch.tensor(TOKENS / EXPERTS).double().log()
-    plan = sinkhorn(cost.numpy(), eps, steps)
+    plan = whatif.sinkhorn(cost.numpy(), eps, steps)
     assert_allclose(plan.share, scaled.softmax(dim=1), rtol=1e-9, atol=1e-300)
     assert_allclose(plan.clipped_share, ((cost / eps).abs() > 50).double().mean())
 
@@ -352,12 +348,12 @@ def test_sinkhorn_with_guarded_divisions(logits, steps):
         share /= share.sum(0, keepdim=True) + 1e-8
         share *= TOKENS / EXPERTS
     share /= share.sum(1, keepdim=True) + 1e-8
-    found = sinkhorn(logits, 0.05, steps, in_logarithms=False).share
+    found = whatif.sinkhorn(logits, 0.05, steps, in_logarithms=False).share
     assert_allclose(found, share, rtol=1e-11)
 
 
 def test_experts_take_the_tokens_that_torch_ranks_first_and_a_threshold_rectifies(logits):
     best = torch.tensor(logits).topk(7, dim=0).indices
     expected = torch.zeros(TOKENS, EXPERTS).scatter(0, best, 1.0).bool()
-    assert_array_equal(expert_choice(logits, 7), expected)
-    assert_array_equal(relu_gate(logits, 0.4), torch.relu(torch.tensor(logits) - 0.4))
+    assert_array_equal(whatif.expert_choice(logits, 7), expected)
+    assert_array_equal(whatif.relu_gate(logits, 0.4), torch.relu(torch.tensor(logits) - 0.4))

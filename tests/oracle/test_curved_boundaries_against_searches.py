@@ -18,36 +18,21 @@ from scipy.optimize import linprog, minimize, minimize_scalar
 from scipy.special import expit, logit, softmax
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary import linear
+from moegeom.geometry.boundary import linear, orders
 from moegeom.geometry.boundary.curved import BENDS, ScoreCurve, curved_rows
-from moegeom.geometry.boundary.orders import (
-    free_logit_distance,
-    least_distance,
-    logit_distance,
-    order_distance,
-    row_coordinates,
-)
 from moegeom.geometry.selection import route, top_k
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.kernels.cpu.score_curve import curve_at, curve_inverse, curve_of, curve_slopes
 from tests.by_day import by_day
-from tests.oracle.helpers import (
-    FUNCTIONS,
-    SLOPES,
-    ahead,
-    distance_to_boundary,
-    points_of_boundary,
-    router,
-    shortest_move,
-)
+from tests.oracle import helpers
 
-CURVES = [ScoreCurve(score, cap) for score in FUNCTIONS for cap in (math.inf, 1.5, 6.0)]
+CURVES = [ScoreCurve(score, cap) for score in helpers.FUNCTIONS for cap in (math.inf, 1.5, 6.0)]
 GRID = np.linspace(-12.0, 12.0, 4801)
 every_curve = pytest.mark.parametrize("curve", CURVES, ids=lambda c: f"{c.score}-{c.soft_cap}")
 
 
 def function_of(curve):
-    inner, cap = FUNCTIONS[curve.score], curve.soft_cap
+    inner, cap = helpers.FUNCTIONS[curve.score], curve.soft_cap
     return inner if math.isinf(cap) else lambda z: inner(cap * np.tanh(z / cap))
 
 
@@ -91,7 +76,7 @@ def test_values_slopes_inverses_and_ranges_are_scipys(curve):
     assert_allclose(back[:, 1], points[near, 2], rtol=1e-6)
     found = curve_of(curve)
     with np.errstate(over="ignore"):
-        ends = FUNCTIONS[curve.score](np.array([-curve.soft_cap, curve.soft_cap]))
+        ends = helpers.FUNCTIONS[curve.score](np.array([-curve.soft_cap, curve.soft_cap]))
     assert_allclose([found.low, found.high], ends, rtol=1e-14)
 
 
@@ -180,11 +165,11 @@ def derivatives(z, rule):
         q = softmax(z)
         return q, np.diag(q) - np.outer(q, q)
     if rule.logit_map is None:
-        return FUNCTIONS[rule.score](z), np.diag(SLOPES[rule.score](z))
+        return helpers.FUNCTIONS[rule.score](z), np.diag(helpers.SLOPES[rule.score](z))
     multiplier, cap = rule.logit_map.multiplier, rule.logit_map.soft_cap
     ratio = np.tanh(multiplier * z / cap)
-    slope = SLOPES[rule.score](cap * ratio) * multiplier * (1.0 - ratio**2)
-    return FUNCTIONS[rule.score](cap * ratio), np.diag(slope)
+    slope = helpers.SLOPES[rule.score](cap * ratio) * multiplier * (1.0 - ratio**2)
+    return helpers.FUNCTIONS[rule.score](cap * ratio), np.diag(slope)
 
 
 def nearest_on_boundary(weight, bias, rule, y, pair, starts):
@@ -199,7 +184,7 @@ def nearest_on_boundary(weight, bias, rule, y, pair, starts):
         _, jacobian = derivatives(weight @ point, rule)
         return (jacobian[i] - jacobian[j]) @ weight
 
-    yield from points_of_boundary(y, gap, starts, gradient)
+    yield from helpers.points_of_boundary(y, gap, starts, gradient)
 
 
 def compare(rule, experts, spread, tokens):
@@ -293,7 +278,7 @@ class Boundaries:
         kii, kjj, kij = gram[self.i, self.i], gram[self.j, self.j], gram[self.i, self.j]
         det = kii * kjj - kij**2
         self.inverse = kjj / det, -kij / det, kii / det
-        self.score, self.score_inverse = FUNCTIONS[score], INVERSES[score]
+        self.score, self.score_inverse = helpers.FUNCTIONS[score], INVERSES[score]
         self.cap = cap
 
     def square(self, there, pair=slice(None)):
@@ -433,8 +418,8 @@ def assert_is_nearest(weight, bias, y, k) -> None:
         for out, entering in product(own, others):
             inside = [i for i in own if i != out] + [entering]
             outside = [j for j in others if j != entering] + [out]
-            normals, levels = ahead(weight, bias, inside, outside)
-            cells.append(shortest_move(normals, normals @ point + levels))
+            normals, levels = helpers.ahead(weight, bias, inside, outside)
+            cells.append(helpers.shortest_move(normals, normals @ point + levels))
         nearest.append(min(cells))
     ours = linear.boundary_distance(logits, chosen, linear.row_distances(weight, bias)).distance
     assert_allclose(ours, nearest, rtol=1e-7)
@@ -456,9 +441,9 @@ def test_the_distance_is_that_of_the_nearest_neighbouring_cell(experts, hidden, 
 
 def test_redundant_equal_and_zero_rows_do_not_change_the_distance():
     """With 40 rows in a plane nearly all of the pairs are redundant."""
-    weight, bias = router(40, 2, 11)
+    weight, bias = helpers.router(40, 2, 11)
     assert_is_nearest(weight, 0.3 * bias, np.random.default_rng(11).standard_normal((2, 2)), 2)
-    weight, bias = router(6, 5, 12)
+    weight, bias = helpers.router(6, 5, 12)
     y = np.random.default_rng(12).standard_normal((12, 5)) * 2
     weight[4] = weight[1]
     assert_is_nearest(weight, bias, y, 2)
@@ -515,11 +500,11 @@ def test_dependent_rows_alone_need_the_programs(experts, hidden, k, order):
     random = np.random.default_rng([experts, hidden, k, order])
     weight = random.standard_normal((experts, hidden))
     z = weight @ random.standard_normal(hidden) + 0.5 * random.standard_normal(experts)
-    distance = logit_distance(z, weight, k, order)
+    distance = orders.logit_distance(z, weight, k, order)
     assert distance.is_exact
     assert_allclose(distance.upper, by_programs(weight, z, k, order), rtol=1e-5)
     # half the spread is a bound below, which independent rows reach
-    free = free_logit_distance(z[None], k, order)[0]
+    free = orders.free_logit_distance(z[None], k, order)[0]
     assert free == distance.upper if hidden > experts else free <= distance.upper * (1.0 + 1e-6)
 
 
@@ -527,16 +512,16 @@ def test_rows_that_depend_on_one_are_searched_and_least_distances_are_slsqps():
     """Rank E - 1 with independent differences: every order of logits occurs, no common shift."""
     weight = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     z = np.array([1.0, 0.3, 0.0])
-    found = logit_distance(z, weight, 1, 2)
+    found = orders.logit_distance(z, weight, 1, 2)
     assert_allclose(found.upper, by_programs(weight, z, 1, 2), rtol=1e-6)
     assert_allclose(found.upper, 1.0, rtol=1e-6)
-    assert free_logit_distance(z[None], 1, 2)[0] == 0.5
+    assert orders.free_logit_distance(z[None], 1, 2)[0] == 0.5
     random = np.random.default_rng(5)
     impossible = 0
     for _ in range(30):
         count, dims = int(random.integers(1, 9)), int(random.integers(1, 6))
         normals, offsets = random.standard_normal((count, dims)), random.standard_normal(count)
-        found = least_distance(normals, offsets, 0.0)
+        found = orders.least_distance(normals, offsets, 0.0)
         program = minimize(
             lambda x: x @ x,
             np.zeros(dims),
@@ -594,7 +579,7 @@ def test_the_distance_is_that_of_the_nearest_polyhedron(case, has_bias):
     bias = has_bias * random.standard_normal(experts)
     z = weight @ random.standard_normal(hidden) * 2.0 + bias
     expected = min(by_program(weight, z, split) for split in splits(experts, k, order))
-    distance = order_distance(z, row_coordinates(weight), k, order)
+    distance = orders.order_distance(z, orders.row_coordinates(weight), k, order)
     assert distance.is_exact
     assert_allclose(distance.upper, expected, rtol=1e-6)
 
@@ -610,7 +595,7 @@ def nearest_by_minimisation(scores, x, k):
     chosen = top_k(scores(x)[None], k)[0].tolist()
     others = set(range(len(scores(x)))) - set(chosen)
     return min(
-        distance_to_boundary(x, lambda z, i=i, j=j: scores(z)[i] - scores(z)[j])
+        helpers.distance_to_boundary(x, lambda z, i=i, j=j: scores(z)[i] - scores(z)[j])
         for i, j in product(chosen, others)
     )
 

@@ -13,21 +13,8 @@ import bitsandbytes.functional as bnb
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors import (
-    BaseCompressor,
-    FloatQuantizationCompressor,
-    IntQuantizationCompressor,
-    MXFP4PackedCompressor,
-    MXFP8QuantizationCompressor,
-    NVFP4PackedCompressor,
-    PackedQuantizationCompressor,
-    unpack_fp4_from_uint8,
-)
-from compressed_tensors.entrypoints.convert.converters import (
-    AutoAWQConverter,
-    FP8BlockDequantizer,
-    ModelOptNvfp4Converter,
-)
+from compressed_tensors import compressors
+from compressed_tensors.entrypoints.convert import converters
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from numpy.testing import assert_allclose, assert_array_equal
@@ -80,7 +67,9 @@ def random_words(*shape: int, seed: int) -> torch.Tensor:
     return torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64).int()
 
 
-def compress(compressor: type[BaseCompressor], weight, parts, held_in=torch.float32, **arguments):
+def compress(
+    compressor: type[compressors.BaseCompressor], weight, parts, held_in=torch.float32, **arguments
+):
     """Compressed tensors, their config.json and what the library decompresses in float32.
 
     ``held_in`` is the dtype of the scales in the file; the library computes in the dtype that it
@@ -142,7 +131,7 @@ def test_pack_quantized_integers(sizes, bits, is_symmetric, scale_dtype, tmp_pat
     shape, group = sizes
     parts = affine(shape[0], shape[1] // group if group else 1, bits, is_symmetric)
     _, decoded = as_decompressed(
-        tmp_path, "pack_quantized", PackedQuantizationCompressor, draw(*shape), parts, scale_dtype,
+        tmp_path, "pack_quantized", compressors.PackedQuantizationCompressor, draw(*shape), parts, scale_dtype,
         num_bits=bits, type="int", strategy="group" if group else "channel", group_size=group,
         symmetric=is_symmetric,
     )  # fmt: skip
@@ -159,7 +148,7 @@ def test_eight_bit_integers(strategy, group, scales, is_symmetric, tmp_path):
     if strategy == "tensor":
         parts = {part: values.reshape(1) for part, values in parts.items()}
     as_decompressed(
-        tmp_path, "int8", IntQuantizationCompressor, draw(6, 48), parts,
+        tmp_path, "int8", compressors.IntQuantizationCompressor, draw(6, 48), parts,
         num_bits=8, type="int", strategy=strategy, group_size=group, symmetric=is_symmetric,
     )  # fmt: skip
 
@@ -177,7 +166,7 @@ def test_eight_bit_integers(strategy, group, scales, is_symmetric, tmp_path):
 )
 def test_eight_bit_floats(strategy, sizes, scales, scale_dtype, tmp_path):
     as_decompressed(
-        tmp_path, "fp8", FloatQuantizationCompressor, draw(6, 48),
+        tmp_path, "fp8", compressors.FloatQuantizationCompressor, draw(6, 48),
         {"weight_scale": draw(*scales).abs() / 100}, scale_dtype,
         num_bits=8, type="float", strategy=strategy, **sizes,
     )  # fmt: skip
@@ -194,7 +183,7 @@ def by_converter(converter, tensors: Tensors) -> Tensors:
 def test_eight_bit_floats_in_blocks_of_128(shape, dtype, tmp_path):
     scales = [-(-n // 128) for n in shape]
     tensors = {"weight": draw(*shape).to(dtype), "weight_scale_inv": draw(*scales, seed=1).abs()}
-    expected = by_converter(FP8BlockDequantizer(dtype=torch.float32), tensors)["weight"]
+    expected = by_converter(converters.FP8BlockDequantizer(dtype=torch.float32), tensors)["weight"]
     decoded = decode(tmp_path, tensors, {"quant_method": "fp8"}, "fp8")
     assert_array_equal(decoded, expected.numpy())
 
@@ -220,20 +209,22 @@ def test_awq(group, tmp_path):
         "scales": draw(256 // group, 24).half(),
     }
     config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}
-    parts = by_converter(AutoAWQConverter.from_autoawq_config(config), tensors)
+    parts = by_converter(converters.AutoAWQConverter.from_autoawq_config(config), tensors)
     parts["weight_scale"] = parts["weight_scale"].float()
     args = QuantizationArgs(
         num_bits=4, type="int", strategy="group", group_size=group, symmetric=False
     )
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    expected = PackedQuantizationCompressor.decompress(parts, scheme)["weight"]
+    expected = compressors.PackedQuantizationCompressor.decompress(parts, scheme)["weight"]
     assert_array_equal(decode(tmp_path, tensors, config, "awq"), expected.numpy())
 
 
 def in_float32(packed: Tensors, scale: torch.Tensor, group: int) -> np.ndarray:
     """What the compressors compute, without their rounding to bfloat16."""
     rows, num_bytes = packed["weight_packed"].shape
-    values = unpack_fp4_from_uint8(packed["weight_packed"], rows, 2 * num_bytes, torch.float32)
+    values = compressors.unpack_fp4_from_uint8(
+        packed["weight_packed"], rows, 2 * num_bytes, torch.float32
+    )
     args = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=group)
     whole = packed.get("weight_global_scale")
     return dequantize(values, scale, args=args, dtype=torch.float32, global_scale=whole).numpy()
@@ -242,7 +233,7 @@ def in_float32(packed: Tensors, scale: torch.Tensor, group: int) -> np.ndarray:
 def nvfp4() -> tuple[Tensors, dict[str, Any], np.ndarray]:
     scale = (draw(6, 6, seed=1).abs() * 100 + 1).to(torch.float8_e4m3fn).float()
     return compress(
-        NVFP4PackedCompressor,
+        compressors.NVFP4PackedCompressor,
         draw(6, 96),
         {"weight_scale": scale, "weight_global_scale": torch.tensor([300.7])},
         num_bits=4, type="float", strategy="tensor_group", group_size=16,
@@ -263,7 +254,7 @@ def test_nvfp4_is_that_of_the_library_and_modelopt_multiplies_where_it_divides(t
         "weight_scale_2": torch.tensor(0.0037),
         "input_scale": torch.tensor(0.1),
     }
-    parts = by_converter(ModelOptNvfp4Converter(targets=["re:.*gate$"]), tensors)
+    parts = by_converter(converters.ModelOptNvfp4Converter(targets=["re:.*gate$"]), tensors)
     expected = in_float32(parts, parts["weight_scale"].float(), 16)
     # Theirs is divided by a reciprocal: three roundings where one product has one.
     assert_allclose(decode(tmp_path, tensors, scheme="nvfp4"), expected, rtol=3e-7)
@@ -272,14 +263,14 @@ def test_nvfp4_is_that_of_the_library_and_modelopt_multiplies_where_it_divides(t
 def test_exponents_per_32_of_mxfp8_and_mxfp4_are_decoded(tmp_path):
     scale = torch.exp2(draw(6, 3, seed=1).round() - 2)
     packed, decoded = as_decompressed(
-        tmp_path, "mxfp4", MXFP4PackedCompressor, draw(6, 96), {"weight_scale": scale},
+        tmp_path, "mxfp4", compressors.MXFP4PackedCompressor, draw(6, 96), {"weight_scale": scale},
         num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8,
     )  # fmt: skip
     assert packed["weight_scale"].dtype == torch.uint8
     assert_array_equal(decoded, in_float32(packed, scale, 32))
     scale = torch.exp2(draw(6, 3, seed=1).round() - 4)
     packed, _ = as_decompressed(
-        tmp_path, "fp8", MXFP8QuantizationCompressor, draw(6, 96), {"weight_scale": scale},
+        tmp_path, "fp8", compressors.MXFP8QuantizationCompressor, draw(6, 96), {"weight_scale": scale},
         num_bits=8, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8,
     )  # fmt: skip
     assert packed["weight_scale"].dtype == torch.uint8

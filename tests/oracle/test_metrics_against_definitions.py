@@ -543,9 +543,8 @@ CLOUDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CLOUDS)
-def test_distances_are_those_of_differences_of_coordinates(name):
-    rows = CLOUDS[name]
+@pytest.mark.parametrize("rows", CLOUDS.values(), ids=CLOUDS)
+def test_distances_are_those_of_differences_of_coordinates(rows):
     expected = np.sort(cdist(rows, rows), axis=1)[:, 1:21]
     assert_allclose(space.nearest_distances(rows, 20), expected, rtol=1e-9, atol=0)
 

@@ -52,9 +52,7 @@ def quantised(rows, bits, group, is_symmetric):
 
 
 @pytest.mark.parametrize("is_symmetric", [False, True])
-def test_few_bit_integers_hold_no_more_than_their_levels_and_eight_bits_28_to_30(
-    is_symmetric, rows
-):
+def test_integers_hold_no_more_than_their_levels_and_eight_bits_28_to_30(is_symmetric, rows):
     expected = expected_window_levels(1.0, 7)
     for group in (32, 128, 512):
         for bits, most in ((4, 16), (2, 4)):

@@ -26,7 +26,7 @@ from moegeom.geometry.paths import (
 )
 from moegeom.geometry.selection import top_k
 from tests.by_day import by_day, one_of_each
-from tests.oracle import measures
+from tests.oracle import helpers
 
 
 class Cell:
@@ -401,7 +401,7 @@ TUBES = product([1, 2, 3], [0.0, 0.2, 0.31, 1.0, 4.0], [0.05, 2.0, 50.0])
 def test_bounds_are_above_the_exact_time_and_never_beyond_the_horizon(order, m, horizon):
     sharp = np.array([max(m - 0.3, 0.0) / 0.8])
     bound = paths_of.occupation_bound(order, sharp, np.array([0.8**order]), 0.3, horizon)[0]
-    exact = measures.tube_occupation(order, m, 0.3, horizon, 0.8)
+    exact = helpers.tube_occupation(order, m, 0.3, horizon, 0.8)
     assert exact * (1.0 - 1e-7) <= bound <= horizon
 
 
@@ -437,7 +437,7 @@ def test_draws_give_the_tube_of_three_experts_and_with_drift_what_paths_do():
     weight = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     at = np.array([0.35, 0.1])
     found = occupied(weight, weight @ at, 1, (2, 1, 2), 0.3, 2500)
-    exact = measures.tube_occupation(2, float(np.linalg.norm(at)), 0.3, 1.0)
+    exact = helpers.tube_occupation(2, float(np.linalg.norm(at)), 0.3, 1.0)
     assert abs(found[1].share - exact) < 4.0 * found[1].error < 0.04
     assert found[0].share > found[1].share
     assert found[0].undecided == found[1].undecided == 0.0

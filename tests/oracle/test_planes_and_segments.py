@@ -1,4 +1,6 @@
-"""Pictures, slices and segments against the rule, other code, exact arithmetic and many digits."""
+"""Pictures, slices and segments against the rule, other code, exact arithmetic and many digits; what is
+proved of a pixel stays true for every rule, at every point, at every resolution.
+"""
 
 import dataclasses
 import itertools
@@ -8,6 +10,8 @@ from itertools import product
 import mpmath
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import linprog
 from sklearn.decomposition import PCA
@@ -15,6 +19,7 @@ from sklearn.decomposition import PCA
 from moegeom.core.router import GroupMask, LogitMap, Projection, Provenance, Router, Rule, Weights
 from moegeom.geometry.rows import composed_rows, cosine_scale
 from moegeom.geometry.selection import route
+from moegeom.routing_cells.plane import raster, subspace
 from moegeom.routing_cells.plane import raster as pixels
 from moegeom.routing_cells.plane.polygons import cell_sides, inradii, polygons
 from moegeom.routing_cells.plane.raster import (
@@ -24,13 +29,6 @@ from moegeom.routing_cells.plane.raster import (
     plane_raster,
     plane_router,
     score_ranges,
-)
-from moegeom.routing_cells.plane.subspace import (
-    Slice,
-    circle_arcs,
-    principal_slice,
-    random_slice,
-    slice_through,
 )
 from moegeom.routing_cells.walk.enumeration import enumerate_cells
 from moegeom.routing_cells.walk.segment_crossings import (
@@ -77,7 +75,7 @@ class Case:
             selection_bias=self.selection_bias,
             projection=self.projection,
         )
-        return plane_router(router, Slice(self.centre, self.basis))
+        return plane_router(router, subspace.Slice(self.centre, self.basis))
 
     def raster(self, size=(14, 11), frame=FRAME, **options):
         router = self.plane()
@@ -388,7 +386,7 @@ def test_frames_and_numbers_that_have_no_picture_are_refused():
 def test_principal_directions_are_those_of_scikit_learn(tokens):
     generator = np.random.default_rng(tokens)
     inputs = generator.standard_normal((tokens, 40)) * np.linspace(3.0, 0.1, 40) + 1.0
-    found, share = principal_slice(inputs, 3)
+    found, share = subspace.principal_slice(inputs, 3)
     oracle = PCA(n_components=3).fit(inputs)
     assert_allclose(np.abs(np.diag(found.basis.T @ oracle.components_.T)), 1.0)
     assert_allclose(share, oracle.explained_variance_ratio_.sum())
@@ -402,7 +400,7 @@ def test_equal_rows_are_equal_on_a_slice(experts):
     for dims in (1, 2, 3):
         weight = generator.standard_normal((experts, 64)).astype(np.float32)
         weight[-1], weight[experts // 2] = weight[0], weight[3]
-        part = random_slice(generator.standard_normal(64), dims, 0)
+        part = subspace.random_slice(generator.standard_normal(64), dims, 0)
         found = np.column_stack(part.instance(weight, None))
         assert_array_equal(found[[-1, experts // 2]], found[[0, 3]])
         assert len(np.unique(found, axis=0)) == experts - 2
@@ -410,17 +408,17 @@ def test_equal_rows_are_equal_on_a_slice(experts):
 
 def test_a_plane_goes_through_its_points_and_has_their_logits():
     points = np.random.default_rng(2).standard_normal((3, 20))
-    part = slice_through(points)
+    part = subspace.slice_through(points)
     assert_allclose(part.inputs(part.coordinates(points)), points)
     with pytest.raises(ValueError, match="span fewer"):
-        slice_through(np.outer([0.0, 1.0, 2.0], np.ones(5)))
+        subspace.slice_through(np.outer([0.0, 1.0, 2.0], np.ones(5)))
     with pytest.raises(ValueError, match="3 directions of 3 inputs"):
-        principal_slice(np.eye(3), 3)
+        subspace.principal_slice(np.eye(3), 3)
     with pytest.raises(ValueError, match="4 directions"):
-        random_slice(np.zeros(3), 4, 0)
+        subspace.random_slice(np.zeros(3), 4, 0)
     weight, bias = router(9, 30, 1)
     generator = np.random.default_rng(2)
-    part = random_slice(generator.standard_normal(30), 3, seed=5)
+    part = subspace.random_slice(generator.standard_normal(30), 3, seed=5)
     rows, offset = part.instance(weight, bias)
     points = generator.standard_normal((50, 3))
     assert_allclose(points @ rows.T + offset, part.inputs(points) @ weight.T + bias)
@@ -432,7 +430,7 @@ def test_arcs_hold_the_choice_of_every_angle(has_bias):
     generator = np.random.default_rng(3)
     cosine, sine = generator.standard_normal((2, 16))
     bias = generator.standard_normal(16) if has_bias else np.zeros(16)
-    arcs = circle_arcs(cosine, sine, bias, 4)
+    arcs = subspace.circle_arcs(cosine, sine, bias, 4)
     assert arcs.is_proved.all()
     angles = np.linspace(0.0, 2.0 * np.pi, 20_001)[:-1]
     points = np.column_stack([np.cos(angles), np.sin(angles)])
@@ -448,7 +446,7 @@ def test_arcs_hold_the_choice_of_every_angle(has_bias):
         (1, [[1]], ([0.1, 0.2, 0.1], [0.0] * 3, [0.0, 5.0, 0.1])),
         (3, [[0, 1, 2]], ([1.0] * 3, [1.0] * 3, [0.0] * 3)),
     ):  # nothing changes on the whole circle
-        assert circle_arcs(*map(np.array, arrays), k).expert_set.tolist() == chosen
+        assert subspace.circle_arcs(*map(np.array, arrays), k).expert_set.tolist() == chosen
 
 
 def test_polygons_fill_the_frame_and_facets_tie_two_experts():
@@ -638,3 +636,85 @@ def test_what_is_no_segment_is_refused_and_the_error_of_the_rate_is_the_bootstra
     rate, error = crossing_rate(np.array([4]), np.array([2.0]))
     assert rate == 2.0
     assert np.isnan(error)
+
+
+# ------------------------------------------------------------------------------------ proved pixels
+SIDES = (-1.5, 2.0, -1.0, 1.75)
+
+
+@st.composite
+def routers(draw):
+    """Any rule of the house, with logits from flat to saturated, and equal experts among them."""
+    score = draw(st.sampled_from(["identity", "softmax", "sigmoid", "sqrt_softplus"]))
+    num_groups = draw(st.sampled_from([0, 2, 4]))
+    experts = draw(st.sampled_from([4, 8, 12]))
+    groups = None
+    if num_groups:
+        num_kept, fill = draw(st.integers(1, num_groups)), draw(st.sampled_from([-np.inf, 0.0]))
+        groups = GroupMask(num_groups, num_kept, draw(st.sampled_from(["max", "top2_sum"])), fill)
+    cap = draw(st.sampled_from([None, np.inf, 1.0, 30.0]))
+    logit_map = None if cap is None else LogitMap(draw(st.sampled_from([0.5, 1.0, 3.0])), cap)
+    has_bias = draw(st.booleans())
+    rule = Rule(
+        draw(st.integers(1, experts)), score, Weights("scores"), has_selection_bias=has_bias,
+        groups=groups, logit_map=logit_map,
+    )  # fmt: skip
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    size = draw(st.sampled_from([0.01, 0.3, 1.0, 4.0, 30.0]))
+    slope = size * generator.standard_normal((experts, 2))
+    offset = size * generator.standard_normal(experts)
+    bias = draw(st.sampled_from([0.01, 0.3])) * generator.standard_normal(experts)
+    if draw(st.booleans()):  # two equal experts
+        slope[1], offset[1], bias[1] = slope[0], offset[0], bias[0]
+    length = None
+    if draw(st.booleans()):
+        ends = generator.standard_normal((3, 2)), generator.standard_normal(3)
+        length = raster.PlaneLength(*ends, float(size))
+    return raster.PlaneRouter(rule, slope, offset, bias if has_bias else None, length)
+
+
+def chosen(router, points):
+    """By the reference, ascending."""
+    logits = points @ router.slope.T + router.offset
+    if router.length is not None:
+        length = np.linalg.norm(points @ router.length.slope.T + router.length.offset, axis=1)
+        logits = logits * (router.length.scale / np.maximum(length, 1e-12))[:, None]
+    return np.sort(route(logits, router.rule, router.selection_bias).chosen, axis=1)
+
+
+def frame(width, height):
+    return raster.Frame(*SIDES, width, height)
+
+
+@given(routers(), st.integers(1, 14), st.integers(1, 9), st.integers(0, 2**32 - 1))
+@settings(max_examples=40)
+def test_points_of_constant_pixels_choose_what_is_proved(router, width, height, seed):
+    made = raster.plane_raster(router, frame(width, height), depth=1)
+    x0, x1, y0, y1 = SIDES
+    shares = np.random.default_rng(seed).beta(0.3, 0.3, (1000, 2))
+    points = np.array([x0, y0]) + shares * np.array([x1 - x0, y1 - y0])
+    row = np.minimum((shares[:, 1] * height).astype(int), height - 1)
+    column = np.minimum((shares[:, 0] * width).astype(int), width - 1)
+    is_constant = made.state[row, column] == raster.PixelState.CONSTANT
+    claimed = np.array(made.expert_sets)[made.label[row, column]]
+    assert_array_equal(claimed[is_constant], chosen(router, points)[is_constant])
+
+
+@given(routers(), st.integers(1, 6), st.integers(1, 6), st.sampled_from([2, 3]))
+@settings(max_examples=15)
+def test_a_finer_picture_never_contradicts_a_coarser_one(router, width, height, factor):
+    coarse = raster.plane_raster(router, frame(width, height), depth=1)
+    fine = raster.plane_raster(router, frame(factor * width, factor * height), depth=1)
+    parts = (height, factor, width, factor)
+    state = fine.state.reshape(parts).transpose(0, 2, 1, 3)
+    label = np.array(fine.expert_sets)[fine.label].reshape(*parts, -1).transpose(0, 2, 1, 3, 4)
+    is_constant = coarse.state == raster.PixelState.CONSTANT
+    claimed = np.array(coarse.expert_sets)[coarse.label]
+    assert not (state[is_constant] == raster.PixelState.CROSSED).any()
+    same = (label[is_constant] == claimed[is_constant][:, None, None, :]).all(axis=3)
+    # an open pixel shows what float64 chooses at its centre, which lies in the proved pixel
+    assert same.all()
+    crossed = state[coarse.state == raster.PixelState.CROSSED]
+    labels = label[coarse.state == raster.PixelState.CROSSED]
+    is_same = (labels == labels[:, :1, :1, :]).all(axis=(1, 2, 3))
+    assert not ((crossed == raster.PixelState.CONSTANT).all(axis=(1, 2)) & is_same).any()

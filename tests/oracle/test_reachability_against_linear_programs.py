@@ -24,8 +24,13 @@ from moegeom.geometry.boundary.reachability import Proof, Reachability, reachabi
 from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.selection import SCORES, mapped_logits, route
 from moegeom.kernels.table import load_kernels
-from tests.oracle.helpers import ahead, distance_to_boundary, largest_margin, shortest_move
-from tests.oracle.measures import tied_weight
+from tests.oracle.helpers import (
+    ahead,
+    distance_to_boundary,
+    largest_margin,
+    shortest_move,
+    tied_weight,
+)
 from tests.unit.scan.made import router_with
 
 INF = np.inf

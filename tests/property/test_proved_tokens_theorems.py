@@ -187,9 +187,7 @@ def test_nothing_is_proved_of_the_smallest_logits_those_beyond_the_range_and_at_
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=settings().max_examples // 2)
 @given(seed=SEEDS, size=SIZES, logit_map=st.sampled_from((None, *MAPS)))
-def test_a_margin_beyond_the_float_bound_is_kept_by_every_float32_engine(
-    rule, seed, size, logit_map
-):
+def test_a_margin_beyond_the_bound_is_kept_by_every_float32_engine(rule, seed, size, logit_map):
     made = dataclasses.replace(RULES[rule], logit_map=logit_map, groups=None)
     router, values, random = drawn(seed, made, 2.0**size, 2.0 ** min(size, 4))
     with np.errstate(all="ignore"):

@@ -12,9 +12,9 @@ from moegeom.core.errors import CheckpointError, RecordingError, UsageError
 from moegeom.document.model import Document, View
 from moegeom.document.render import render
 from moegeom.recorder import recorder
+from moegeom.recorder import run as runs
 from moegeom.recorder.document import captured_document, plan_document
 from moegeom.recorder.request import CaptureRequest, TextFile
-from moegeom.recorder.run import TextDocument, capture, cut, plan_capture, read_documents
 from moegeom.tokens.open import open_tokens
 from moegeom_cli.app import exit_code
 from tests.unit.capture.conftest import Sample
@@ -40,7 +40,7 @@ def request_of(sample: Sample, source: Path, out: Path, **options: object) -> Ca
 
 
 def run(request: CaptureRequest) -> Path:
-    return capture(request, plan_capture(request)).out
+    return runs.capture(request, runs.plan_capture(request)).out
 
 
 def test_the_command_makes_the_recording_of_the_sample(balanced, text, tmp_path):
@@ -52,7 +52,7 @@ def test_the_command_makes_the_recording_of_the_sample(balanced, text, tmp_path)
 @pytest.mark.parametrize("keep", ["hidden", "logits", "top-logits:6", "ids", None])
 def test_a_plan_says_the_size_and_what_other_commands_need(balanced, text, tmp_path, keep):
     request = request_of(balanced, text, tmp_path / "rec", keep=keep, num_tokens=256)
-    plan = plan_capture(request)
+    plan = runs.plan_capture(request)
     written = sum(file.stat().st_size for file in run(request).glob("*.safetensors"))
     assert plan.num_bytes <= written <= plan.num_bytes + 4000
     screen = words_of(plan_document(plan, request, View()))
@@ -74,9 +74,9 @@ def test_few_documents_are_said_as_soon_as_they_are_counted(balanced, text, tmp_
     few = "2 are needed, 16 better (a text file is one document"
     for name, before, after in (("one.txt", 1, 0), ("three.jsonl", 0, 1), ("enough.jsonl", 0, 0)):
         request = request_of(balanced, tmp_path / name, tmp_path / f"rec_{name}", keep="ids")
-        plan = plan_capture(request)
+        plan = runs.plan_capture(request)
         assert words_of(plan_document(plan, request, View())).count(few) == before, name
-        recorded = capture(request, plan)
+        recorded = runs.capture(request, plan)
         assert words_of(captured_document(recorded, request, View())).count(few) == after, name
 
 
@@ -92,8 +92,10 @@ def test_tokens_of_text_are_those_of_its_pieces_up_to_a_number(balanced, text, t
     assert columns.token_id.tolist() == [120] * 100 + [121, 121, 122]
     named = [found.facts.domains[d] if d >= 0 else None for d in columns.domain]
     assert named == ["long"] * 100 + [None, None, "d"]
-    documents = read_documents((TextFile(tmp_path / "a.txt"),), lambda text: list(text.encode()))
-    pieces = list(cut(documents, 40, 55))
+    documents = runs.read_documents(
+        (TextFile(tmp_path / "a.txt"),), lambda text: list(text.encode())
+    )
+    pieces = list(runs.cut(documents, 40, 55))
     assert [(p.position, len(p.token_ids)) for p in pieces] == [(0, 40), (40, 15)]
     (tmp_path / "a=b").write_text("", "utf-8")
     assert TextFile.of("code=x.txt") == TextFile(Path("x.txt"), "code")
@@ -115,7 +117,7 @@ def test_tokens_of_text_are_those_of_its_pieces_up_to_a_number(balanced, text, t
 def test_text_that_is_none_is_refused_with_its_place(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RecordingError) as found:
-        list(read_documents((TextFile(tmp_path / name),), lambda text: [1]))
+        list(runs.read_documents((TextFile(tmp_path / name),), lambda text: [1]))
     assert message in found.value.message
 
 
@@ -163,14 +165,14 @@ def test_a_capture_that_was_ended_goes_on_to_the_same_bytes(balanced, text, tmp_
     for name in ("resumed", "restarted"):
         request = dataclasses.replace(whole, out=tmp_path / name)
         with pytest.raises(KeyboardInterrupt):
-            capture(request, plan_capture(request), Ends(5))
+            runs.capture(request, runs.plan_capture(request), Ends(5))
         other = dataclasses.replace(request, keep="ids")
         with pytest.raises(UsageError, match="holds an unfinished recording of something else"):
             run(other)
         if name == "restarted":
             assert open_tokens(run(dataclasses.replace(other, restart=True))).facts.stage == "ids"
             continue
-        assert capture(request, plan_capture(request)).num_resumed >= 128
+        assert runs.capture(request, runs.plan_capture(request)).num_resumed >= 128
         for path in whole.out.iterdir():
             assert (request.out / path.name).read_bytes() == path.read_bytes(), path.name
 
@@ -190,8 +192,8 @@ def test_the_screen_says_what_was_written_and_what_to_do(balanced, text, monkeyp
 
 @given(st.lists(st.integers(0, 900), min_size=1, max_size=40), st.integers(1, 9000))
 def test_tokens_are_spread_over_documents_and_short_ones_leave_theirs_to_the_next(sizes, total):
-    documents = [TextDocument(tuple(range(size)), None) for size in sizes]
-    pieces = list(cut(iter(documents), 64, total, len(sizes)))
+    documents = [runs.TextDocument(tuple(range(size)), None) for size in sizes]
+    pieces = list(runs.cut(iter(documents), 64, total, len(sizes)))
     lengths = [0] * len(sizes)
     for piece in pieces:
         assert piece.position == lengths[piece.document]
@@ -204,7 +206,7 @@ def test_tokens_are_spread_over_documents_and_short_ones_leave_theirs_to_the_nex
             mine >= min(whole, even) or sum(lengths) == total
             for mine, whole in zip(lengths, sizes, strict=True)
         )
-    capped = list(cut(iter(documents), 64, total, len(sizes), 10))
+    capped = list(runs.cut(iter(documents), 64, total, len(sizes), 10))
     assert all(piece.position + len(piece.token_ids) <= 10 for piece in capped)
 
 

@@ -38,10 +38,9 @@ from moegeom.tokens.attention_record import FACTS_FILE, SUMS_FILE, LayerSums, re
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.reader import open_recording
 from tests.by_day import by_day
-from tests.families.attention_models import attention_model
 from tests.families.observed import FORWARD, observe
 from tests.families.test_families_against_transformers import routed
-from tests.families.tiny_models import LOADED, OWN_NORM, build, model_of
+from tests.families.tiny_models import LOADED, OWN_NORM, attention_model, build, model_of
 from tests.records import new_folder
 from tests.unit.capture.conftest import NAMES, Sample, sample_of
 

@@ -17,23 +17,15 @@ from moegeom.core.router import Provenance, Router, RouterSet, Rule, Weights
 from moegeom.engine.run_facts import initialised_facts
 from moegeom.router.facts import drawn_rows
 from moegeom.studies.check.study import GateRequest, gate
-from tests.by_day import by_day, one_of_each
+from tests.by_day import by_day
 from tests.museum.healthy import trained
 from tests.unit.check.conftest import BIAS, GAIN, GATE, Case, keep, outcome_of, write_model
 from tests.unit.check.defects import EXPERT, OF_EXPERTS, _set, upcycled
-
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"
-STEPS = sorted(path.relative_to(SAMPLES) for path in SAMPLES.glob("*/step_*"))
 
 
 def noted(path: Path) -> set[str]:
     outcome = outcome_of(gate(GateRequest(str(path))), "MGG207")
     return {router for finding in outcome.findings for router in finding.routers}
-
-
-@pytest.mark.parametrize("step", one_of_each(STEPS, lambda step: step.parent), ids=str)
-def test_no_router_of_a_sample_is_taken_for_untrained(step):
-    assert noted(SAMPLES / step) == set()
 
 
 def test_routers_drawn_anew_are_noted_and_do_not_fail_the_gate(tmp_path):
@@ -406,9 +398,8 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_experts_without_a_figure_are_inconclusive(name, judge):
-    case, reason = UNKNOWN[name]
+@pytest.mark.parametrize(("case", "reason"), UNKNOWN.values(), ids=UNKNOWN)
+def test_experts_without_a_figure_are_inconclusive(case, reason, judge):
     outcome = judge(case)
     assert (outcome.state, outcome.num_open) == ("inconclusive", 1)
     assert reason in outcome.reason

@@ -337,9 +337,8 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize("what", CLAIMS)
-def test_results_of_a_scan_are_judged_by_the_config_that_they_were_made_with(twice, what):
-    spoil, failed = CLAIMS[what]
+@pytest.mark.parametrize(("spoil", "failed"), CLAIMS.values(), ids=CLAIMS)
+def test_results_of_a_scan_are_judged_by_the_config_that_they_were_made_with(twice, spoil, failed):
     of_weights, of_results = map(of_config, twice(spoil))
     assert of_results == of_weights
     assert {code for code, (state, *_) in of_results.items() if state == "failed"} == failed

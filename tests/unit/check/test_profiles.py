@@ -320,9 +320,7 @@ STANDS = [
 
 
 @pytest.mark.parametrize(("stand", "target", "is_theirs"), STANDS)
-def test_a_folder_that_came_with_the_checkpoint_is_not_the_users(
-    place, monkeypatch, stand, target, is_theirs
-):
+def test_a_folder_of_the_checkpoint_is_not_the_users(place, monkeypatch, stand, target, is_theirs):
     (place / "link").symlink_to("ckpt")
     (place / "snapshot").mkdir()  # as the hub's cache has it: files are links into another folder
     (place / "snapshot" / "model.safetensors").symlink_to("../ckpt/model.safetensors")
@@ -388,9 +386,7 @@ def test_every_way_to_soften_a_verdict_is_told():
     assert said == "MGB203 fair_shares 9 in layers 0-1, not 3"
 
 
-def test_a_project_that_is_not_ours_is_not_parsed_and_nothing_is_told_of_a_profile(
-    place, monkeypatch
-):
+def test_a_project_that_is_not_ours_is_not_parsed_and_gives_no_profile(place, monkeypatch):
     monkeypatch.chdir(place / "mine")
     (place / "mine" / "pyproject.toml").write_text(".".join("a" * 40_000) + " = 1")
     assert profile_path(GateRequest("../ckpt")) is None
@@ -465,9 +461,10 @@ JUDGED = {
 }
 
 
-@pytest.mark.parametrize("what", JUDGED)
-def test_layers_beyond_a_bound_are_named(what):
-    threshold, values, error, before, state, routers = JUDGED[what]
+@pytest.mark.parametrize(
+    ("threshold", "values", "error", "before", "state", "routers"), JUDGED.values(), ids=JUDGED
+)
+def test_layers_beyond_a_bound_are_named(threshold, values, error, before, state, routers):
     outcome = _judge(threshold, _layers(values, error), before)
     assert (outcome.state, _routers(outcome)) == (state, routers)
 

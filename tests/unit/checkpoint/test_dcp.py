@@ -85,9 +85,7 @@ def _assert_read_as_torch_reads_it(folder: Path) -> None:
             np.testing.assert_array_equal(upcast(found), value.to(wide).numpy(), strict=True)
 
 
-def test_what_two_ranks_saved_and_one_file_per_tensor_are_read_as_torch_does(
-    of_two_ranks, tmp_path
-):
+def test_what_ranks_saved_and_one_file_per_tensor_are_read_as_torch_does(of_two_ranks, tmp_path):
     folder = of_two_ranks / "dcp"
     _assert_read_as_torch_reads_it(folder)
     store = open_checkpoint(folder)
@@ -103,9 +101,7 @@ def test_what_two_ranks_saved_and_one_file_per_tensor_are_read_as_torch_does(
     _assert_read_as_torch_reads_it(folder)
 
 
-def test_dtypes_parameters_views_shared_storages_and_any_shape_are_read_as_torch_reads_them(
-    tmp_path,
-):
+def test_dtypes_parameters_views_shared_storages_and_shapes_are_read_as_torch_does(tmp_path):
     values = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     state = {"p": torch.nn.Parameter(values), "v": values[2:5, 1:4], "s": values, "t": values.t()}
     for shape in ((), (0,), (0, 3), (1,), (2, 3, 4)):
@@ -244,9 +240,8 @@ _NOT_WHOLE: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", _NOT_WHOLE)
-def test_chunks_that_do_not_make_a_whole_are_refused(case, saved):
-    change, sentence = _NOT_WHOLE[case]
+@pytest.mark.parametrize(("change", "sentence"), _NOT_WHOLE.values(), ids=_NOT_WHOLE)
+def test_chunks_that_do_not_make_a_whole_are_refused(change, sentence, saved):
     assert sentence in why(_edit(saved, change), _GATE)
 
 
@@ -266,9 +261,8 @@ _WRONG_PLACES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", _WRONG_PLACES)
-def test_a_place_that_cannot_be_is_refused(case, saved):
-    changes, sentence = _WRONG_PLACES[case]
+@pytest.mark.parametrize(("changes", "sentence"), _WRONG_PLACES.values(), ids=_WRONG_PLACES)
+def test_a_place_that_cannot_be_is_refused(changes, sentence, saved):
 
     def change(metadata: Any) -> None:
         for key, value in changes.items():

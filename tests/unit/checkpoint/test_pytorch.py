@@ -174,9 +174,8 @@ _UNREADABLE = {
 
 
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:torch.quantize", "ignore:TypedStorage")
-@pytest.mark.parametrize("kind", _UNREADABLE)
-def test_a_tensor_that_is_no_plain_array_is_refused_only_when_it_is_read(kind, tmp_path):
-    make, sentence = _UNREADABLE[kind]
+@pytest.mark.parametrize(("make", "sentence"), _UNREADABLE.values(), ids=_UNREADABLE)
+def test_a_tensor_that_is_no_plain_array_is_refused_only_when_it_is_read(make, sentence, tmp_path):
     store = open_checkpoint(_saved({"a": torch.ones(2), "t": make()}, tmp_path))
     assert "t" in store.names()
     assert store.read("a").tolist() == [1.0, 1.0]
@@ -295,9 +294,8 @@ _ARCHIVES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", _ARCHIVES)
-def test_an_archive_that_is_no_checkpoint_is_refused_in_a_sentence(case, tmp_path):
-    change, sentence = _ARCHIVES[case]
+@pytest.mark.parametrize(("change", "sentence"), _ARCHIVES.values(), ids=_ARCHIVES)
+def test_an_archive_that_is_no_checkpoint_is_refused_in_a_sentence(change, sentence, tmp_path):
     message = why(_rezipped(tmp_path, change))
     assert message.startswith(f"{_SINGLE}: ")
     assert sentence in message
@@ -330,9 +328,8 @@ _NO_STATE: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", _NO_STATE)
-def test_what_is_no_state_dict_is_refused(case, tmp_path):
-    value, sentence = _NO_STATE[case]
+@pytest.mark.parametrize(("value", "sentence"), _NO_STATE.values(), ids=_NO_STATE)
+def test_what_is_no_state_dict_is_refused(value, sentence, tmp_path):
     assert why(_saved(value, tmp_path)) == f"{_SINGLE}: {sentence}"
 
 
@@ -452,9 +449,8 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", _FAULTS)
-def test_a_forged_description_is_refused_when_its_tensor_is_read(fault, tmp_path):
-    changes, sentence = _FAULTS[fault]
+@pytest.mark.parametrize(("changes", "sentence"), _FAULTS.values(), ids=_FAULTS)
+def test_a_forged_description_is_refused_when_its_tensor_is_read(changes, sentence, tmp_path):
     forged = {"good": _Forged(), "t": _Forged(**changes)}
     _rezipped(tmp_path, _forge(forged))
     assert open_checkpoint(tmp_path).read("good").tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -717,9 +713,8 @@ class _State:
 _MAKE = {"make.list": lambda *_: [], "make.none": lambda: None, "make.state": _State}
 
 
-@pytest.mark.parametrize("case", _NONSENSE)
-def test_nonsense_is_refused_in_a_sentence(case):
-    raw, sentence = _NONSENSE[case]
+@pytest.mark.parametrize(("raw", "sentence"), _NONSENSE.values(), ids=_NONSENSE)
+def test_nonsense_is_refused_in_a_sentence(raw, sentence):
     assert sentence in _refusal(raw, _MAKE)
 
 

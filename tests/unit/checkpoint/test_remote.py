@@ -153,7 +153,7 @@ def test_the_server_sends_little_more_than_headers_and_routers(site, served, mod
     assert [site.count(_shard(i)) for i in range(_NUM_SHARDS)] == [3] * _NUM_SHARDS
 
 
-def test_tensors_come_in_the_order_of_the_files_and_parts_cost_their_bytes(
+def test_tensors_come_in_the_order_of_files_and_parts_cost_their_bytes(
     site, served, model, options
 ):
     name, _ = _names(2)
@@ -210,7 +210,7 @@ def test_lazy_properties_of_two_objects_are_computed_at_the_same_time_and_once()
 @pytest.mark.parametrize(
     "fault", [*map(status, (429, 500, 502, 503, 504)), dropped, truncated(3), truncated(0)]
 )
-def test_a_failure_that_passes_after_two_attempts_is_not_seen(
+def test_a_failure_that_passes_after_two_attempts_is_unseen(
     fault, site, served, model, options, waits
 ):
     store = open_checkpoint(served, options)
@@ -220,7 +220,7 @@ def test_a_failure_that_passes_after_two_attempts_is_not_seen(
     assert 0.005 <= waits[0] <= 0.015 and 0.01 <= waits[1] <= 0.03
 
 
-def test_the_pause_that_a_server_asks_for_in_seconds_or_until_a_date_is_made(
+def test_the_pause_that_a_server_asks_for_in_seconds_or_by_date_is_made(
     site, served, options, waits
 ):
     site.faults[f"/m/{_INDEX}"] = [status(429, Retry_After="7")]
@@ -305,9 +305,7 @@ def test_a_file_that_changes_between_two_reads_is_refused(change, site, served, 
         store.read(_names(0)[0])
 
 
-def test_a_server_without_ranges_sends_neither_a_file_nor_the_body_of_a_redirect(
-    site, served, options
-):
+def test_a_server_without_ranges_sends_no_file_and_no_body_of_a_redirect(site, served, options):
     target = f"/m/{_shard(0)}"
     site.answers["/m.safetensors"] = (302, {"Location": target}, bytes(1 << 26))
     open_checkpoint(f"{site.url}/m.safetensors", options)
@@ -414,7 +412,7 @@ def _cached(options: RemoteOptions, folder: Path, limit: int = 10**6) -> RemoteO
     return replace(options, cache_folder=folder, cache_bytes=limit)
 
 
-def test_what_is_in_the_cache_is_not_fetched_again_but_a_new_version_is(
+def test_what_is_in_the_cache_is_not_fetched_but_a_new_version(
     site, served, model, options, tmp_path
 ):
     cached = _cached(options, tmp_path / "cache")
@@ -467,9 +465,7 @@ def test_nothing_is_kept_without_a_strong_etag(site, served, options, tmp_path, 
         assert not (tmp_path / "cache").exists()
 
 
-def test_the_oldest_leave_a_full_cache_and_one_that_cannot_be_written_is_no_error(
-    served, options, tmp_path
-):
+def test_the_oldest_leave_a_full_cache_and_an_unwritable_one_is_no_error(served, options, tmp_path):
     folder, limit = tmp_path / "cache", 12_000
     _read_all(open_checkpoint(served, _cached(options, folder, limit)))
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -530,9 +526,7 @@ def test_a_model_of_the_hub_is_read_at_the_commit_that_its_listing_names(at, hub
     assert all(f"/resolve/{_COMMIT}/" in p for p in site.log.requests if p not in api)
 
 
-def test_the_token_goes_to_the_hub_alone_and_its_cache_needs_the_listing(
-    hub, site, model, tmp_path
-):
+def test_the_token_goes_to_the_hub_alone_and_a_cache_needs_a_listing(hub, site, model, tmp_path):
     store = open_checkpoint(f"hf://own/er@v1/{_shard(2)}", hub)
     assert store.label == "own/er@v1"
     assert store.read(_names(2)[1]).tobytes() == _oracle(model, _names(2)[1])
@@ -631,7 +625,7 @@ def test_a_change_behind_fsspec_is_seen(memory, options):
         (RuntimeError("hunter2"), "cannot be read (RuntimeError).", 1),
     ],
 )
-def test_errors_of_a_file_system_are_not_repeated_in_their_words(
+def test_errors_of_file_systems_are_told_in_our_words(
     error, expected, attempts, memory, options, monkeypatch
 ):
     store = open_checkpoint("memory://bucket/m", options)

@@ -54,9 +54,8 @@ _BAD_ENTRIES = {
 }
 
 
-@pytest.mark.parametrize("case", _BAD_ENTRIES)
-def test_a_contradictory_entry_is_refused_by_name(case, write_raw, entry):
-    changes, sentence = _BAD_ENTRIES[case]
+@pytest.mark.parametrize(("changes", "sentence"), _BAD_ENTRIES.values(), ids=_BAD_ENTRIES)
+def test_a_contradictory_entry_is_refused_by_name(changes, sentence, write_raw, entry):
     text = why(write_raw({"t": entry(**changes)}, num_data=8))
     assert text.startswith(f"{_FILE}: tensor 't' ")
     assert sentence in text
@@ -75,9 +74,8 @@ _BAD_HEADERS = {
 }
 
 
-@pytest.mark.parametrize("case", _BAD_HEADERS)
-def test_a_malformed_header_is_refused_in_a_sentence(case, write_raw):
-    raw, sentence = _BAD_HEADERS[case]
+@pytest.mark.parametrize(("raw", "sentence"), _BAD_HEADERS.values(), ids=_BAD_HEADERS)
+def test_a_malformed_header_is_refused_in_a_sentence(raw, sentence, write_raw):
     text = why(write_raw(raw))
     assert text.startswith(f"{_FILE}: {sentence}")
 
@@ -98,9 +96,8 @@ _DUPLICATES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", _DUPLICATES)
-def test_no_key_may_stand_twice(case, write_raw):
-    key, raw = _DUPLICATES[case]
+@pytest.mark.parametrize(("key", "raw"), _DUPLICATES.values(), ids=_DUPLICATES)
+def test_no_key_may_stand_twice(key, raw, write_raw):
     assert f"the header: holds the key '{key}' twice." in why(write_raw(raw.encode(), num_data=8))
 
 
@@ -137,12 +134,11 @@ _OVERLAPS = {
 }
 
 
-@pytest.mark.parametrize("case", _OVERLAPS)
+@pytest.mark.parametrize(("a", "b", "shared"), _OVERLAPS.values(), ids=_OVERLAPS)
 @pytest.mark.parametrize("beside", [{}, {"turned": [16, 0]}, {"empty": [6, 6]}])
-def test_two_tensors_in_the_same_bytes_are_refused_by_name_and_range(
-    case, beside, write_raw, entry
+def test_tensors_in_the_same_bytes_are_refused_by_name_and_range(
+    a, b, shared, beside, write_raw, entry
 ):
-    a, b, shared = _OVERLAPS[case]
     named = {"a": a, "b": b, "last": [12, 16], **beside}
     header = {n: entry(data_offsets=at, shape=[(at[1] - at[0]) // 4]) for n, at in named.items()}
     with pytest.raises(CheckpointError) as caught:
@@ -188,9 +184,7 @@ def test_a_header_beyond_the_limits_is_refused_before_it_is_read_or_parsed(write
     )
 
 
-def test_a_header_of_more_tensors_or_characters_than_the_limit_is_refused(
-    write_raw, entry, monkeypatch
-):
+def test_a_header_of_too_many_tensors_or_characters_is_refused(write_raw, entry, monkeypatch):
     sentence = f"{_FILE}: the header has a name of 1025 characters, more than the 1024 allowed."
     assert why(write_raw({"n" * 1025: entry()}, num_data=8)) == sentence
     assert open_checkpoint(write_raw({"n" * 1024: entry()}, num_data=8)).read("n" * 1024).size == 2

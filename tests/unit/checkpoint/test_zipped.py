@@ -175,9 +175,8 @@ _MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("case", _MALFORMED)
-def test_a_malformed_directory_is_refused_in_a_sentence(case, tmp_path):
-    raw, sentence = _MALFORMED[case]
+@pytest.mark.parametrize(("raw", "sentence"), _MALFORMED.values(), ids=_MALFORMED)
+def test_a_malformed_directory_is_refused_in_a_sentence(raw, sentence, tmp_path):
     assert sentence in _refusal(tmp_path, raw).removeprefix("the zip directory is malformed: ")
 
 

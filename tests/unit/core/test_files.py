@@ -12,16 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moegeom.core import files
 from moegeom.core.errors import OutputError, UsageError
-from moegeom.core.files import (
-    WorkFolder,
-    move_folder,
-    open_regular,
-    read_regular,
-    refuse_unwritable,
-    write_whole,
-    writing,
-)
 from moegeom.core.text import quoted
 
 resource = pytest.importorskip("resource", reason="limits of POSIX")
@@ -38,10 +30,10 @@ def test_texts_bytes_and_writers_are_written_alone_with_the_rights_that_open_giv
         (b"\0\xff", b"\0\xff"),
         (lambda file: file.write(b"own"), b"own"),
     ):
-        write_whole(tmp_path / "x", content)
+        files.write_whole(tmp_path / "x", content)
         assert (tmp_path / "x").read_bytes() == expected
     assert (tmp_path / "x").stat().st_mode == (tmp_path / "opened").stat().st_mode
-    write_whole(tmp_path / "own", "", mode=0o600)
+    files.write_whole(tmp_path / "own", "", mode=0o600)
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o600
     assert names(tmp_path) == ["opened", "own", "x"]
 
@@ -77,11 +69,11 @@ def test_of_two_processes_that_write_one_file_each_reader_sees_one_whole(tmp_pat
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
-    write_whole(tmp_path / "link", "new")
+    files.write_whole(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == "new"
     (tmp_path / "null").symlink_to(os.devnull)
-    write_whole(tmp_path / "null", "gone")
+    files.write_whole(tmp_path / "null", "gone")
     assert names(tmp_path) == ["link", "null", "real"]
     assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)
 
@@ -99,7 +91,7 @@ def test_a_failure_at_any_moment_leaves_what_was_there(tmp_path, monkeypatch, wh
     else:
         monkeypatch.setattr(os, when, fail)
     with pytest.raises(OutputError, match=r"x: cannot be written \(No space left") as caught:
-        write_whole(tmp_path / "x", content)
+        files.write_whole(tmp_path / "x", content)
     assert (caught.value.exit_code, caught.value.hint[:9]) == (2, "Make room")
     monkeypatch.undo()
     assert (tmp_path / "x").read_text() == "old"
@@ -111,7 +103,7 @@ def test_a_file_that_does_not_fit_is_our_error(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(OutputError, match="File too large"):
-            write_whole(tmp_path / "x", lambda file: np.savez(file, a=np.ones(10_000)))
+            files.write_whole(tmp_path / "x", lambda file: np.savez(file, a=np.ones(10_000)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(tmp_path) == []
@@ -121,18 +113,21 @@ def test_a_file_that_does_not_fit_is_our_error(tmp_path):
 def test_an_unwritable_output_is_refused_before_and_after(tmp_path, name):
     (tmp_path / "file").write_text("")
     path = tmp_path / name
-    for act in (refuse_unwritable, lambda path: write_whole(path, "")):
+    for act in (files.refuse_unwritable, lambda path: files.write_whole(path, "")):
         with pytest.raises(OutputError) as caught:
             act(path)
         assert str(path) in caught.value.message
-    with pytest.raises(OutputError, match=f"{tmp_path.name}: cannot be written"), writing(tmp_path):
+    with (
+        pytest.raises(OutputError, match=f"{tmp_path.name}: cannot be written"),
+        files.writing(tmp_path),
+    ):
         (tmp_path / "absent" / "file").write_text("")
 
 
 def test_refusing_leaves_no_trace(tmp_path):
     (tmp_path / "old").write_text("old")
-    refuse_unwritable(tmp_path / "old")
-    refuse_unwritable(tmp_path / "new")
+    files.refuse_unwritable(tmp_path / "old")
+    files.refuse_unwritable(tmp_path / "new")
     assert names(tmp_path) == ["old"]
     assert (tmp_path / "old").read_text() == "old"
 
@@ -143,17 +138,17 @@ def test_only_regular_files_are_opened_and_links_only_when_asked(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe", "."):
         with pytest.raises(OSError):  # noqa: PT011 - each system has its own sentence
-            open_regular(tmp_path / name)
+            files.open_regular(tmp_path / name)
     for name, follows in (("file", False), ("link", True)):
-        with open_regular(tmp_path / name, follows) as file:
+        with files.open_regular(tmp_path / name, follows) as file:
             assert file.read() == b"12345"
-    assert read_regular(tmp_path / "file", 5) == b"12345"
+    assert files.read_regular(tmp_path / "file", 5) == b"12345"
     with pytest.raises(OSError, match="more than 4 bytes") as caught:
-        read_regular(tmp_path / "file", 4)
+        files.read_regular(tmp_path / "file", 4)
     assert caught.value.errno == errno.EFBIG
     (tmp_path / "zeros").symlink_to("/dev/zero")
     with pytest.raises(OSError, match="not a regular file"):
-        read_regular(tmp_path / "zeros", 5, follows=True)
+        files.read_regular(tmp_path / "zeros", 5, follows=True)
 
 
 def test_what_is_in_the_way_gives_way_to_a_file_that_follows_no_link(tmp_path):
@@ -163,8 +158,8 @@ def test_what_is_in_the_way_gives_way_to_a_file_that_follows_no_link(tmp_path):
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "null").symlink_to("/dev/null")
     for name in ("pipe", "link", "dangling", "null"):
-        write_whole(tmp_path / name, name, follows=False)
-        assert read_regular(tmp_path / name, 100).decode() == name
+        files.write_whole(tmp_path / name, name, follows=False)
+        assert files.read_regular(tmp_path / name, 100).decode() == name
     assert (tmp_path / "kept").read_text() == "kept"
     assert not (tmp_path / "nowhere").exists()
 
@@ -182,14 +177,14 @@ def test_a_folder_is_moved_to_a_name_that_is_free(tmp_path):
     (tmp_path / "made").mkdir()
     (tmp_path / "taken").symlink_to("nowhere")
     with pytest.raises(OutputError, match="taken: cannot be written"):
-        move_folder(tmp_path / "made", tmp_path / "taken")
-    move_folder(tmp_path / "made", tmp_path / "free")
+        files.move_folder(tmp_path / "made", tmp_path / "taken")
+    files.move_folder(tmp_path / "made", tmp_path / "free")
     assert names(tmp_path) == ["free", "taken"]
 
 
 @pytest.fixture
 def work(tmp_path):
-    folder = WorkFolder(tmp_path / "out.partial", "plan.json")
+    folder = files.WorkFolder(tmp_path / "out.partial", "plan.json")
     yield folder
     folder.release()
 
@@ -210,7 +205,7 @@ def test_while_a_folder_is_replaced_one_of_the_two_has_the_name(tmp_path, monkey
 
     monkeypatch.setattr(Path, "rename", ended)
     with contextlib.suppress(KeyboardInterrupt):
-        move_folder(tmp_path / "new", tmp_path / "old", tmp_path / "replaced")
+        files.move_folder(tmp_path / "new", tmp_path / "old", tmp_path / "replaced")
     assert calls
     assert (tmp_path / "old/new").exists()
 
@@ -226,8 +221,8 @@ def test_a_folder_is_made_for_its_owner_alone_and_goes_with_all_it_holds(tmp_pat
 
 def test_what_is_left_is_taken_over_and_never_by_two(tmp_path, work):
     work.take()
-    write_whole(work.plan, "{}")
-    other = WorkFolder(work.path, "plan.json")
+    files.write_whole(work.plan, "{}")
+    other = files.WorkFolder(work.path, "plan.json")
     with pytest.raises(UsageError, match="being written by another process"):
         other.take()
     work.release()
@@ -255,12 +250,13 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_what_only_somebody_else_can_have_made_is_refused_and_left_alone(tmp_path, work, name):
+@pytest.mark.parametrize(("place", "make"), HOSTILE.values(), ids=HOSTILE)
+def test_what_only_somebody_else_can_have_made_is_refused_and_left_alone(
+    tmp_path, work, place, make
+):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "treasure").mkdir()
     (tmp_path / "treasure" / "file").write_text("treasure")
-    place, make = HOSTILE[name]
     work.path.mkdir()
     if place != "plan.json":
         work.plan.write_text("{}")
@@ -305,7 +301,7 @@ def test_what_belongs_to_another_user_is_refused(work, place):
 
 def test_of_many_at_once_one_gets_the_folder(tmp_path):
     """Every one makes a folder and tries to give it the name: one name, one lock, no traces."""
-    folders = [WorkFolder(tmp_path / "out.partial", "plan.json") for _ in range(8)]
+    folders = [files.WorkFolder(tmp_path / "out.partial", "plan.json") for _ in range(8)]
     begin, got = threading.Barrier(len(folders)), []
 
     def take(folder):

@@ -38,7 +38,7 @@ def tree(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("variable", VARIABLES)
 @pytest.mark.parametrize("place", ["models/one/kernels", ".kernels", "models/one", "."])
-def test_a_folder_of_kernels_in_the_working_tree_of_what_is_judged_is_refused(
+def test_a_folder_of_kernels_in_the_tree_that_is_judged_is_refused(
     place, variable, tree, monkeypatch
 ):
     monkeypatch.setenv(variable, str(tree / place))

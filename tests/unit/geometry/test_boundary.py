@@ -18,7 +18,7 @@ from moegeom.geometry.boundary.orders import free_logit_distance, logit_distance
 from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
 from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.selection import route, top_k
-from tests.oracle import measures
+from tests.oracle import helpers
 
 INF = np.inf
 
@@ -47,9 +47,10 @@ CORNERS = {
 }
 
 
-@pytest.mark.parametrize("corner", CORNERS)
-def test_distance_and_pair_at_a_corner(corner):
-    weight, y, k, bias, distance, pair = CORNERS[corner]
+@pytest.mark.parametrize(
+    ("weight", "y", "k", "bias", "distance", "pair"), CORNERS.values(), ids=CORNERS
+)
+def test_distance_and_pair_at_a_corner(weight, y, k, bias, distance, pair):
     boundary = measured(weight, np.asarray(y), k, bias)
     assert_allclose(boundary.distance, distance, rtol=1e-15)
     assert_array_equal(boundary.pair, pair)
@@ -191,9 +192,7 @@ def test_as_many_experts_as_are_chosen_have_to_beat_one_by_more_than_the_radius(
         assert proofs([[1.0, 2.0]], 1, INF, [0.5], score=score).proofs == (POINT,)
 
 
-def test_independent_rows_without_bias_are_reached_and_one_between_others_only_off_their_line(
-    random,
-):
+def test_independent_rows_are_reached_and_one_between_others_only_off_their_line(random):
     weight = random.standard_normal((5, 9)) + 10.0 * random.standard_normal(9)
     bent = [[-1.0, 0.0, 0.0], [0.0, 1e-3, 0.0], [1.0, 0.0, 0.0]]
     for certificates in (proofs(weight, 2, INF), proofs(bent, 1, 3.0)):
@@ -309,7 +308,7 @@ def points(dimension: int, number: int, seed: int = 0) -> np.ndarray:
 # ----------------------------------------------------------------------------------- borders of ties
 def test_borders_of_orthonormal_rows_and_without_any_no_share_and_no_ratio():
     shapes = ((8, 3, 1), (8, 3, 2), (64, 8, 1), (4, 2, 3))
-    shares = [measures.orthonormal_border_share(*shape) for shape in shapes]
+    shares = [helpers.orthonormal_border_share(*shape) for shape in shapes]
     assert_allclose(shares, [0.1739947, 0.4093402, 0.0113547, 1.0], atol=1e-7)
     none, some = border.TieSums(2, 0, 0.0, 0.0, 0.0, 0.0), border.TieSums(1, 3, 1.0, 0.1, 1.0, 0.1)
     assert border.log_leading_share(none, 8, 0.1) == -math.inf
@@ -323,7 +322,7 @@ def test_orthonormal_rows_are_a_case_of_any_rows(order):
     sums = border.tie_sums(np.eye(8), 3, order, 4000, 1000, np.random.default_rng(0))
     flats = math.comb(8, order + 1)
     assert sums.flats == flats
-    expected = flats * measures.orthonormal_border_share(8, 3, order)
+    expected = flats * helpers.orthonormal_border_share(8, 3, order)
     assert abs(sums.borders - expected) < 4 * sums.borders_error
     assert sums.borders_error < 0.01 * expected
     # factors of orthonormal rows are all one number

@@ -6,15 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import comb, expit
 
 from moegeom.geometry import description as patterns
-from moegeom.geometry.set_code import (
-    FINEST,
-    boundary,
-    chosen_mask,
-    contrast_bits,
-    contrasts,
-    log2_sets,
-    set_distances,
-)
+from moegeom.geometry import set_code
 
 EPSILON = 2.0**-10
 
@@ -30,7 +22,7 @@ def drawn(seed: int, experts: int = 7, k: int = 3, noise: float = 0.3):
 @pytest.mark.parametrize("temperature", [0.01, 0.2, 3.0])
 def test_bits_are_those_of_independent_logistic_choices_or_of_any_set(temperature):
     scores, chosen = drawn(0)
-    bits = set_distances(scores, chosen).bits(temperature)
+    bits = set_code.set_distances(scores, chosen).bits(temperature)
     for row, experts in enumerate(chosen):
         ranked = np.sort(scores[row].astype(float))[::-1]
         middle = 0.5 * (ranked[2] + ranked[3])
@@ -42,23 +34,26 @@ def test_bits_are_those_of_independent_logistic_choices_or_of_any_set(temperatur
 
 def test_what_is_predicted_costs_nothing_as_do_ties_once_their_way_is_said():
     scores, chosen = drawn(0, noise=0.0)
-    distances = set_distances(scores, chosen)
+    distances = set_code.set_distances(scores, chosen)
     assert distances.is_met.all()
     assert distances.bits(1e-6).max() < 0.002
     worst = np.argsort(scores, axis=1)[:, :3]
-    assert set_distances(scores, worst).bits(1e-4).max() <= 10.0 + log2_sets(7, 3) + 1e-6
+    assert (
+        set_code.set_distances(scores, worst).bits(1e-4).max()
+        <= 10.0 + set_code.log2_sets(7, 3) + 1e-6
+    )
     scores, chosen = drawn(2)
     scores[0] = np.nan
     scores[1, chosen[1, 0]] = -np.inf
-    bits = set_distances(scores, chosen).bits(0.1)
-    assert_allclose(bits[:2], 10.0 + log2_sets(7, 3), rtol=1e-3)
-    whole = set_distances(scores, np.tile(np.arange(7), (40, 1)))
+    bits = set_code.set_distances(scores, chosen).bits(0.1)
+    assert_allclose(bits[:2], 10.0 + set_code.log2_sets(7, 3), rtol=1e-3)
+    whole = set_code.set_distances(scores, np.tile(np.arange(7), (40, 1)))
     assert whole.bits(0.1).max() < 1e-9
     scores = np.round(drawn(1, experts=12, k=4)[0])
     first = np.argsort(-scores, axis=1, kind="stable")[:, :4]
     last = 11 - np.argsort(-scores[:, ::-1], axis=1, kind="stable")[:, :4]
     for chosen, way, other in ((first, "lowest", "highest"), (last, "highest", "lowest")):
-        distances = set_distances(scores, chosen)
+        distances = set_code.set_distances(scores, chosen)
         assert distances.is_met.all()
         ours, plain, theirs = (distances.bits(1e-3, *by) for by in ((way,), (), (other,)))
         assert ours.max() < 0.2
@@ -68,36 +63,36 @@ def test_what_is_predicted_costs_nothing_as_do_ties_once_their_way_is_said():
 def test_the_boundary_lies_between_the_last_chosen_score_and_the_next():
     scores, _ = drawn(3)
     ranked = np.sort(scores, axis=1)[:, ::-1]
-    middle, spacing = boundary(scores, 3)
+    middle, spacing = set_code.boundary(scores, 3)
     assert_allclose(middle, 0.5 * (ranked[:, 2] + ranked[:, 3]), rtol=1e-5)
     assert_allclose(spacing, np.median(ranked[:, 2] - ranked[:, 3]), rtol=1e-5)
     masked = np.where(np.arange(7) < 3, scores, -np.inf)
-    assert_array_equal(boundary(masked, 3)[0], masked[:, :3].min(axis=1))
-    assert_array_equal(chosen_mask(np.array([[0, 2]]), 4), [[True, False, True, False]])
+    assert_array_equal(set_code.boundary(masked, 3)[0], masked[:, :3].min(axis=1))
+    assert_array_equal(set_code.chosen_mask(np.array([[0, 2]]), 4), [[True, False, True, False]])
 
 
 # --------------------------------------------------------------------------------------- contrasts
 def test_what_is_common_or_not_finite_costs_nothing_and_scales_of_noise_least():
     random = np.random.default_rng(0)
     recorded, predicted = random.standard_normal((2, 50, 4))
-    moved = contrasts(recorded + random.standard_normal((50, 1)), predicted)
-    assert_allclose(moved, contrasts(recorded, predicted), atol=1e-12)
+    moved = set_code.contrasts(recorded + random.standard_normal((50, 1)), predicted)
+    assert_allclose(moved, set_code.contrasts(recorded, predicted), atol=1e-12)
     assert_allclose(moved.sum(axis=1), 0.0, atol=1e-12)
     recorded = np.array([[0.0, np.nan, 1.0], [np.inf, 0.0, 0.0], [1.0, 2.0, 4.0]])
-    bits = contrast_bits(contrasts(recorded, np.zeros((3, 3))), 0.5)
+    bits = set_code.contrast_bits(set_code.contrasts(recorded, np.zeros((3, 3))), 0.5)
     assert_array_equal(bits[:2], 0.0)
     assert bits[2] > 0.0
     random = np.random.default_rng(1)
-    apart = contrasts(0.05 * random.standard_cauchy((4000, 8)), np.zeros((4000, 8)))
-    sums = [contrast_bits(apart, 0.05 * 4.0**power).sum() for power in range(-3, 4)]
+    apart = set_code.contrasts(0.05 * random.standard_cauchy((4000, 8)), np.zeros((4000, 8)))
+    sums = [set_code.contrast_bits(apart, 0.05 * 4.0**power).sum() for power in range(-3, 4)]
     assert abs(int(np.argmin(sums)) - 3) <= 1
 
 
-@pytest.mark.parametrize("scale", [FINEST, 0.25])
+@pytest.mark.parametrize("scale", [set_code.FINEST, 0.25])
 def test_bits_of_a_pair_one_scale_apart_are_those_of_the_formula(scale):
     apart = np.array([[scale, -scale], [0.0, 0.0]])
-    wide = np.log2(scale / FINEST)
-    assert_allclose(contrast_bits(apart, scale), [wide + 1.0, wide])
+    wide = np.log2(scale / set_code.FINEST)
+    assert_allclose(set_code.contrast_bits(apart, scale), [wide + 1.0, wide])
 
 
 # ---------------------------------------------------------------------------------------- patterns

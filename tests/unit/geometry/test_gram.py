@@ -148,9 +148,7 @@ def figures(of_rows):
     ("experts", "hidden", "raw", "centred"),
     [(4, 9, 4, 3), (9, 4, 4, 4), (4, 4, 4, 3), (5, 4, 4, 4)],
 )
-def test_centring_costs_a_rank_only_where_there_are_dimensions_enough(
-    experts, hidden, raw, centred, random
-):
+def test_centring_costs_a_rank_only_where_dimensions_suffice(experts, hidden, raw, centred, random):
     weight = random.standard_normal((experts, hidden))
     assert figures(spectrum(weight))[:2] == [raw, raw]
     assert figures(centred_spectrum(weight))[:2] == [centred, centred]

@@ -1,19 +1,38 @@
 """Figures of load: by hand, by serving tokens one at a time, by sets of tokens, at the corners; the
-pull of the mean input, and what random rows make of it.
+pull of the mean input, and what random rows make of it. Histograms: bins at their edges; shares,
+quantiles and ranks are those of the values themselves. Series: alternation, return and agreement of
+ranks against their definitions, and at the corners.
 """
 
+import itertools
 import math
 from decimal import ROUND_CEILING, Decimal
 from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_allclose, assert_array_equal, assert_equal
+from scipy import stats
+from scipy.stats import rankdata
 
 from moegeom.checks.catalogue.tokens import MOST_PULL
 from moegeom.checks.measured import MeanPull
-from moegeom.geometry import load
+from moegeom.geometry import load, series
+from moegeom.geometry.histogram import (
+    BINS_PER_OCTAVE,
+    NUM_BINS,
+    bin_edges,
+    bin_index,
+    mean_rank,
+    quantile,
+    share_among_least,
+    share_below,
+)
 from moegeom.geometry.space import BlockedScores, blocked_moments, input_pull, pull_of_random_rows
+from moegeom.geometry.statistics import rank_correlation
 
 COUNTS = np.array([8, 4, 2, 2])
 NOTHING = np.zeros(4, dtype=np.int64)
@@ -227,3 +246,198 @@ def test_of_200_random_routers_at_most_one_is_called_pulled():
         strong += here > MOST_PULL
     assert alarms <= 1  # three deviations are passed by one in some hundreds
     assert strong > 100
+
+
+# --------------------------------------------------------------------------------------- histograms
+def histogram(values):
+    return np.bincount(bin_index(np.asarray(values, dtype=np.float64)), minlength=NUM_BINS)
+
+
+def test_edges_ascend_by_sixteenths_of_an_octave_and_the_last_bins_take_all_beyond():
+    edges = bin_edges()
+    assert_array_equal(np.isin(2.0 ** np.arange(-40, 25), edges), True)
+    assert_array_equal(edges[[0, 1, -2, -1]], [0.0, 2.0**-40, 2.0**24, np.inf])
+    assert len(edges) == NUM_BINS + 1
+    ratio = edges[2:-1] / edges[1:-2]
+    assert 1 + 1 / 32 < ratio.min() <= ratio.max() < 1 + 1 / 16 + 1e-15
+    # an edge belongs to the bin above and its neighbour to the bin below
+    numbers = np.arange(1, NUM_BINS)
+    assert_array_equal(bin_index(edges[1:-1]), numbers)
+    assert_array_equal(bin_index(np.nextafter(edges[1:-1], 0.0)), numbers - 1)
+    small, large = [0.0, -0.0, 5e-324, 2.0**-41], [2.0**24, 1.7e308, np.inf]
+    last = NUM_BINS - 1
+    assert_array_equal(bin_index(np.array([*small, 2.0**-40, *large])), [0] * 4 + [1] + [last] * 3)
+
+
+def test_shares_are_below_an_edge_quantiles_the_lower_of_two_and_cut_bins_in_part():
+    counts = histogram([0.5, 1.0, 1.0, 2.0])
+    assert_array_equal(share_below(counts, np.array([0.5, 1.0, 2.0, 4.0])), [0, 0.25, 0.75, 1])
+    for threshold in (0.3, 2.0**25, -1.0, np.nan):
+        with pytest.raises(ValueError, match="bin edges"):
+            share_below(counts, np.array([threshold]))
+    middle = np.array([0.5])
+    assert_array_equal(quantile(histogram([np.inf, np.inf]), middle), [np.inf])
+    assert_array_equal(quantile(histogram([0.0, 1e-20]), middle), [0.0])
+    values = quantile(histogram([1.0, 1.0, 100.0, 100.0]), np.array([0.5, 0.51]))
+    assert_allclose(values, [1.0, 100.0], rtol=1 / 16)
+    empty = np.zeros((2, NUM_BINS), dtype=np.int64)
+    assert_array_equal(share_below(empty, np.array([1.0])), np.full((2, 1), np.nan))
+    assert_array_equal(quantile(empty, middle), np.full((2, 1), np.nan))
+    one, two = histogram([1.0, 3.0]), histogram([0.1])
+    both = np.stack([[one], [two]])
+    ladder, middle = np.array([0.5, 2.0]), np.array([0.25, 0.75])
+    assert_array_equal(share_below(both, ladder)[0, 0], share_below(one, ladder))
+    assert_array_equal(quantile(both, middle)[1, 0], quantile(two, middle))
+    whole, some = np.array([5, 10, 85]), np.array([1, 4, 5])
+    shares = [share_among_least(some, whole, share) for share in (0.05, 0.10, 0.15)]
+    assert_allclose(shares, [0.1, 0.3, 0.5])
+    assert mean_rank(some, whole) == pytest.approx((2.5 + 4 * 10 + 5 * 57.5) / 1000)
+
+
+FLOATS = st.floats(min_value=0.0, allow_nan=False, allow_infinity=True)
+INSIDE = st.floats(min_value=2.0**-40, max_value=2.0**23)
+
+
+@given(arrays(np.float64, st.integers(1, 200), elements=FLOATS), st.integers(-40, 24))
+def test_bins_are_those_of_a_search_among_edges_and_shares_those_of_values(values, exponent):
+    expected = np.minimum(np.searchsorted(bin_edges(), values, side="right") - 1, NUM_BINS - 1)
+    assert_array_equal(bin_index(values), expected)
+    share = share_below(histogram(values), np.array([2.0**exponent]))
+    assert_array_equal(share, [(values < 2.0**exponent).mean()])
+
+
+@given(arrays(np.float64, st.integers(1, 200), elements=INSIDE), st.floats(0.001, 0.999))
+def test_quantiles_ascend_and_are_within_a_sixteenth_of_those_of_the_values(values, probability):
+    counts = histogram(values)
+    expected = np.quantile(values, probability, method="inverted_cdf")
+    of_counts = quantile(counts, np.array([probability]))
+    assert_allclose(of_counts, [expected], rtol=1 / BINS_PER_OCTAVE + 1e-12)
+    assert (np.diff(quantile(counts, np.linspace(0.01, 0.99, 25))) >= 0.0).all()
+
+
+# ------------------------------------------------------------------------------------------- ranks
+BINNED = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12).map(
+    lambda pairs: np.array(pairs, np.int64).T
+)
+
+
+@given(BINNED, st.floats(0.0, 1.0))
+def test_the_mean_rank_is_that_of_scipy_and_shares_among_the_least_are_bounded(counts, share):
+    some, whole = counts[0], counts.sum(axis=0)
+    rank, among_least = mean_rank(some, whole), share_among_least(some, whole, share)
+    if not some.any():
+        assert np.isnan([rank, among_least]).all()
+        return
+    values = np.repeat(np.arange(len(whole)), whole)
+    mean_of_bin = [rankdata(values)[values == b].mean() if n else 0.0 for b, n in enumerate(whole)]
+    # the first of n ranks is 1; here the middle of the first of n parts
+    expected = (np.average(mean_of_bin, weights=some) - 0.5) / len(values)
+    assert_allclose(rank, expected, rtol=1e-12)
+    assert 0.0 <= among_least <= min(1.0, share * whole.sum() / some.sum()) + 1e-12
+    assert_allclose(share_among_least(some, whole, 1.0), 1.0)
+    assert_allclose(share_among_least(whole, whole, share), share, atol=1e-12)
+
+
+# ---------------------------------------------------------------------------------- series of ranks
+def num_runs(signs: np.ndarray) -> int:
+    return 1 + int((signs[1:] != signs[:-1]).sum())
+
+
+@pytest.mark.parametrize(("steps", "above"), [(5, 2), (7, 3), (9, 4), (8, 1), (6, 6)])
+def test_runs_have_the_probability_that_all_orders_give_them(steps, above):
+    every = itertools.combinations(range(steps), above)
+    orders = [np.isin(np.arange(steps), places) for places in every]
+    runs = np.array([num_runs(signs) for signs in orders])
+    for signs in orders[:: max(1, len(orders) // 7)]:
+        expected = float((runs >= num_runs(signs)).mean())
+        assert_allclose(series.alternation_p_value(signs), expected, rtol=1e-12)
+
+
+def test_no_series_is_less_likely_than_one_that_alternates_throughout():
+    for steps in (4, 7, 8):
+        every = itertools.product([False, True], repeat=steps)
+        least = min(series.alternation_p_value(np.array(signs)) for signs in every)
+        assert_allclose(least, series.least_alternation_p_value(steps), rtol=1e-12)
+
+
+def test_main_scores_follow_the_steps_and_changes_are_relative():
+    generator = np.random.default_rng(0)
+    states = generator.standard_normal((9, 5))
+    order = generator.permutation(9)
+    one, other = series.main_scores(states), series.main_scores(states[order])
+    assert_allclose(np.abs(other), np.abs(one[order]), atol=1e-12)
+    assert_allclose(np.linalg.norm(one), np.linalg.norm(states - states.mean(0), 2), rtol=1e-12)
+    assert_allclose(series.main_scores(np.ones((4, 3))), 0.0)
+    rows = np.array([[3.0, 4.0]])
+    assert_allclose(
+        series.changes([rows, rows * 1.1, rows], ["a", "b", "b"]), [0.1, 0.0], rtol=1e-12
+    )
+    assert_allclose(series.changes([0 * rows, rows, rows], ["", "", ""]), [np.inf, 0.0])
+
+
+def grams(states: np.ndarray) -> np.ndarray:
+    """Of (steps, experts, width)."""
+    centred = states - states.mean(axis=0)
+    return np.einsum("tew,sew->ets", centred, centred)
+
+
+def test_a_walk_undoes_nothing_scatter_a_half_and_a_return_all():
+    generator = np.random.default_rng(1)
+    noise = generator.standard_normal((4, 16, 400))
+    walk = np.cumsum(noise, axis=0)
+    walked, scattered = series.undone(grams(walk), 1, 2, 3), series.undone(grams(noise), 1, 2, 3)
+    walk[3] = walk[1] + noise[3]
+    back = series.undone(grams(walk), 1, 2, 3)
+    assert_allclose([walked.share, scattered.share, back.share], [0.0, 0.5, 1.0], atol=0.05)
+    assert_allclose([scattered.nearness, back.nearness], [1.0, 0.5], atol=0.05)
+    assert 0.0 < back.error < 0.05
+    # nan where nothing happened
+    alone = generator.standard_normal((3, 1, 5))
+    still = series.undone(grams(np.ones((3, 4, 5))), 0, 1, 2)
+    assert_equal([still.share, series.undone(grams(alone), 0, 1, 2).error], [np.nan, np.nan])
+
+
+def test_the_agreement_of_one_step_is_spearmans_and_ties_bound_its_p_value():
+    generator = np.random.default_rng(2)
+    one, other = generator.standard_normal((2, 1, 12))
+    agreement = series.rank_agreement(one, one + other)
+    expected = stats.spearmanr(one[0], (one + other)[0], alternative="greater")
+    correlation, p_value = (np.asarray(value) for value in expected)
+    assert_allclose(agreement.correlation, correlation, rtol=1e-12)
+    assert_allclose(agreement.p_value, p_value, rtol=0.25)
+    flat, rising = np.zeros((2, 8)), np.tile(np.arange(8.0), (2, 1))
+    assert series.rank_agreement(flat, rising).p_value == 1.0
+    halves = (rising >= 4.0).astype(np.float64)
+    # 4! 4! of the 8! numberings exchange experts that are tied
+    assert_allclose(series.rank_agreement(halves, rising).p_value, 1 / 70, rtol=1e-9)
+
+
+@pytest.mark.parametrize("experts", [5, 6])
+def test_its_p_value_is_that_of_all_numberings(experts):
+    generator = np.random.default_rng(0)
+    one, other = generator.standard_normal((2, 3, experts))
+    other += 0.6 * one
+    agreement = series.rank_agreement(one, other)
+    orders = itertools.permutations(range(experts))
+    every = [series.rank_agreement(one, other[:, order]).correlation for order in orders]
+    as_large = np.mean(np.array(every) >= agreement.correlation - 1e-9)
+    assert_allclose(agreement.p_value, as_large, rtol=1e-9)
+    assert_allclose(agreement.by_chance, 1.96 * np.std(every), rtol=1e-9)
+
+
+def test_with_more_experts_its_p_value_is_near_that_of_many_numberings():
+    generator = np.random.default_rng(7)
+    one, other = generator.standard_normal((2, 3, 16))
+    other += 0.35 * one
+    agreement = series.rank_agreement(one, other)
+    orders = [generator.permutation(16) for _ in range(2000)]
+    every = [series.rank_agreement(one, other[:, order]).correlation for order in orders]
+    share = float(np.mean(np.array(every) >= agreement.correlation))
+    assert 0.001 < share < 0.2
+    assert_allclose(agreement.p_value, share, rtol=0.35, atol=2e-3)
+
+
+def test_a_rank_correlation_is_that_of_scipy_and_missing_of_a_constant():
+    one, other = np.random.default_rng(1).integers(0, 9, (2, 40))  # with ties
+    assert rank_correlation(one, other) == pytest.approx(stats.spearmanr(one, other).statistic)
+    assert rank_correlation(one, np.ones(40)) is None

@@ -91,9 +91,8 @@ _REFUSED: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", _REFUSED)
-def test_storage_that_is_not_understood_is_refused(case, make_olmoe):
-    tensors, config, end = _REFUSED[case]
+@pytest.mark.parametrize(("tensors", "config", "end"), _REFUSED.values(), ids=_REFUSED)
+def test_storage_that_is_not_understood_is_refused(tensors, config, end, make_olmoe):
     named: dict[str, Any] = {f"{_GATE}.{leaf}": values for leaf, values in tensors.items()}
     assert refusal(make_olmoe(named, config)).message.endswith(end)
 

@@ -3,18 +3,23 @@ not a bit of it.
 """
 
 import functools
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.engine import first_pass
-from moegeom.engine.loop import Lane, Pace, read_snapshot, scan_in_step, scan_router
+from moegeom.engine.choice import tile_logits
+from moegeom.engine.loop import Hooks, Lane, Pace, read_snapshot, scan_in_step, scan_router
+from moegeom.engine.plan import MAX_TILES, batch_tokens, on_all_cores, sample_tiles
 from moegeom.engine.prepared import prepare
 from moegeom.engine.request import ScanRequest
 from moegeom.engine.session import Session
-from moegeom.engine.task import Task
+from moegeom.engine.task import MAX_DOMAINS, Populations, Task, block_of
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import reductions_for
 from moegeom.kernels.table import load_kernels
 from moegeom.measure import passes as measure_module
@@ -26,6 +31,7 @@ from moegeom.tokens.traces import source as traces
 from moegeom.variants.arithmetic import arithmetic
 from moegeom.variants.emulated import emulate
 from tests.by_day import by_day
+from tests.columns import columns_of
 from tests.unit.scan import made
 from tests.unit.scan.made import merge
 from tests.unit.tokens.dialects.written import Written, write_vllm
@@ -84,7 +90,7 @@ def test_kernels_only_meet_contiguous_arrays(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "tiles_before", "num_workers"), [("sigmoid", 1, 1), ("softmax", 2, 2)]
 )
-def test_a_scan_interrupted_after_any_snapshot_goes_on_to_equal_tables(
+def test_a_scan_goes_on_from_any_snapshot_to_equal_tables(
     monkeypatch, tmp_path, kind, tiles_before, num_workers
 ):
     snapshot = tmp_path / "snapshot.npz"
@@ -219,7 +225,7 @@ CASES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_trace_is_read_once_and_each_router_measured_as_if_alone(
+def test_a_trace_is_read_once_and_routers_measured_as_alone(
     case, world, tmp_path, pieces_read, monkeypatch
 ):
     options = CASES[case]
@@ -233,7 +239,7 @@ def test_a_trace_is_read_once_and_each_router_measured_as_if_alone(
         assert len(pieces_read) >= MODEL.layers * FILES
 
 
-def test_parts_are_folded_in_step_and_as_many_as_their_sums_have_room_for(
+def test_parts_are_folded_in_step_as_their_sums_have_room(
     world, tmp_path, pieces_read, monkeypatch
 ):
     whole = scanned(world, tmp_path / "whole")
@@ -278,3 +284,123 @@ def test_a_router_and_its_arithmetics_are_measured_as_if_alone_of_one_reading(mo
     for one, other in zip(scanned, expected, strict=True):
         assert one.num_tokens == other.num_tokens == source.facts.num_tokens
         np.testing.assert_equal(one.states, other.states)
+
+
+# -------------------------------------------------------------------------------- parts of the scan
+#: What these tests fold.
+FOLDED = ("token_counts", "expert_sets", "margin_histogram")
+
+
+def task_of(source) -> Task:
+    return Task(prepare(made.router()), source, load_kernels("cpu"), FOLDED)
+
+
+def batches_of(tokens, tiles, pace) -> list[np.ndarray]:
+    """Numbers of the tokens of each batch."""
+    batches = []
+    hooks = Hooks(rows=lambda batch: batch.token, written=batches.append)
+    scanned = scan_router(task_of(made.recording(tokens)), tiles, pace, hooks=hooks)
+    assert scanned.num_tokens == sum(map(len, batches))
+    return batches
+
+
+def test_batches_of_the_tiles_asked_for_arrive_in_order_and_never_exceed_the_largest():
+    tokens = (MAX_TILES + 3) * TILE + 5
+    batches = batches_of(tokens, range(MAX_TILES + 4), Pace(10**9, 3))
+    np.testing.assert_array_equal(np.concatenate(batches), np.arange(tokens))
+    assert max(map(len, batches)) <= MAX_TILES * TILE
+    some = batches_of(made.TOKENS, [0, 2, 3], Pace(10 * TILE, 1))
+    np.testing.assert_array_equal(np.unique(np.concatenate(some) // TILE), [0, 2, 3])
+
+
+def test_samples_and_batches_are_whole_tiles_and_no_longer_than_wished():
+    for tokens in (20_001, 20_480, 10**6 + 7):
+        tiles = sample_tiles(tokens, 3)
+        assert len(tiles) * TILE <= 20_000
+        assert (np.diff(tiles) > 0).all() and (tiles[-1] + 1) * TILE <= tokens
+        assert sample_tiles(tokens, 3) == tiles
+    assert sample_tiles(10**6, 1) != sample_tiles(10**6, 2)
+    assert sample_tiles(5 * TILE + 1, 0, most=6 * TILE) == [0, 1, 2, 3, 4, 5]
+    for width in (1, 16, 2048, 7168, 10**6):
+        tokens = batch_tokens(width)
+        assert tokens % TILE == 0 and TILE <= tokens <= MAX_TILES * TILE
+
+
+def test_blocks_follow_documents_or_tokens_and_domains_beyond_the_limit_share_one():
+    document = np.repeat(np.arange(100), 13)
+    expected = (document + document // NUM_BLOCKS) % NUM_BLOCKS
+    np.testing.assert_array_equal(block_of(columns_of(document), 5 * TILE), expected)
+    for period in (1, 2, 4, 8, 16):
+        document = np.arange(0, NUM_BLOCKS * NUM_BLOCKS, period)
+        counts = np.bincount(block_of(columns_of(document), 0), minlength=NUM_BLOCKS)
+        np.testing.assert_array_equal(counts, NUM_BLOCKS // period)
+    whole = block_of(columns_of(np.full(4 * TILE, -1)), 0)
+    part = block_of(columns_of(np.full(TILE, -1)), 2 * TILE)
+    np.testing.assert_array_equal(part, whole[2 * TILE : 3 * TILE])
+    np.testing.assert_array_less(1, len(np.unique(whole)))
+    domains = tuple(f"d{i}" for i in range(MAX_DOMAINS + 5))
+    populations = Populations(domains)
+    labels = populations.label(
+        columns_of(np.zeros(4), domain=[-1, 0, MAX_DOMAINS - 1, MAX_DOMAINS + 3])
+    )
+    names = [populations.names[i] for i in labels]
+    assert names == ["domain=(none)", "domain=d0", f"domain=d{MAX_DOMAINS - 1}", "domain=(others)"]
+    np.testing.assert_array_less(len(populations.names), 2**7 + 1)  # bits of an expert set key
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(np.float32, 1e-5), (np.float64, 1e-13)])
+def test_logits_are_the_product_whatever_tokens_come_with_them(dtype, atol):
+    random = np.random.default_rng(0)
+    values = random.standard_normal((2 * TILE + 9, 24)).astype(np.float32)
+    rows = random.standard_normal((24, 7)).astype(dtype)
+    bias = random.standard_normal(7).astype(dtype)
+    whole = tile_logits(values, rows, bias)
+    assert whole.dtype == dtype
+    exact = values.astype(np.float64) @ rows.astype(np.float64) + bias
+    np.testing.assert_allclose(whole, exact, atol=atol)
+    np.testing.assert_array_equal(tile_logits(values[TILE:], rows, bias), whole[TILE:])
+    # a token alone in a tile has the same bits
+    np.testing.assert_array_equal(tile_logits(values[:1], rows, bias), whole[:1])
+    # one that is not finite does not touch its neighbours
+    values[11] = np.nan
+    others = np.delete(np.arange(len(values)), 11)
+    np.testing.assert_array_equal(tile_logits(values, rows, bias)[others], whole[others])
+
+
+# -------------------------------------------------------------------------------- work on all cores
+def _blas_threads() -> list[int]:
+    return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
+
+
+def test_results_come_in_the_order_of_the_items_whichever_is_done_first() -> None:
+    second_is_done = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            assert second_is_done.wait(60)
+        else:
+            second_is_done.set()
+        return number
+
+    assert list(on_all_cores(work, range(8), 2)) == list(range(8))
+
+
+def test_each_piece_of_work_has_one_thread_of_blas() -> None:
+    with threadpool_limits(2, user_api="blas"):
+        found = list(on_all_cores(lambda _: _blas_threads(), range(2), 2))
+    assert found[0]
+    assert all(threads == 1 for one in found for threads in one)
+
+
+def test_an_error_is_told_and_what_has_not_begun_is_left_out() -> None:
+    begun, never = [], threading.Event()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            raise ValueError("the first")
+        never.wait(0.05)  # time for the error to arrive
+
+    with pytest.raises(ValueError, match="the first"):
+        list(on_all_cores(work, range(100), 1))
+    assert len(begun) < 100

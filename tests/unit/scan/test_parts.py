@@ -166,9 +166,7 @@ def test_a_trace_of_places_is_shared_out_with_its_map(world, tmp_path):
         merge(parts, tmp_path / "again")
 
 
-def test_missing_parts_are_inconclusive_and_those_of_another_scan_refused(
-    three, tmp_path, whole, world
-):
+def test_missing_parts_are_inconclusive_and_those_of_others_refused(three, tmp_path, whole, world):
     merged = merge([three[0], three[2]], tmp_path / "merged")
     assert merged == MissingParts((2,), 3, (str(three[0]), str(three[2])))
     assert not [*tmp_path.iterdir()]
@@ -243,7 +241,7 @@ def test_more_tokens_than_sums_hold_are_refused_before_and_after():
 
 
 @pytest.mark.parametrize("num_workers", by_day([1, 2, 4, 8], [2]))
-def test_workers_that_are_killed_are_replaced_and_the_tables_stay(
+def test_killed_workers_are_replaced_and_the_tables_stay(
     num_workers, world, whole, tmp_path, monkeypatch
 ):
     """And nothing of the working directory runs there."""
@@ -341,7 +339,7 @@ FOREIGN = {
 }
 
 
-def test_a_request_that_no_writer_writes_is_refused_before_anything_is_opened(
+def test_a_request_that_no_writer_writes_is_refused_unopened(
     part, tmp_path, listening, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -361,9 +359,7 @@ def test_a_request_that_no_writer_writes_is_refused_before_anything_is_opened(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_checkpoint_behind_a_url_is_fetched_only_where_whoever_merges_names_it(
-    part, tmp_path, listening
-):
+def test_a_checkpoint_behind_a_url_is_fetched_only_where_it_is_named(part, tmp_path, listening):
     copy = forged(part, tmp_path / "forged", checkpoint=f"http://{listening}/model")
     with pytest.raises(UsageError, match="fetches nothing that a part names"):
         merge([copy], tmp_path / "merged")

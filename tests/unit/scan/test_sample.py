@@ -18,12 +18,7 @@ from moegeom.engine.prepared import prepare, unavailable
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import draw_sample, drawn_tokens, finite_tokens
 from moegeom.engine.task import Task
-from moegeom.geometry.boundary.orders import (
-    free_logit_distance,
-    logit_distance,
-    order_distance,
-    row_coordinates,
-)
+from moegeom.geometry.boundary import orders
 from moegeom.geometry.selection import route
 from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.table import load_kernels
@@ -172,11 +167,11 @@ def test_brackets_are_those_of_the_tokens_that_were_drawn_from_every_tile(whole)
     tiles, counts = np.unique(np.array(list(drawn)) // TILE, return_counts=True)
     np.testing.assert_array_equal(tiles, np.arange(3))
     np.testing.assert_array_equal(counts, tokens_of_tile(12, ORDER_TOKENS))
-    rows = row_coordinates(ROUTER.weight)
+    rows = orders.row_coordinates(ROUTER.weight)
     assert list(drawn) == sorted(drawn)
     for token in list(drawn)[::7]:
         for column, order in enumerate(ORDERS):
-            expected = order_distance(logits[token], rows, ROUTER.rule.top_k, order)
+            expected = orders.order_distance(logits[token], rows, ROUTER.rule.top_k, order)
             lower, upper = drawn[token]
             # logits of a scan are float32
             np.testing.assert_allclose(upper[column], expected.upper, rtol=1e-3, atol=1e-5)
@@ -256,9 +251,9 @@ def test_dependent_rows_move_logits_further_than_half_the_margin():
     router, source = dataclasses.replace(ROUTER, weight=weight), made.recording(3)
     batch = batch_of(source, router)
     logits = batch.logits[batch.order_distance.row[:8]].astype(np.float64)
-    half = free_logit_distance(logits, 3, 1)
+    half = orders.free_logit_distance(logits, 3, 1)
     logits, half = logits[half > 0.0], half[half > 0.0]
-    away = [logit_distance(one, weight, 3, 1).upper for one in logits]
+    away = [orders.logit_distance(one, weight, 3, 1).upper for one in logits]
     expected = np.sort(np.array(away) / half)[(len(half) - 1) // 2]
     stretch = made.layer(source, router, **ONLY)["logit_stretch_p50"]
     np.testing.assert_allclose(stretch, expected, 1e-6)

@@ -64,10 +64,6 @@ def figures(source, router, names):
     return only(made.layer(source, router, metrics=[METRICS[name] for name in names]), names)
 
 
-def reasons_of(source, router):
-    return measure_router(made.run(source, router)).facts["reasons"]
-
-
 @pytest.fixture(params=["softmax", "sigmoid"])
 def router(request):
     return made.router(request.param)
@@ -88,7 +84,7 @@ def test_inputs_of_the_norm_and_the_largest_logits_tell_what_inputs_tell():
     router = made.router()
     top = largest(logits_of(router))
     np.testing.assert_equal(figures(top, router, CHOICES), figures(INPUTS, router, CHOICES))
-    reasons = reasons_of(top, router)
+    reasons = measure_router(made.run(top, router)).facts["reasons"]
     assert "the largest ones" in reasons["routing_entropy"]
     assert {"boundary_distance", "boundaries", "distance_bracket"}.isdisjoint(reasons)
 
@@ -516,7 +512,6 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("what", UNUSUAL)
-def test_what_is_only_unusual_is_believed(what):
-    router, source = UNUSUAL[what]
+@pytest.mark.parametrize(("router", "source"), UNUSUAL.values(), ids=UNUSUAL)
+def test_what_is_only_unusual_is_believed(router, source):
     assert examined(source, router).overridden == ()

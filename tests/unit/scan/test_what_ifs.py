@@ -112,9 +112,7 @@ def test_batches_and_threads_change_no_row_and_no_figure(monkeypatch, batch):
 
 
 @pytest.mark.parametrize(("batch", "exclude_first"), [(16, 2), (2 * TILE, 2), (TILE, 0)])
-def test_other_tokens_are_the_neighbours_of_one_batch_and_no_more(
-    monkeypatch, batch, exclude_first
-):
+def test_other_tokens_are_the_neighbours_of_a_batch_and_no_more(monkeypatch, batch, exclude_first):
     seen, lock, kind = [], threading.Lock(), WHAT_IFS["capacity"]
 
     def make(router, values, sample):

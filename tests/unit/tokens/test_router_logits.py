@@ -66,9 +66,8 @@ def assert_logits(source, expected=LOGITS):
         np.testing.assert_array_equal(source.read_values(router, 17, 60), values[17:60])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_save_them_is_read_without_a_map(tmp_path, way):
-    name, write = WAYS[way]
+@pytest.mark.parametrize(("name", "write"), WAYS.values(), ids=WAYS)
+def test_every_way_to_save_them_is_read_without_a_map(tmp_path, name, write):
     write(tmp_path / name)
     source = opened(tmp_path / name)
     assert (source.facts.routers, source.facts.num_tokens) == (ROUTERS, 90)

@@ -1,5 +1,6 @@
 """Top-k, rules that fade, and rows kept orthonormal: as NumPy, torch and transformers have them; what
-their controllers find.
+their controllers find. Modules that read sequences: the recurrent router, soft mixtures, merged
+experts, centring.
 """
 
 from types import SimpleNamespace
@@ -11,42 +12,27 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.linalg import polar
 from scipy.special import logsumexp
 from scipy.stats import entropy
+from torch import nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter, load_balancing_loss_func
 
+from moegeom import trainable
 from moegeom.core.router import Weights
 from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.selection import SCORES
+from moegeom.geometry.space import input_pull
 from moegeom.geometry.whatif import gaps, osr_cost, relu_gate, smooth_gate, smoothing_budget
 from moegeom.geometry.whatif import sinkhorn as numpy_plan
-from moegeom.trainable import (
-    CentredRouter,
-    CosineRouter,
-    ExpressionProjector,
-    OSRRouter,
-    ReLURouter,
-    Routed,
-    SmoothTopKRouter,
-    TopKRouter,
-    parameter_groups,
-    update_strength,
-)
+from moegeom.trainable import SMEAR, CentredRouter, GRURouter, ReLURouter, SoftMoE, TopKRouter, osr
 from moegeom.trainable.continuous import eps_for_budget
-from moegeom.trainable.osr import (
-    newton_schulz,
-    orthonormal_rows,
-    repulsive_cost,
-    sinkhorn,
-    steps_for_start,
-)
 from moegeom.trainable.top_k import entropy_loss
 
 EXPERTS, K, HIDDEN = 8, 2, 16
 
 
-def router(num_experts: int = EXPERTS, **options) -> SmoothTopKRouter:
-    return SmoothTopKRouter(num_experts, K, HIDDEN, **options).double()
+def router(num_experts: int = EXPERTS, **options) -> trainable.SmoothTopKRouter:
+    return trainable.SmoothTopKRouter(num_experts, K, HIDDEN, **options).double()
 
 
 def logits(tokens: int = 200, num_experts: int = EXPERTS) -> torch.Tensor:
@@ -86,7 +72,7 @@ def test_every_token_has_k_and_its_extra_experts(eps):
 
 def test_without_width_and_at_hard_inference_the_choice_is_top_k():
     z = torch.round(logits())  # full of ties
-    hard = TopKRouter(EXPERTS, K, HIDDEN).choose(z)
+    hard = trainable.TopKRouter(EXPERTS, K, HIDDEN).choose(z)
     zero = router(controller="exact")
     zero.held_eps.zero_()
     zero.eval()
@@ -168,7 +154,7 @@ def test_the_budget_is_annealed_to_top_k_and_widths_have_a_group_of_their_own_wi
         found.append(module.budget)
     assert_allclose(found, [2.5, 2.5, 2.25, 2.125, 2.0, 2.0])
     model = torch.nn.ModuleList([router(), torch.nn.Linear(3, 3), router(controller="exact")])
-    rest, widths = parameter_groups(model, 0.01, lr=0.1, weight_decay=0.2)
+    rest, widths = trainable.parameter_groups(model, 0.01, lr=0.1, weight_decay=0.2)
     assert widths["params"] == [model[0].theta] and widths["weight_decay"] == 0.0
     assert len(rest["params"]) == 4 and (rest["lr"], widths["lr"]) == (0.1, 0.01)
     before = model[0].theta.item()
@@ -181,14 +167,14 @@ def test_the_budget_is_annealed_to_top_k_and_widths_have_a_group_of_their_own_wi
 
 def test_weights_are_the_positive_logits_and_the_loss_their_sum_over_tokens_and_experts():
     z = torch.tensor([[0.5, -1.0, 2.0], [-1.0, -2.0, 0.0], [1.0, 1.0, 1.0]])
-    routed = ReLURouter(3, 1, HIDDEN).choose(z)
+    routed = trainable.ReLURouter(3, 1, HIDDEN).choose(z)
     assert_array_equal(routed.chosen, [[2, 0, -1], [-1, -1, -1], [0, 1, 2]])
     assert_array_equal(routed.dense().detach(), torch.relu(z))
-    assert ReLURouter(3, 1, HIDDEN).choose(-torch.ones(2, 3)).chosen.shape == (2, 0)
+    assert trainable.ReLURouter(3, 1, HIDDEN).choose(-torch.ones(2, 3)).chosen.shape == (2, 0)
     z = torch.randn(300, EXPERTS, dtype=torch.float64)
-    ours = ReLURouter(EXPERTS, K, HIDDEN).choose(z).dense()
+    ours = trainable.ReLURouter(EXPERTS, K, HIDDEN).choose(z).dense()
     assert_allclose(ours, relu_gate(z.numpy(), 0.0), atol=1e-15)  # of NumPy
-    router = ReLURouter(EXPERTS, K, HIDDEN, num_layers=3, strength=0.5)
+    router = trainable.ReLURouter(EXPERTS, K, HIDDEN, num_layers=3, strength=0.5)
     z = torch.randn(20, EXPERTS, requires_grad=True)
     total = torch.zeros(())
     for e in range(EXPERTS):
@@ -203,26 +189,26 @@ def test_weights_are_the_positive_logits_and_the_loss_their_sum_over_tokens_and_
 
 
 def test_the_strength_grows_while_too_few_weights_are_zero_and_never_sticks_at_zero():
-    first, second = (ReLURouter(4, 1, HIDDEN, strength=1e-3) for _ in range(2))
+    first, second = (trainable.ReLURouter(4, 1, HIDDEN, strength=1e-3) for _ in range(2))
     first.choose(torch.tensor([[1.0, 1.0, -1.0, -1.0]]))
     second.choose(torch.tensor([[1.0, -1.0, -1.0, -1.0]]))
-    assert update_strength([first, second]) == 0.625
+    assert trainable.update_strength([first, second]) == 0.625
     assert_allclose([first.strength, second.strength], 1.2e-3, rtol=1e-6)
     first.choose(torch.tensor([[-1.0, -1.0, -1.0, -1.0]]))
-    update_strength([first, second])
+    trainable.update_strength([first, second])
     assert_allclose(first.strength, 1e-3, rtol=1e-6)
     first.choose(torch.tensor([[1.0, 1.0, -1.0, -1.0]]))
     second.choose(torch.tensor([[-1.0, -1.0, -1.0, -1.0]]))
-    assert update_strength([first, second]) == 0.75
+    assert trainable.update_strength([first, second]) == 0.75
     assert_allclose(first.strength, 1e-3, rtol=1e-6)
-    dense = ReLURouter(4, 1, HIDDEN, strength=1e-30)
+    dense = trainable.ReLURouter(4, 1, HIDDEN, strength=1e-30)
     dense.choose(-torch.ones(3, 4))
-    update_strength([dense])
+    trainable.update_strength([dense])
     assert_allclose(dense.strength, 1e-30, rtol=1e-6)
 
 
 def test_training_ends_with_k_experts_on_average():
-    router = ReLURouter(EXPERTS, K, HIDDEN, has_bias=True, strength=0.01, factor=1.02)
+    router = trainable.ReLURouter(EXPERTS, K, HIDDEN, has_bias=True, strength=0.01, factor=1.02)
     optimiser = torch.optim.Adam(router.parameters(), lr=0.01)
     target = torch.randn(HIDDEN, EXPERTS)
     counts = []
@@ -233,7 +219,7 @@ def test_training_ends_with_k_experts_on_average():
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        update_strength([router])
+        trainable.update_strength([router])
         counts.append(routed.num_chosen.float().mean().item())
     assert counts[0] > 3.0
     assert_allclose(sum(counts[-50:]) / 50, K, atol=0.5)
@@ -243,8 +229,8 @@ def test_training_ends_with_k_experts_on_average():
 OSR_EXPERTS, OSR_K, OSR_HIDDEN, R = 6, 2, 32, 5
 
 
-def osr_router(**options) -> OSRRouter:
-    return OSRRouter(OSR_EXPERTS, OSR_K, OSR_HIDDEN, router_dim=R, **options)
+def osr_router(**options) -> trainable.OSRRouter:
+    return trainable.OSRRouter(OSR_EXPERTS, OSR_K, OSR_HIDDEN, router_dim=R, **options)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 40])
@@ -254,20 +240,20 @@ def test_costs_and_plans_are_those_of_numpy(steps):
     similarity = np.tanh(random.standard_normal((300, OSR_EXPERTS)))
     rows = random.standard_normal((OSR_EXPERTS, OSR_HIDDEN))
     cost = osr_cost(similarity, rows, 0.5, 0.5, 0.7)
-    ours = repulsive_cost(torch.from_numpy(similarity), torch.from_numpy(rows), 0.5, 0.5, 0.7)
+    ours = osr.repulsive_cost(torch.from_numpy(similarity), torch.from_numpy(rows), 0.5, 0.5, 0.7)
     assert_allclose(ours, cost, atol=1e-12)
-    plan = sinkhorn((-ours / 0.05).clamp(-50.0, 50.0), steps)
+    plan = osr.sinkhorn((-ours / 0.05).clamp(-50.0, 50.0), steps)
     assert_allclose(plan, numpy_plan(cost, 0.05, steps).share, atol=1e-6)
 
 
 def test_identical_experts_have_identical_gradients_from_the_cost():
     """docs/theory.md F-30: what is equal stays equal, so that no theorem of separation holds."""
     y, unit = torch.randn(40, R, dtype=torch.float64), torch.nn.functional.normalize
-    for weigh in (torch.ones_like, lambda cost: sinkhorn(-cost / 0.05, 3)):
+    for weigh in (torch.ones_like, lambda cost: osr.sinkhorn(-cost / 0.05, 3)):
         rows = torch.randn(4, R, dtype=torch.float64)
         rows[1] = rows[0]
         rows.requires_grad_()
-        cost = repulsive_cost(unit(y, dim=1) @ unit(rows, dim=1).T, rows, 0.5, 0.5, 0.7)
+        cost = osr.repulsive_cost(unit(y, dim=1) @ unit(rows, dim=1).T, rows, 0.5, 0.5, 0.7)
         (cost * weigh(cost)).sum().backward()
         assert_allclose(rows.grad[0], rows.grad[1], rtol=1e-9, atol=1e-12)
         assert (rows.grad[0] - rows.grad[2]).abs().max() > 1e-3
@@ -325,25 +311,25 @@ def test_ten_steps_make_eight_rows_of_32_orthonormal_and_end_at_the_nearest_such
     matrix = torch.randn(8, 32, dtype=torch.float64)
     start = matrix / torch.linalg.matrix_norm(matrix)
     step = 1.5 * start - 0.5 * start @ start.T @ start
-    assert_allclose(newton_schulz(matrix, 1), step, rtol=1e-14)
+    assert_allclose(osr.newton_schulz(matrix, 1), step, rtol=1e-14)
     errors = [
         torch.linalg.matrix_norm(x @ x.T - torch.eye(8, dtype=torch.float64), ord=2).item()
-        for x in (newton_schulz(matrix, 5), newton_schulz(matrix, 10))
+        for x in (osr.newton_schulz(matrix, 5), osr.newton_schulz(matrix, 10))
     ]
     assert errors[1] < 2e-15 < 1e-3 < errors[0]
-    assert_allclose(newton_schulz(matrix, 20), polar(matrix.numpy())[0], atol=1e-12)
+    assert_allclose(osr.newton_schulz(matrix, 20), polar(matrix.numpy())[0], atol=1e-12)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 30, 64])
 def test_rows_of_any_start_are_orthonormal_even_square_ones(rows):
-    x = orthonormal_rows(torch.randn(rows, 64, dtype=torch.float64))
+    x = osr.orthonormal_rows(torch.randn(rows, 64, dtype=torch.float64))
     assert_allclose(x @ x.T, torch.eye(rows), atol=1e-11)
-    again = newton_schulz(x, steps_for_start(rows))
+    again = osr.newton_schulz(x, osr.steps_for_start(rows))
     assert_allclose(again @ again.T, torch.eye(rows), atol=1e-14)
 
 
 def test_rows_that_are_always_orthonormal_and_the_loss_of_the_others_have_their_gradient():
-    projector = ExpressionProjector(16, 6, keep="always")
+    projector = trainable.ExpressionProjector(16, 6, keep="always")
     x = torch.randn(10, 16)
     projector(x).square().mul(torch.arange(6.0)).sum().backward()
     with torch.no_grad():
@@ -351,7 +337,7 @@ def test_rows_that_are_always_orthonormal_and_the_loss_of_the_others_have_their_
     rows = projector.rows().detach()
     assert_allclose(rows @ rows.T, torch.eye(6), atol=1e-5)
     assert (projector.weight @ projector.weight.T - torch.eye(6)).abs().max() > 0.01
-    projector = ExpressionProjector(7, 4).double()
+    projector = trainable.ExpressionProjector(7, 4).double()
     torch.nn.init.normal_(projector.weight)
     projector.loss().backward()
     w = projector.weight.detach()
@@ -386,11 +372,10 @@ OF_TRANSFORMERS = {
 }
 
 
-@pytest.mark.parametrize("name", OF_TRANSFORMERS)
-def test_sets_and_weights_are_those_of_transformers(name):
-    kind, options = OF_TRANSFORMERS[name]
+@pytest.mark.parametrize(("kind", "options"), OF_TRANSFORMERS.values(), ids=OF_TRANSFORMERS)
+def test_sets_and_weights_are_those_of_transformers(kind, options):
     config = SimpleNamespace(**CONFIG, norm_topk_prob=options.get("renormalise", True))
-    theirs, ours = kind(config), TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, **options)
+    theirs, ours = kind(config), trainable.TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, **options)
     with torch.no_grad():
         theirs.weight.copy_(ours.weight)
         if ours.selection_bias is not None:
@@ -403,12 +388,14 @@ def test_sets_and_weights_are_those_of_transformers(name):
 
 
 def test_equal_logits_choose_the_lower_number_and_the_record_adds_up_in_order():
-    router = TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN)
+    router = trainable.TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN)
     assert_array_equal(router.choose(torch.zeros(4, TOP_EXPERTS)).chosen, [[0, 1, 2]] * 4)
     x = inputs(2, 5)
     assert_array_equal(router(x).chosen, router(x.reshape(10, TOP_HIDDEN)).chosen)
     chosen = torch.tensor([[2, 0], [1, -1], [-1, -1]])
-    routed = Routed(chosen, torch.tensor([[0.7, 0.3], [1.0, 0.0], [0.0, 0.0]]), torch.zeros(3, 4))
+    routed = trainable.Routed(
+        chosen, torch.tensor([[0.7, 0.3], [1.0, 0.0], [0.0, 0.0]]), torch.zeros(3, 4)
+    )
     assert_array_equal(routed.num_chosen, [2, 1, 0])
     assert_array_equal(routed.load, [1, 1, 1, 0])
     assert_allclose(routed.dense(), [[0.3, 0, 0.7, 0], [0, 1, 0, 0], [0, 0, 0, 0]], rtol=1e-6)
@@ -416,7 +403,7 @@ def test_equal_logits_choose_the_lower_number_and_the_record_adds_up_in_order():
 
 
 def test_the_balance_loss_is_that_of_transformers_and_others_those_of_scipy():
-    router = TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, balance_coef=1.0)
+    router = trainable.TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, balance_coef=1.0)
     routed = router(inputs())
     theirs = load_balancing_loss_func((routed.logits,), TOP_EXPERTS, TOP_K)
     assert_allclose(routed.loss.item(), theirs.item(), rtol=1e-6)
@@ -425,7 +412,9 @@ def test_the_balance_loss_is_that_of_transformers_and_others_those_of_scipy():
         for loss in (routed.loss, theirs)
     )
     assert_allclose(ours, other, atol=1e-7)
-    routed = TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, balance_coef=0.0, z_coef=0.5)(inputs())
+    routed = trainable.TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, balance_coef=0.0, z_coef=0.5)(
+        inputs()
+    )
     expected = 0.5 * np.mean(logsumexp(routed.logits.detach().numpy(), axis=1) ** 2)
     assert list(routed.losses) == ["z"]
     assert_allclose(routed.loss.item(), expected, rtol=1e-6)
@@ -437,10 +426,10 @@ def test_the_balance_loss_is_that_of_transformers_and_others_those_of_scipy():
 
 
 def test_the_bias_moves_against_the_load_until_it_is_even():
-    router = TopKRouter(4, 2, TOP_HIDDEN, score="sigmoid", bias_rate=0.25)
+    router = trainable.TopKRouter(4, 2, TOP_HIDDEN, score="sigmoid", bias_rate=0.25)
     router.update_bias(torch.tensor([9, 5, 1, 5]))
     assert_array_equal(router.selection_bias, [-0.25, 0.0, 0.25, 0.0])
-    router = TopKRouter(TOP_EXPERTS, 2, TOP_HIDDEN, score="sigmoid", bias_rate=0.003)
+    router = trainable.TopKRouter(TOP_EXPERTS, 2, TOP_HIDDEN, score="sigmoid", bias_rate=0.003)
     x = inputs(600) + 2.0 * torch.randn(TOP_HIDDEN)
     before = router(x).load.float()
     for _ in range(300):
@@ -453,11 +442,11 @@ def test_the_bias_moves_against_the_load_until_it_is_even():
 def test_buffers_stay_float32_in_a_model_that_is_cast_to_less(cast):
     model = torch.nn.ModuleList(
         [
-            TopKRouter(4, 2, TOP_HIDDEN, bias_rate=0.1),
-            SmoothTopKRouter(4, 2, TOP_HIDDEN, controller="exact"),
-            ReLURouter(4, 2, TOP_HIDDEN),
-            OSRRouter(4, 2, TOP_HIDDEN, router_dim=2),
-            CentredRouter(TopKRouter(4, 2, TOP_HIDDEN)),
+            trainable.TopKRouter(4, 2, TOP_HIDDEN, bias_rate=0.1),
+            trainable.SmoothTopKRouter(4, 2, TOP_HIDDEN, controller="exact"),
+            trainable.ReLURouter(4, 2, TOP_HIDDEN),
+            trainable.OSRRouter(4, 2, TOP_HIDDEN, router_dim=2),
+            trainable.CentredRouter(trainable.TopKRouter(4, 2, TOP_HIDDEN)),
         ]
     )
     held = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -472,7 +461,7 @@ def test_buffers_stay_float32_in_a_model_that_is_cast_to_less(cast):
 
 
 def test_jitter_is_of_training_alone():
-    router = TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, jitter=0.1)
+    router = trainable.TopKRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, jitter=0.1)
     x = inputs()
     noisy = router(x).logits
     plain = router.eval()(x).logits
@@ -482,7 +471,7 @@ def test_jitter_is_of_training_alone():
     assert not torch.equal(noisy, plain)
 
 
-@pytest.mark.parametrize("kind", [TopKRouter, CosineRouter])
+@pytest.mark.parametrize("kind", [trainable.TopKRouter, trainable.CosineRouter])
 def test_autocast_and_bfloat16_models_route_in_float32(kind):
     router = kind(TOP_EXPERTS, TOP_K, TOP_HIDDEN)
     x = inputs()
@@ -495,7 +484,7 @@ def test_autocast_and_bfloat16_models_route_in_float32(kind):
 
 
 def test_cosine_logits_are_those_of_torch_and_know_no_lengths():
-    router = CosineRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, projected=5).double()
+    router = trainable.CosineRouter(TOP_EXPERTS, TOP_K, TOP_HIDDEN, projected=5).double()
     x = inputs(dtype=torch.float64)
     projected = x @ router.projection.T
     expected = 10.0 * torch.cosine_similarity(projected[:, None], router.weight[None], dim=2)
@@ -504,3 +493,152 @@ def test_cosine_logits_are_those_of_torch_and_know_no_lengths():
     with torch.no_grad():
         router.log_scale.fill_(50.0)
     assert_allclose(router(x).logits.detach(), 10.0 * expected.detach(), atol=1e-11)
+
+
+# ---------------------------------------------------------------------------------------- sequences
+LENGTH = 7
+
+
+def sequences(*batch: int) -> torch.Tensor:
+    return torch.randn(*batch, LENGTH, HIDDEN, dtype=torch.float64)
+
+
+def gru(**options) -> GRURouter:
+    return GRURouter(EXPERTS, K, HIDDEN, router_dim=R, **options).double()
+
+
+def test_logits_are_cosines_of_a_gru_cell_run_over_the_tokens():
+    router = gru(temperature=0.5)
+    cell = nn.GRUCell(HIDDEN, EXPERTS * R, bias=False).double()
+    cell.weight_ih.data, cell.weight_hh.data = (
+        router.gru.weight_ih_l0.data,
+        router.gru.weight_hh_l0.data,
+    )
+    x = sequences(2)
+    state = torch.zeros(2, EXPERTS * R, dtype=torch.float64)
+    expected = []
+    for t in range(LENGTH):
+        state = cell(x[:, t], state)
+        vectors = state.reshape(2, EXPERTS, R)
+        expected.append(torch.cosine_similarity(vectors, router.weight[None], dim=2) / 0.5)
+    found = router(x).logits.reshape(2, LENGTH, EXPERTS)
+    assert_allclose(found.detach(), torch.stack(expected, dim=1).detach(), atol=1e-12)
+    # the state starts orthogonal, and gates read by Xavier
+    router = GRURouter(EXPERTS, K, 16, router_dim=R)
+    for part in router.gru.weight_hh_l0.detach().chunk(3):
+        assert_allclose(part @ part.T, torch.eye(EXPERTS * R), atol=1e-5)
+    width = (6.0 / (16 + EXPERTS * R)) ** 0.5
+    assert router.gru.weight_ih_l0.abs().max() <= width
+
+
+def test_decoding_with_the_state_gives_what_the_whole_sequence_gives():
+    router = gru()
+    assert not router.token_local
+    x = sequences(3)
+    whole = router(x).logits.reshape(3, LENGTH, EXPERTS)
+    state, parts = None, []
+    for t in range(LENGTH):
+        routed, state = router.continued(x[:, [t]], state)
+        parts.append(routed.logits)
+    assert_allclose(torch.stack(parts, dim=1).detach(), whole.detach(), atol=1e-12)
+    # a narrow model reads its state in float32
+    router = gru().bfloat16()
+    x = sequences(2).bfloat16()
+    logits = router(x).logits
+    assert logits.dtype == torch.float32
+    assert_allclose(logits.detach(), router.float()(x.float()).logits.detach(), atol=1e-6)
+
+
+def experts(count: int = EXPERTS) -> list[nn.Module]:
+    return [
+        nn.Sequential(nn.Linear(HIDDEN, 5), nn.GELU(), nn.Linear(5, HIDDEN)).double()
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_soft_mixture_is_its_definition(slots):
+    layer = SoftMoE(experts(), HIDDEN, slots=slots).double()
+    x = sequences(2)
+    logits = torch.einsum("blh,sh->bls", x, layer.phi)
+    dispatch = logits.exp() / logits.exp().sum(dim=1, keepdim=True)
+    combine = logits.exp() / logits.exp().sum(dim=2, keepdim=True)
+    mixed = torch.einsum("bls,blh->bsh", dispatch, x)
+    out = torch.stack(
+        [layer.experts[s // slots](mixed[:, s]) for s in range(EXPERTS * slots)], dim=1
+    )
+    expected = torch.einsum("bls,bsh->blh", combine, out)
+    assert_allclose(layer(x).detach(), expected.detach(), atol=1e-12)
+    assert_allclose(layer(x[0]).detach(), expected[0].detach(), atol=1e-12)
+
+
+def merged_by_hand(layer: SMEAR, share: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A two-layer expert with parameters added up in a loop."""
+    first, bias, second, last = (
+        sum(share[e] * list(layer.experts[e].parameters())[i] for e in range(EXPERTS))
+        for i in range(4)
+    )
+    return nn.functional.gelu(x @ first.T + bias) @ second.T + last
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_merged_expert_is_its_definition(causal):
+    layer = SMEAR(experts(), HIDDEN, causal=causal).double()
+    x = sequences(2)
+    p = torch.softmax(x @ layer.weight.T, dim=2)
+    for b in range(2):
+        for t in range(LENGTH):
+            share = p[b, : t + 1 if causal else LENGTH].mean(dim=0)
+            expected = merged_by_hand(layer, share, x[b, t])
+            assert_allclose(layer(x)[b, t].detach(), expected.detach(), atol=1e-12)
+
+
+def test_mixtures_run_in_bfloat16_and_under_autocast():
+    for layer in (
+        SoftMoE(experts(), HIDDEN),
+        SMEAR(experts(), HIDDEN),
+        SMEAR(experts(), HIDDEN, causal=True),
+    ):
+        layer.float()
+        x = sequences(2).float()
+        exact = layer(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_allclose(layer(x).float().detach(), exact.detach(), atol=0.05)
+        narrow = layer.bfloat16()(x.bfloat16())
+        assert narrow.dtype == torch.bfloat16
+        assert_allclose(narrow.float().detach(), exact.detach(), atol=0.05)
+
+
+def test_the_bias_is_minus_the_running_mean_of_the_logits():
+    router = CentredRouter(TopKRouter(EXPERTS, K, HIDDEN), decay=0.8).double()
+    mean = torch.zeros(EXPERTS, dtype=torch.float64)
+    for step in range(1, 9):
+        x = sequences(4) + 1.0
+        logits = router.router(x).logits
+        assert_allclose(
+            router(x).logits.detach(), (logits - (mean - mean.mean())).detach(), atol=1e-12
+        )
+        mean += max(0.2, 1.0 / step) * (logits.detach().mean(dim=0) - mean)
+    router.eval()(5.0 * sequences(4))
+    assert_allclose(router.logit_bias, mean.mean() - mean, atol=1e-12)
+    assert_allclose(router.logit_bias.sum(), 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [TopKRouter, ReLURouter])
+def test_centred_routers_are_not_pulled_by_the_mean_input(kind):
+    router = CentredRouter(kind(16, K, HIDDEN)).double()
+    x = torch.randn(4000, HIDDEN, dtype=torch.float64) + 3.0
+    assert input_pull(router(x).logits.detach().numpy()) > 1.0
+    assert input_pull(router.eval()(x).logits.detach().numpy()) < 1e-9
+
+
+def test_centring_wraps_routers_of_sequences_and_no_token_sees_a_later_one():
+    router = CentredRouter(gru()).double()
+    x = sequences(3)
+    held = router.logit_bias.clone()
+    first = router(x).logits
+    router.logit_bias.copy_(held)
+    assert not router.token_local
+    other = router(torch.cat([x[..., :4, :], torch.randn_like(x[..., 4:, :])], dim=-2)).logits
+    parts = [logits.reshape(3, LENGTH, EXPERTS)[:, :4].detach() for logits in (first, other)]
+    assert_array_equal(*parts)

@@ -22,45 +22,32 @@ from moegeom.recorder import RouterRecorder
 from moegeom.recorder.engines import sglang, vllm
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
-from tests.unit.capture.engines.stand_ins import (
-    Engine,
-    GateLinear,
-    GPUModelRunner,
-    GPUModelRunnerV2,
-    PackedGate,
-    Piece,
-    Request,
-    Scheduler,
-    ServedByVLLM,
-    SGLangScheduler,
-    exact_model,
-    some_requests,
-)
+from tests.unit.capture.engines import stand_ins
 from tests.unit.capture.test_two_ranks import assert_same_results
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("engines") / "checkpoint"
-    exact_model().float().save_pretrained(path)
+    stand_ins.exact_model().float().save_pretrained(path)
     return str(path)
 
 
 @dataclass
 class Served:
-    engine: Engine
+    engine: stand_ins.Engine
     start: Callable[..., Any]
     stop: Callable[[], Any]
-    run: Callable[[Sequence[Piece]], Any]
+    run: Callable[[Sequence[stand_ins.Piece]], Any]
     dummy: Callable[[], Any]
     blocks: list[Any]
     settings: Any
-    scheduler: Scheduler = field(init=False)
+    scheduler: stand_ins.Scheduler = field(init=False)
 
     @torch.inference_mode()
     def serve(self, seed: int) -> list[torch.Tensor]:
         """Runs all requests in passes of a random scheduler; a dummy pass before each fifth."""
-        self.scheduler = Scheduler([*self.engine.requests.values()], random.Random(seed))
+        self.scheduler = stand_ins.Scheduler([*self.engine.requests.values()], random.Random(seed))
         results = []
         for number, pieces in enumerate(self.scheduler.passes()):
             if number % 5 == 0:
@@ -97,14 +84,16 @@ def worker_of(runner: Any, **parallel: Any) -> Any:
     return Worker()
 
 
-def on_vllm(requests, runner=GPUModelRunner, gate=GateLinear, padded_to: int = 1) -> Served:
-    model = ServedByVLLM(gate)
-    engine = Engine(model.language_model, {r.name: r for r in requests}, padded_to)
+def on_vllm(
+    requests, runner=stand_ins.GPUModelRunner, gate=stand_ins.GateLinear, padded_to: int = 1
+) -> Served:
+    model = stand_ins.ServedByVLLM(gate)
+    engine = stand_ins.Engine(model.language_model, {r.name: r for r in requests}, padded_to)
     model.engine.append(engine)
     made = runner(model, engine)
     worker = worker_of(made)
 
-    def run(pieces: Sequence[Piece]) -> Any:
+    def run(pieces: Sequence[stand_ins.Piece]) -> Any:
         counts = {p.request: p.num_tokens for p in pieces}
         return made.execute_model(SimpleNamespace(num_scheduled_tokens=counts, pieces=pieces))
 
@@ -119,8 +108,8 @@ def on_vllm(requests, runner=GPUModelRunner, gate=GateLinear, padded_to: int = 1
     )
 
 
-def on_sglang(requests: Sequence[Request], padded_to: int = 1) -> Served:
-    engine = Engine(None, {r.name: r for r in requests}, padded_to)
+def on_sglang(requests: Sequence[stand_ins.Request], padded_to: int = 1) -> Served:
+    engine = stand_ins.Engine(None, {r.name: r for r in requests}, padded_to)
     arguments = {
         **dict.fromkeys(("pp_size", "dp_size", "attn_cp_size"), 1),
         **dict.fromkeys(("enable_dp_attention", "enable_two_batch_overlap"), False),
@@ -129,7 +118,7 @@ def on_sglang(requests: Sequence[Request], padded_to: int = 1) -> Served:
         "speculative_algorithm": None,
         "init_expert_location": "trivial",
     }
-    scheduler = SGLangScheduler(engine, SimpleNamespace(**arguments))
+    scheduler = stand_ins.SGLangScheduler(engine, SimpleNamespace(**arguments))
     idle = SimpleNamespace(is_idle=lambda: True)
     sglang._equip(None, scheduler)
     return Served(
@@ -145,7 +134,7 @@ def on_sglang(requests: Sequence[Request], padded_to: int = 1) -> Served:
 
 ENGINES: dict[str, Callable[..., Served]] = {
     "vllm": on_vllm,
-    "vllm-v2": lambda requests, **named: on_vllm(requests, GPUModelRunnerV2, **named),
+    "vllm-v2": lambda requests, **named: on_vllm(requests, stand_ins.GPUModelRunnerV2, **named),
     "sglang": on_sglang,
 }
 
@@ -167,13 +156,15 @@ def names_of(out: Path) -> dict[int, str]:
     return {one["document"]: one["request"] for one in report_of(out)["requests"]}
 
 
-def some(number: int = 3, seed: int = 1) -> list[Request]:
-    return some_requests(random.Random(seed), number)
+def some(number: int = 3, seed: int = 1) -> list[stand_ins.Request]:
+    return stand_ins.some_requests(random.Random(seed), number)
 
 
 @torch.no_grad()
-def record_whole(requests: Sequence[Request], out: Path, checkpoint: str, keep: str) -> None:
-    model = exact_model()
+def record_whole(
+    requests: Sequence[stand_ins.Request], out: Path, checkpoint: str, keep: str
+) -> None:
+    model = stand_ins.exact_model()
     with RouterRecorder(model, out, checkpoint=checkpoint, keep=keep) as recorder:
         for number, request in enumerate(requests):
             ids = torch.tensor([request.tokens])
@@ -283,11 +274,11 @@ def test_weights_that_change_end_a_recording_and_others_begin_none(engine, check
 
 
 def test_a_gate_whose_weight_is_packed_away_is_known_by_what_it_does(checkpoint, tmp_path):
-    for name, gate in (("plain", GateLinear), ("packed", PackedGate)):
+    for name, gate in (("plain", stand_ins.GateLinear), ("packed", stand_ins.PackedGate)):
         on_vllm(some(), gate=gate).record(tmp_path / name, checkpoint, seed=7, keep="logits")
     names = names_of(tmp_path / "plain")
     assert rows_of(tmp_path / "plain", names) == rows_of(tmp_path / "packed", names)
-    served = on_vllm(some(), gate=PackedGate)
+    served = on_vllm(some(), gate=stand_ins.PackedGate)
     served.blocks[1].gate._packed[3, 7] += 1 / 64
     with pytest.raises(RecordingError, match="text/1"):
         served.start(str(tmp_path / "other"), checkpoint)

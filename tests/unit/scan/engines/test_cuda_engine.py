@@ -179,9 +179,7 @@ PACES = (Pace(1, 1), Pace(2 * TILE, 2), Pace(3 * TILE + 7, 2), Pace(10**9, 3))
         [*((1, seed, PACES[seed]) for seed in range(3)), (2, 0, PACES[3]), (3, 2, PACES[0])],
     ),
 )
-def test_the_result_does_not_depend_on_batches_threads_devices_and_whose_turn_it_is(
-    count, seed, pace
-):
+def test_the_result_does_not_depend_on_batches_threads_devices_and_turns(count, seed, pace):
     task, names, expected = usual()
     assert_equal(on_devices(task, names, devices=emulated(count, seed), pace=pace), expected)
 

@@ -22,16 +22,9 @@ from moegeom.geometry.histogram import NUM_BINS
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.selection import LARGEST_SLOPE
 from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.kernels.cuda import route
 from moegeom.kernels.cuda.parts import device_rows, selection_scores
 from moegeom.kernels.cuda.program import MAX_EXPERTS, MAX_TOP_K, NOT_COUNTED
-from moegeom.kernels.cuda.route import (
-    RouteCounters,
-    RouteNumbers,
-    RouteOutputs,
-    RouteRule,
-    RouteTables,
-    launch_route,
-)
 from moegeom.kernels.table import load_kernels
 from tests.by_day import IS_NIGHT, by_day
 from tests.emulator.emulated_device import EmulatedDevice
@@ -52,7 +45,7 @@ OUTPUTS: dict[str, tuple[type, str]] = {
 class Case:
     """Logits as the product gives them, and what is known about the router and the tokens."""
 
-    rule: RouteRule
+    rule: route.RouteRule
     logits: np.ndarray
     rows: RowDistances | None = None
     logit_bias: np.ndarray | None = None
@@ -77,13 +70,13 @@ def rule_of(
     has_bias: bool = False,
     groups: GroupMask | None = None,
     terms: int = 1,
-) -> RouteRule:
-    return RouteRule(experts, top_k, score, is_affine, has_bias, groups, terms)
+) -> route.RouteRule:
+    return route.RouteRule(experts, top_k, score, is_affine, has_bias, groups, terms)
 
 
-def numbers(case: Case) -> RouteNumbers:
+def numbers(case: Case) -> route.RouteNumbers:
     fits = case.rows is not None and device_rows(case.rows).fits_float32
-    return RouteNumbers(
+    return route.RouteNumbers(
         typical_norm=case.typical_norm,
         outlier_factor=4.0,
         two_gamma=1e-6,
@@ -102,7 +95,7 @@ def numbers(case: Case) -> RouteNumbers:
 
 
 #: Names of the counters.
-COUNTERS = tuple(field.name for field in dataclasses.fields(RouteCounters))
+COUNTERS = tuple(field.name for field in dataclasses.fields(route.RouteCounters))
 
 
 def fused(case: Case, kept: tuple[str, ...] = COUNTERS) -> dict[str, np.ndarray]:
@@ -110,7 +103,7 @@ def fused(case: Case, kept: tuple[str, ...] = COUNTERS) -> dict[str, np.ndarray]
     rule, tokens, device = case.rule, len(case.logits), EmulatedDevice()
     put = lambda array: None if array is None else device.put(np.ascontiguousarray(array))
     boundaries = None if case.rows is None else device_rows(case.rows)
-    tables = RouteTables(
+    tables = route.RouteTables(
         logit_bias=put(case.logit_bias),
         selection_bias=put(case.own_bias),
         number=put(numbers(case).array()),
@@ -133,8 +126,8 @@ def fused(case: Case, kept: tuple[str, ...] = COUNTERS) -> dict[str, np.ndarray]
     # held until the work is done: what nobody holds is given back
     logits, norm, label = put(case.logits), put(case.norm), put(case.label)
     queue = device.queue()
-    written = RouteOutputs(**outputs), RouteCounters(**counters)
-    launch_route(queue, rule, tokens, logits, tables, norm, label, *written, case.start)
+    written = route.RouteOutputs(**outputs), route.RouteCounters(**counters)
+    route.launch_route(queue, rule, tokens, logits, tables, norm, label, *written, case.start)
     queue.finish()
     return {name: device.get(array) for name, array in (outputs | counters).items()}
 
@@ -272,7 +265,7 @@ ROWS += ("beside", "on a grid", "equally far")
 
 
 def case_of(
-    rule: RouteRule, kind: str, rows: str = "", tokens: int = TOKENS, turn: int = 0
+    rule: route.RouteRule, kind: str, rows: str = "", tokens: int = TOKENS, turn: int = 0
 ) -> Case:
     """Labels are mostly those of the first token, some others, some not counted, or not given."""
     random = np.random.default_rng([rule.num_experts, rule.top_k, turn])
@@ -297,7 +290,7 @@ def case_of(
     )
 
 
-def check(rule: RouteRule, kinds=LOGITS, rows=ROWS, tokens: int = TOKENS) -> None:
+def check(rule: route.RouteRule, kinds=LOGITS, rows=ROWS, tokens: int = TOKENS) -> None:
     wrong = {}
     for turn, (kind, boundaries) in enumerate((k, r) for k in kinds for r in rows):
         if found := disagreements(case_of(rule, kind, boundaries, tokens, turn)):
@@ -333,7 +326,9 @@ def test_many_experts_agree_with_the_reference(experts, top_k):
     check(rule_of(experts, top_k), rows=("on a grid",), tokens=33)
 
 
-def curved(experts: int, top_k: int, score: str, *groups, has_bias: bool = False) -> RouteRule:
+def curved(
+    experts: int, top_k: int, score: str, *groups, has_bias: bool = False
+) -> route.RouteRule:
     mask = GroupMask(*groups) if groups else None
     return rule_of(experts, top_k, score, False, groups=mask, has_bias=has_bias)
 

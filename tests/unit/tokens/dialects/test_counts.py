@@ -80,9 +80,8 @@ DIALECT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_counts_are_read_as_they_were_written(name, tmp_path):
-    file, write, num_steps = WRITERS[name]
+@pytest.mark.parametrize(("file", "write", "num_steps"), WRITERS.values(), ids=WRITERS)
+def test_counts_are_read_as_they_were_written(file, write, num_steps, tmp_path):
     counts = some_counts(num_steps)
     write(tmp_path / file, counts)
     source = opened(tmp_path / file)

@@ -4,7 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -533,5 +533,3 @@ WRITERS = {
     "moe_atlas": writer("moe_atlas", "routes.jsonl", write_moe_atlas, *NUMBERED_LOG),
     "flame": writer("flame", "iter_7", write_flame, *NUMBERED_LOG),
 }
-
-__all__ = ["WRITERS", "Truth", "Writer", "Written", "known", "replace", "truth"]
