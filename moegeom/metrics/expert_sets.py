@@ -35,46 +35,46 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
     "Distinct chosen sets among the tokens, and estimates for those not met. Counted exactly "
     "up to 2^20 entries, then on a hash sample whose rate is a column.",
     needs=("expert_sets",),
-    columns={
-        "layers": (
-            Column(
-                "num_expert_sets",
-                "distinct chosen sets (divided by the sampling rate when below 1)",
-                "expert_sets",
-                formula="visited_expert_sets",
-            ),
-            Column(
-                "expert_sets_possible_log10",
-                "log10 of the number of sets of that size, of any size where sizes differ",
-                "log10 expert sets",
-            ),
-            Column(
-                "expert_set_coverage",
-                "Good-Turing estimate: share of further tokens whose set was already seen",
-                formula="good_turing",
-                has_se=True,
-            ),
-            Column(
-                "expert_set_chao1",
-                "Chao's lower estimate of the number of sets that tokens use",
-                "expert_sets",
-                formula="chao1",
-            ),
-            Column(
-                "expert_set_entropy_nats",
-                "entropy of the expert set distribution, Miller-Madow; missing when sampled",
-                "nats",
-                formula="expert_set_entropy",
-                has_se=True,
-            ),
-            Column(
-                "modal_expert_set_share",
-                "share of tokens in the most frequent set; missing when sampled",
-                formula="modal_expert_set",
-                has_se=True,
-            ),
-            Column("expert_set_sampling_rate", "share of the hash space that was kept"),
+    layers=(
+        Column(
+            "num_expert_sets",
+            "distinct chosen sets (divided by the sampling rate when below 1)",
+            "expert_sets",
+            formula="visited_expert_sets",
         ),
+        Column(
+            "expert_sets_possible_log10",
+            "log10 of the number of sets of that size, of any size where sizes differ",
+            "log10 expert sets",
+        ),
+        Column(
+            "expert_set_coverage",
+            "Good-Turing estimate: share of further tokens whose set was already seen",
+            formula="good_turing",
+            has_se=True,
+        ),
+        Column(
+            "expert_set_chao1",
+            "Chao's lower estimate of the number of sets that tokens use",
+            "expert_sets",
+            formula="chao1",
+        ),
+        Column(
+            "expert_set_entropy_nats",
+            "entropy of the expert set distribution, Miller-Madow; missing when sampled",
+            "nats",
+            formula="expert_set_entropy",
+            has_se=True,
+        ),
+        Column(
+            "modal_expert_set_share",
+            "share of tokens in the most frequent set; missing when sampled",
+            formula="modal_expert_set",
+            has_se=True,
+        ),
+        Column("expert_set_sampling_rate", "share of the hash space that was kept"),
+    ),
+    tables={
         "expert_sets": (
             Column("expert_set", "experts of the set, ascending", "experts", "list"),
             Column("num_tokens", "tokens that chose it", "tokens", "int"),
@@ -162,30 +162,28 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
 @metric(
     "How many experts tokens choose, where their numbers differ.",
     needs=("set_sizes",),
-    columns={
-        "layers": (
-            Column(
-                "num_chosen_mean",
-                "mean number of experts that a token chooses",
-                "experts",
-                formula="num_chosen",
-                has_se=True,
-            ),
-            Column(
-                "num_chosen_p99",
-                "the least number that 99 % of the tokens do not exceed",
-                "experts",
-                "int",
-                formula="num_chosen",
-            ),
-            Column(
-                "no_expert_share",
-                "share of tokens that choose no expert",
-                formula="num_chosen",
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "num_chosen_mean",
+            "mean number of experts that a token chooses",
+            "experts",
+            formula="num_chosen",
+            has_se=True,
+        ),
+        Column(
+            "num_chosen_p99",
+            "the least number that 99 % of the tokens do not exceed",
+            "experts",
+            "int",
+            formula="num_chosen",
+        ),
+        Column(
+            "no_expert_share",
+            "share of tokens that choose no expert",
+            formula="num_chosen",
+            has_se=True,
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling"),
 )
 def set_sizes(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -214,28 +212,28 @@ NUM_LISTED_PAIRS = 256
 @metric(
     "Experts chosen together, over all pairs of chosen experts.",
     needs=("expert_pairs",),
-    columns={
-        "layers": (
-            Column(
-                "overlap_routing",
-                "mean Jaccard index of the token sets of two experts",
-                formula="overlap_routing",
-                has_se=True,
-            ),
-            Column(
-                "overlap_routing_chance",
-                "the same for sets of one size drawn evenly",
-                formula="overlap_routing",
-            ),
-            Column("num_pairs_seen", "pairs of experts that some token chose", "pairs", "int"),
-            Column("pairs_seen_share", "the same over all pairs", formula="pairs_seen"),
-            Column(
-                "coactivation_max_over_chance",
-                "largest frequency of a pair over that of even chance; missing for k = 1",
-                formula="coactivation",
-                has_se=True,
-            ),
+    layers=(
+        Column(
+            "overlap_routing",
+            "mean Jaccard index of the token sets of two experts",
+            formula="overlap_routing",
+            has_se=True,
         ),
+        Column(
+            "overlap_routing_chance",
+            "the same for sets of one size drawn evenly",
+            formula="overlap_routing",
+        ),
+        Column("num_pairs_seen", "pairs of experts that some token chose", "pairs", "int"),
+        Column("pairs_seen_share", "the same over all pairs", formula="pairs_seen"),
+        Column(
+            "coactivation_max_over_chance",
+            "largest frequency of a pair over that of even chance; missing for k = 1",
+            formula="coactivation",
+            has_se=True,
+        ),
+    ),
+    tables={
         "coactivation": (
             Column("expert", "lower expert number", "expert", "int"),
             Column("other_expert", "higher expert number", "expert", "int"),
@@ -255,7 +253,7 @@ NUM_LISTED_PAIRS = 256
                 "coactivation",
             ),
             Column("over_chance", "frequency over even chance", formula="coactivation"),
-        ),
+        )
     },
     invariances=("token_permutation", "expert_relabelling"),
 )
@@ -307,7 +305,7 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 @metric(
     "Frequency of every pair of experts over that of even chance.",
     needs=("expert_pairs",),
-    columns={"matrices": COLUMNS},
+    tables={"matrices": COLUMNS},
     invariances=("token_permutation",),
     is_for_figures=True,
 )

@@ -57,51 +57,46 @@ _SHARES = {
     version=2,
     scope="flip",
     needs=("flips",),
-    columns={
-        "layers": (
-            Column(
-                "flipped_share",
-                "share of tokens with another chosen set, exact ties to the lower expert",
-                formula="flipped_share",
-                has_se=True,
-            ),
-            Column(
-                "flipped_share_least",
-                "share of tokens with another set however exact ties are broken",
-                formula="flipped_share",
-            ),
-            Column(
-                "flipped_share_most",
-                "share of tokens with another set for some way of breaking exact ties",
-                formula="flipped_share",
-            ),
-            Column("reordered_share", "share of tokens with the same set in another order"),
-            Column("tied_share", "share of tokens on an exact tie that was none before"),
-            Column(
-                "proved_share",
-                "share of tokens whose set is proved to stay for the recorded inputs, in any order "
-                "of summation that the arithmetic allows",
-                formula="proved_share",
-            ),
-            Column(
-                "num_disproved",
-                "proved tokens that flipped: 0, or a bound is wrong",
-                "tokens",
-                "int",
-            ),
-            Column(
-                "weight_moved_mean",
-                "mean share of routing weight on experts that leave the set",
-                formula="weight_moved",
-                has_se=True,
-            ),
-            Column(
-                "predicted_flipped_share",
-                "flipped_share by the noise model, without emulation",
-                formula="predicted_flipped_share",
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "flipped_share",
+            "share of tokens with another chosen set, exact ties to the lower expert",
+            formula="flipped_share",
+            has_se=True,
+        ),
+        Column(
+            "flipped_share_least",
+            "share of tokens with another set however exact ties are broken",
+            formula="flipped_share",
+        ),
+        Column(
+            "flipped_share_most",
+            "share of tokens with another set for some way of breaking exact ties",
+            formula="flipped_share",
+        ),
+        Column("reordered_share", "share of tokens with the same set in another order"),
+        Column("tied_share", "share of tokens on an exact tie that was none before"),
+        Column(
+            "proved_share",
+            "share of tokens whose set is proved to stay for the recorded inputs, in any order "
+            "of summation that the arithmetic allows",
+            formula="proved_share",
+        ),
+        Column(
+            "num_disproved", "proved tokens that flipped: 0, or a bound is wrong", "tokens", "int"
+        ),
+        Column(
+            "weight_moved_mean",
+            "mean share of routing weight on experts that leave the set",
+            formula="weight_moved",
+            has_se=True,
+        ),
+        Column(
+            "predicted_flipped_share",
+            "flipped_share by the noise model, without emulation",
+            formula="predicted_flipped_share",
+        ),
+    ),
     invariances=("token_permutation",),
 )
 def flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -147,22 +142,20 @@ NEAR = 0.1
     "Whether the tokens that flip under a variant are those with the least margin.",
     scope="flip",
     needs=("effective_margin_histogram", "flipped_effective_margin_histogram"),
-    columns={
-        "layers": (
-            Column(
-                "flipped_near_share",
-                "share of the flipped tokens among the tenth of all tokens with the least margin",
-                formula="flipped_near_share",
-                has_se=True,
-            ),
-            Column(
-                "flipped_margin_rank",
-                "mean share of tokens with less margin than a flipped one; 1/2 for any token",
-                formula="flipped_margin_rank",
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "flipped_near_share",
+            "share of the flipped tokens among the tenth of all tokens with the least margin",
+            formula="flipped_near_share",
+            has_se=True,
+        ),
+        Column(
+            "flipped_margin_rank",
+            "mean share of tokens with less margin than a flipped one; 1/2 for any token",
+            formula="flipped_margin_rank",
+            has_se=True,
+        ),
+    ),
     invariances=("token_permutation",),
 )
 def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -192,15 +185,13 @@ def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     "The 99th percentile of the routing weight that moves under a variant.",
     scope="flip",
     needs=("weight_moved_histogram",),
-    columns={
-        "layers": (
-            Column(
-                "weight_moved_p99",
-                "99 % quantile over all tokens of the weight that leaves their experts",
-                formula="weight_moved",
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "weight_moved_p99",
+            "99 % quantile over all tokens of the weight that leaves their experts",
+            formula="weight_moved",
+        ),
+    ),
     invariances=("token_permutation",),
 )
 def weight_moved(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -222,22 +213,22 @@ NUM_LISTED = 64
     "Pairs of experts by the number of tokens that they exchange under a variant.",
     scope="flip",
     needs=("swapped_pairs",),
-    columns={
-        "layers": (
-            Column(
-                "load_shift_max",
-                "tokens that the expert of the largest change gains, over a fair share; negative "
-                "where it loses them",
-                formula="load_shift",
-            ),
-            Column("load_shift_expert", "that expert", "expert", "int"),
+    layers=(
+        Column(
+            "load_shift_max",
+            "tokens that the expert of the largest change gains, over a fair share; negative "
+            "where it loses them",
+            formula="load_shift",
         ),
+        Column("load_shift_expert", "that expert", "expert", "int"),
+    ),
+    tables={
         "swaps": (
             Column("expert_out", "expert that is chosen before and not after", "expert", "int"),
             Column("expert_in", "expert that is chosen instead", "expert", "int"),
             Column("num_tokens", "exchanges of these two", "tokens", "int"),
             Column("share", "num_tokens over all exchanges", formula="swapped_pairs"),
-        ),
+        )
     },
     invariances=("token_permutation",),
 )
@@ -266,16 +257,14 @@ def swaps(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     "Expected share of tokens whose chosen set changes when the router input is rounded to "
     "bfloat16, to first order and with rounding taken as isotropic. Exposure, not loss.",
     needs=("bf16_flip",),
-    columns={
-        "layers": (
-            Column(
-                "bf16_flip_share_isotropic",
-                "mean over tokens of Phi(-distance / rounding noise); assumes isotropic rounding",
-                formula="bf16_flip",
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "bf16_flip_share_isotropic",
+            "mean over tokens of Phi(-distance / rounding noise); assumes isotropic rounding",
+            formula="bf16_flip",
+            has_se=True,
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def bf16_flip(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -300,23 +289,21 @@ _LEFT = 1e-6
     "Tokens that rounding the input to bfloat16 cannot flip: but for one in a million, and "
     "in the worst case.",
     needs=("rounding_sigmas_histogram", "relative_distance_histogram"),
-    columns={
-        "layers": (
-            Column(
-                "stable_share_input_rounding_1e6",
-                "share of tokens that independent roundings of the input to bfloat16 flip with "
-                "probability 1e-6 at most",
-                formula="input_stability",
-                has_se=True,
-            ),
-            Column(
-                "stable_share_input_rounding_worst",
-                "share of tokens that no rounding of the input to bfloat16 flips",
-                formula="input_stability",
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "stable_share_input_rounding_1e6",
+            "share of tokens that independent roundings of the input to bfloat16 flip with "
+            "probability 1e-6 at most",
+            formula="input_stability",
+            has_se=True,
+        ),
+        Column(
+            "stable_share_input_rounding_worst",
+            "share of tokens that no rounding of the input to bfloat16 flips",
+            formula="input_stability",
+            has_se=True,
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def input_stability(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -365,44 +352,42 @@ _PROBABILITIES = {
     "Tokens that noise on the router input flips: bounds, estimate and simulation.",
     scope="noise",
     needs=("noise_flips", "exit_time_histograms"),
-    columns={
-        "layers": (
-            Column(
-                "noise_flipped_share",
-                "expected share of tokens that the noise flips, every logit on its own",
-                formula="noise_flip",
-                has_se=True,
-            ),
-            Column(
-                "noise_flipped_share_lower",
-                "the same by the nearest boundary alone: a lower bound",
-                formula="noise_flip",
-            ),
-            Column(
-                "noise_flipped_share_upper",
-                "the same by the sum over all boundaries: an upper bound",
-                formula="noise_flip",
-            ),
-            Column(
-                "noise_simulated_share",
-                "share of simulated noisy copies with another set",
-                formula="noise_flip",
-                has_se=True,
-            ),
-            Column(
-                "exit_time_p50_lower",
-                "time before which less than half of the paths of the median token have left",
-                "time",
-                formula="exit_time",
-            ),
-            Column(
-                "exit_time_p50_upper",
-                "time by which at least half of them have left",
-                "time",
-                formula="exit_time",
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "noise_flipped_share",
+            "expected share of tokens that the noise flips, every logit on its own",
+            formula="noise_flip",
+            has_se=True,
+        ),
+        Column(
+            "noise_flipped_share_lower",
+            "the same by the nearest boundary alone: a lower bound",
+            formula="noise_flip",
+        ),
+        Column(
+            "noise_flipped_share_upper",
+            "the same by the sum over all boundaries: an upper bound",
+            formula="noise_flip",
+        ),
+        Column(
+            "noise_simulated_share",
+            "share of simulated noisy copies with another set",
+            formula="noise_flip",
+            has_se=True,
+        ),
+        Column(
+            "exit_time_p50_lower",
+            "time before which less than half of the paths of the median token have left",
+            "time",
+            formula="exit_time",
+        ),
+        Column(
+            "exit_time_p50_upper",
+            "time by which at least half of them have left",
+            "time",
+            formula="exit_time",
+        ),
+    ),
 )
 def noise_flip(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     """Noise on the router input: how many tokens it flips, and how soon a drift does.

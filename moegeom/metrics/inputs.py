@@ -33,22 +33,20 @@ from moegeom.kernels.reductions.samples import NUM_INPUTS
     "Spread of the directions of the router inputs, on a sample of at most "
     f"{SMALL_SAMPLE_TOKENS} tokens.",
     needs=("directions",),
-    columns={
-        "layers": (
-            Column(
-                "mean_resultant_length",
-                "length of the mean unit vector of the router inputs: 1 when all point one way",
-                formula="mean_resultant_length",
-                has_se=True,
-            ),
-            Column(
-                "mean_pairwise_cosine",
-                "mean cosine between the router inputs of two different tokens",
-                formula="mean_pairwise_cosine",
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "mean_resultant_length",
+            "length of the mean unit vector of the router inputs: 1 when all point one way",
+            formula="mean_resultant_length",
+            has_se=True,
+        ),
+        Column(
+            "mean_pairwise_cosine",
+            "mean cosine between the router inputs of two different tokens",
+            formula="mean_pairwise_cosine",
+            has_se=True,
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def directions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -76,29 +74,27 @@ QUANTILE = 0.99
     "Cap of directions that holds 99 % of the router inputs, on a sample of about "
     f"{NUM_INPUTS} tokens.",
     needs=("input_sample",),
-    columns={
-        "layers": (
-            Column(
-                "cap_radius_over_mean",
-                "99 % quantile of the distance to the mean input over the length of that mean",
-                formula="angular_collapse",
-                has_se=True,
-            ),
-            Column(
-                "cap_half_angle",
-                "half-angle of the cap; missing when the radius is not below the mean's length",
-                "radian",
-                formula="angular_collapse",
-                has_se=True,
-            ),
-            Column(
-                "cap_area_log10",
-                "log10 of the share of the sphere that the cap covers; a curiosity",
-                "log10",
-                formula="angular_collapse",
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "cap_radius_over_mean",
+            "99 % quantile of the distance to the mean input over the length of that mean",
+            formula="angular_collapse",
+            has_se=True,
+        ),
+        Column(
+            "cap_half_angle",
+            "half-angle of the cap; missing when the radius is not below the mean's length",
+            "radian",
+            formula="angular_collapse",
+            has_se=True,
+        ),
+        Column(
+            "cap_area_log10",
+            "log10 of the share of the sphere that the cap covers; a curiosity",
+            "log10",
+            formula="angular_collapse",
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift"),
 )
 def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -132,23 +128,21 @@ def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Value
     "Number of directions that share the variance of the router inputs, on a sample of "
     f"about {NUM_INPUTS} tokens.",
     needs=("input_sample",),
-    columns={
-        "layers": (
-            Column(
-                "participation_ratio",
-                "participation ratio of the covariance, corrected for the size of the sample",
-                "dimensions",
-                formula="participation_ratio",
-                has_se=True,
-            ),
-            Column(
-                "participation_ratio_raw",
-                "the same without correction",
-                "dimensions",
-                formula="participation_ratio",
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "participation_ratio",
+            "participation ratio of the covariance, corrected for the size of the sample",
+            "dimensions",
+            formula="participation_ratio",
+            has_se=True,
+        ),
+        Column(
+            "participation_ratio_raw",
+            "the same without correction",
+            "dimensions",
+            formula="participation_ratio",
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -177,38 +171,38 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     "Intrinsic dimension of the router inputs as a range over estimators and sample sizes, on "
     f"a sample of about {NUM_INPUTS} tokens.",
     needs=("input_sample",),
-    columns={
-        "layers": (
-            Column(
-                "intrinsic_dimension_low",
-                "lowest estimate over estimators and sample sizes",
-                "dimensions",
-                formula="intrinsic_dimension",
-            ),
-            Column(
-                "intrinsic_dimension_high",
-                "highest of them",
-                "dimensions",
-                formula="intrinsic_dimension",
-            ),
-            Column(
-                "intrinsic_dimension_two_nn",
-                "TwoNN on the whole sample",
-                "dimensions",
-                formula="intrinsic_dimension",
-            ),
-            Column(
-                "intrinsic_dimension_mle_20",
-                "Levina-Bickel with 20 neighbours on the whole sample",
-                "dimensions",
-                formula="intrinsic_dimension",
-            ),
+    layers=(
+        Column(
+            "intrinsic_dimension_low",
+            "lowest estimate over estimators and sample sizes",
+            "dimensions",
+            formula="intrinsic_dimension",
         ),
+        Column(
+            "intrinsic_dimension_high",
+            "highest of them",
+            "dimensions",
+            formula="intrinsic_dimension",
+        ),
+        Column(
+            "intrinsic_dimension_two_nn",
+            "TwoNN on the whole sample",
+            "dimensions",
+            formula="intrinsic_dimension",
+        ),
+        Column(
+            "intrinsic_dimension_mle_20",
+            "Levina-Bickel with 20 neighbours on the whole sample",
+            "dimensions",
+            formula="intrinsic_dimension",
+        ),
+    ),
+    tables={
         "intrinsic_dimension": (
             Column("estimator", "two_nn, two_nn_fitted, mle_10 or mle_20", "", "str"),
             Column("num_tokens", "tokens of the sample that it used", "tokens", "int"),
             Column("dimension", "estimate", "dimensions", formula="intrinsic_dimension"),
-        ),
+        )
     },
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
@@ -253,23 +247,21 @@ _FORMULA = "input_pull"
 @metric(
     "How much of the choice the mean input makes, on a sample of at most 4096 tokens.",
     needs=("score_sample",),
-    columns={
-        "layers": (
-            Column(
-                "input_pull",
-                "rms over experts of the mean score over the rms of what differs between tokens, "
-                "without selection bias",
-                formula=_FORMULA,
-                has_se=True,
-            ),
-            Column(
-                "input_pull_with_bias",
-                "the same of the scores with the selection bias; missing without one",
-                formula=_FORMULA,
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "input_pull",
+            "rms over experts of the mean score over the rms of what differs between tokens, "
+            "without selection bias",
+            formula=_FORMULA,
+            has_se=True,
+        ),
+        Column(
+            "input_pull_with_bias",
+            "the same of the scores with the selection bias; missing without one",
+            formula=_FORMULA,
+            has_se=True,
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling", "gain_folding"),
 )
 def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -298,16 +290,14 @@ def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 @metric(
     "How much the mean input would pull routers of random directions, mean and spread.",
     needs=("input_sample",),
-    columns={
-        "layers": (
-            Column(
-                "input_pull_random",
-                "mean pull of the mean input over rows of the same lengths in random directions",
-                formula=_FORMULA,
-            ),
-            Column("input_pull_random_sd", "its standard deviation", formula=_FORMULA),
-        )
-    },
+    layers=(
+        Column(
+            "input_pull_random",
+            "mean pull of the mean input over rows of the same lengths in random directions",
+            formula=_FORMULA,
+        ),
+        Column("input_pull_random_sd", "its standard deviation", formula=_FORMULA),
+    ),
     invariances=("expert_relabelling", "positive_scaling"),
 )
 def input_pull_random(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -342,23 +332,23 @@ MOST_DIRECTIONS = 30
     f"About {MOST_TOKENS} tokens and the experts in the plane of the two widest directions "
     "of the router inputs, and whether near tokens choose alike.",
     needs=("input_sample",),
-    columns={
-        "layers": (
-            Column("plane_share", "share of the variance of the inputs in their widest plane"),
-            Column("widest_share", f"the same in their {MOST_DIRECTIONS} widest directions"),
-            Column(
-                "near_same_choice",
-                f"share of the {NEIGHBOURS} nearest tokens with the same first choice",
-            ),
-            Column(
-                "near_same_choice_chance",
-                "the same for two tokens drawn at random: sum of squared shares of first choices",
-            ),
-            Column(
-                "choice_silhouette",
-                "mean silhouette of first choices: how much nearer tokens are to their own",
-            ),
+    layers=(
+        Column("plane_share", "share of the variance of the inputs in their widest plane"),
+        Column("widest_share", f"the same in their {MOST_DIRECTIONS} widest directions"),
+        Column(
+            "near_same_choice",
+            f"share of the {NEIGHBOURS} nearest tokens with the same first choice",
         ),
+        Column(
+            "near_same_choice_chance",
+            "the same for two tokens drawn at random: sum of squared shares of first choices",
+        ),
+        Column(
+            "choice_silhouette",
+            "mean silhouette of first choices: how much nearer tokens are to their own",
+        ),
+    ),
+    tables={
         "sample": (
             Column("expert", "first choice of the token, or the expert itself", "expert", "int"),
             Column("is_expert", "a row of the router, not a token", "", "bool"),
@@ -374,7 +364,7 @@ MOST_DIRECTIONS = 30
                 "input",
                 "list",
             ),
-        ),
+        )
     },
     is_for_figures=True,
 )

@@ -11,7 +11,7 @@ from moegeom.core.metric import Column, RouterFacts, Values, metric
 from moegeom.geometry import load as loads
 from moegeom.geometry.load import dropped_slot_share, load_cv, max_vio, rank_imbalance
 from moegeom.geometry.load import expert_capacity as capacity_of_expert
-from moegeom.kernels.reductions.sketches import DOCUMENTS
+from moegeom.kernels.reductions.samples import DOCUMENTS
 
 
 def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
@@ -37,79 +37,79 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
 @metric(
     "Load of each expert, and how uneven it is over the whole set of tokens.",
     needs=("expert_counts", "expert_counts_by_block"),
-    columns={
-        "layers": (
-            Column(
-                "load_cv_ddof0",
-                "standard deviation over mean of the load (ddof 0)",
-                formula="load_cv",
-                has_se=True,
-            ),
-            Column(
-                "load_cv_floor",
-                "CV that even random routing shows on as many independent tokens; missing where "
-                "tokens choose different numbers of experts",
-                formula="load_cv_floor",
-            ),
-            Column(
-                "load_cv_squared_debiased",
-                "squared CV of the expected load, without the noise of finitely many documents",
-                formula="load_cv_squared_debiased",
-                has_se=True,
-            ),
-            Column(
-                "max_vio_global",
-                "largest load over the fair share, minus 1",
-                formula="max_vio",
-                has_se=True,
-            ),
-            Column(
-                "max_vio_floor",
-                "MaxVio that even random routing shows on as many independent tokens; missing "
-                "where tokens choose different numbers of experts",
-                formula="max_vio_floor",
-            ),
-            Column(
-                "avg_vio_global",
-                "mean distance of a load from the fair share, in fair shares",
-                formula="avg_vio",
-                has_se=True,
-            ),
-            Column("jain", "Jain's fairness index of the load", formula="jain", has_se=True),
-            Column(
-                "min_vio_global",
-                "smallest load over the fair share, minus 1",
-                formula="min_vio",
-                has_se=True,
-            ),
-            Column("gini", "Gini coefficient of the load", formula="gini", has_se=True),
-            Column(
-                "load_entropy_normalised",
-                "entropy of the share of slots per expert over log E",
-                formula="load_entropy",
-                has_se=True,
-            ),
-            Column(
-                "effective_experts",
-                "exponential of the load entropy",
-                "experts",
-                formula="load_entropy",
-                has_se=True,
-            ),
-            Column("num_dead", "experts that no token chose", "experts", "int"),
-            Column("dead_share", "share of experts that no token chose", formula="dead_share"),
-            Column(
-                "underused_share",
-                "share of experts below a tenth of the fair load, dead ones included",
-                formula="underused_share",
-            ),
-            Column("busiest_expert", "expert with the largest load", "expert", "int"),
+    layers=(
+        Column(
+            "load_cv_ddof0",
+            "standard deviation over mean of the load (ddof 0)",
+            formula="load_cv",
+            has_se=True,
         ),
+        Column(
+            "load_cv_floor",
+            "CV that even random routing shows on as many independent tokens; missing where "
+            "tokens choose different numbers of experts",
+            formula="load_cv_floor",
+        ),
+        Column(
+            "load_cv_squared_debiased",
+            "squared CV of the expected load, without the noise of finitely many documents",
+            formula="load_cv_squared_debiased",
+            has_se=True,
+        ),
+        Column(
+            "max_vio_global",
+            "largest load over the fair share, minus 1",
+            formula="max_vio",
+            has_se=True,
+        ),
+        Column(
+            "max_vio_floor",
+            "MaxVio that even random routing shows on as many independent tokens; missing "
+            "where tokens choose different numbers of experts",
+            formula="max_vio_floor",
+        ),
+        Column(
+            "avg_vio_global",
+            "mean distance of a load from the fair share, in fair shares",
+            formula="avg_vio",
+            has_se=True,
+        ),
+        Column("jain", "Jain's fairness index of the load", formula="jain", has_se=True),
+        Column(
+            "min_vio_global",
+            "smallest load over the fair share, minus 1",
+            formula="min_vio",
+            has_se=True,
+        ),
+        Column("gini", "Gini coefficient of the load", formula="gini", has_se=True),
+        Column(
+            "load_entropy_normalised",
+            "entropy of the share of slots per expert over log E",
+            formula="load_entropy",
+            has_se=True,
+        ),
+        Column(
+            "effective_experts",
+            "exponential of the load entropy",
+            "experts",
+            formula="load_entropy",
+            has_se=True,
+        ),
+        Column("num_dead", "experts that no token chose", "experts", "int"),
+        Column("dead_share", "share of experts that no token chose", formula="dead_share"),
+        Column(
+            "underused_share",
+            "share of experts below a tenth of the fair load, dead ones included",
+            formula="underused_share",
+        ),
+        Column("busiest_expert", "expert with the largest load", "expert", "int"),
+    ),
+    tables={
         "experts": (
             Column("expert", "expert number", "expert", "int"),
             Column("num_slots", "times the expert was chosen", "slots", "int"),
             Column("load", "num_slots over the fair share", formula="load", has_se=True),
-        ),
+        )
     },
     without_each=_without_each,
     invariances=("token_permutation", "expert_relabelling"),
@@ -161,16 +161,14 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 @metric(
     "MaxVio of tiles of 1024 consecutive tokens, as training logs it per batch.",
     needs=("tile_load",),
-    columns={
-        "layers": (
-            Column("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles", "int"),
-            Column(
-                "max_vio_tile_mean",
-                "mean over tiles of the largest load over the fair share, minus 1",
-                formula="max_vio_tile",
-            ),
-        )
-    },
+    layers=(
+        Column("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles", "int"),
+        Column(
+            "max_vio_tile_mean",
+            "mean over tiles of the largest load over the fair share, minus 1",
+            formula="max_vio_tile",
+        ),
+    ),
     invariances=("expert_relabelling",),
 )
 def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -192,23 +190,21 @@ def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 @metric(
     "Load of the groups of a group-limited rule.",
     needs=("expert_counts",),
-    columns={
-        "layers": (
-            Column(
-                "group_max_vio",
-                "largest load of a group over the fair share, minus 1",
-                formula="max_vio",
-                has_se=True,
-            ),
-            Column(
-                "group_load_cv_ddof0",
-                "standard deviation over mean of the load of groups",
-                formula="load_cv",
-                has_se=True,
-            ),
-            Column("busiest_group", "group with the largest load", "group", "int"),
-        )
-    },
+    layers=(
+        Column(
+            "group_max_vio",
+            "largest load of a group over the fair share, minus 1",
+            formula="max_vio",
+            has_se=True,
+        ),
+        Column(
+            "group_load_cv_ddof0",
+            "standard deviation over mean of the load of groups",
+            formula="load_cv",
+            has_se=True,
+        ),
+        Column("busiest_group", "group with the largest load", "group", "int"),
+    ),
     invariances=("token_permutation",),
 )
 def group_load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -242,7 +238,7 @@ RANKS = (2, 4, 8, 16, 32, 64)
 @metric(
     "Slots over the capacity of their expert, and loads of ranks of experts.",
     needs=("expert_counts",),
-    columns={
+    tables={
         "capacity": (
             Column("capacity_factor", "capacity over the fair share"),
             Column("capacity", "tokens that an expert may take", "tokens", "int"),
@@ -298,17 +294,15 @@ def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     "Choices that the model drops because an expert has its fill of the sequence, on at most "
     f"{DOCUMENTS} documents.",
     needs=("document_counts",),
-    columns={
-        "layers": (
-            Column("expert_capacity", "tokens of a sequence that an expert takes", "tokens", "int"),
-            Column(
-                "capacity_dropped_share",
-                "share of slots beyond the model's own capacity, each document a sequence",
-                formula="capacity_dropped_share",
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column("expert_capacity", "tokens of a sequence that an expert takes", "tokens", "int"),
+        Column(
+            "capacity_dropped_share",
+            "share of slots beyond the model's own capacity, each document a sequence",
+            formula="capacity_dropped_share",
+            has_se=True,
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling"),
 )
 def expert_capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -25,7 +25,7 @@ from moegeom.geometry.statistics import jackknife_error
 from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions.choices import AMBIGUOUS, BOUNDED, TIES
-from moegeom.kernels.reductions.scores import EXTRAS, FIRST_ORDER, LADDER
+from moegeom.kernels.reductions.histograms import EXTRAS, FIRST_ORDER, LADDER
 
 #: Small quantiles, because it is the near tokens that flip; by the suffix of their column.
 QUANTILES = {"p001": 0.001, "p01": 0.01, "p50": 0.5}
@@ -332,29 +332,26 @@ def rounding_noise(
 @metric(
     "Share of tokens whose boundary distance is exact, and how wide the other brackets are.",
     needs=("bracket_histogram",),
-    columns={
-        "layers": (
-            Column(
-                "distance_exact_share",
-                "share of tokens whose boundary distance is exact; for the others it is a lower "
-                "bound",
-                formula="distance_bracket",
-                has_se=True,
-            ),
-            Column(
-                "distance_bracket_p50",
-                "median of upper over lower bound, of tokens whose distance is not exact; missing "
-                "where all are",
-                formula="distance_bracket",
-            ),
-            Column(
-                "distance_bracket_max",
-                "largest upper over lower bound, its excess over 1 rounded up by at most 6 %; 1 "
-                "where all are exact",
-                formula="distance_bracket",
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "distance_exact_share",
+            "share of tokens whose boundary distance is exact; for the others it is a lower bound",
+            formula="distance_bracket",
+            has_se=True,
+        ),
+        Column(
+            "distance_bracket_p50",
+            "median of upper over lower bound, of tokens whose distance is not exact; missing "
+            "where all are",
+            formula="distance_bracket",
+        ),
+        Column(
+            "distance_bracket_max",
+            "largest upper over lower bound, its excess over 1 rounded up by at most 6 %; 1 "
+            "where all are exact",
+            formula="distance_bracket",
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling", "common_row_shift"),
 )
 def distance_bracket(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -401,17 +398,15 @@ def _largest(histogram: Int64[np.ndarray, "bins"]) -> float | None:
     "Tokens whose margin is within the bound on float32 rounding for any order of summation: "
     "a worst case, not an estimate.",
     needs=("ambiguity",),
-    columns={
-        "layers": (
-            Column(
-                "ambiguous_share",
-                "share of tokens whose margin is within the bound on float32 rounding, so that "
-                "two correct engines may choose differently",
-                formula="float_bound",
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "ambiguous_share",
+            "share of tokens whose margin is within the bound on float32 rounding, so that "
+            "two correct engines may choose differently",
+            formula="float_bound",
+            has_se=True,
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling", "positive_scaling"),
 )
 def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -430,17 +425,15 @@ def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 @metric(
     "Tokens on an exact tie.",
     needs=("token_counts", "margin_histogram"),
-    columns={
-        "layers": (
-            Column(
-                "num_exact_ties",
-                "tokens with margin exactly 0; the lower expert number was chosen",
-                "tokens",
-                "int",
-                formula="margin",
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "num_exact_ties",
+            "tokens with margin exactly 0; the lower expert number was chosen",
+            "tokens",
+            "int",
+            formula="margin",
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling"),
 )
 def exact_ties(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -461,7 +454,7 @@ _ORDERS = {2: "three", 3: "four", 4: "five"}
     f"{SMALL_SAMPLE_TOKENS} tokens, for a ladder of widths.",
     version=2,
     needs=("orders",),
-    columns={
+    tables={
         "orders": (
             Column("width", "experts count as tied within this", "selection score"),
             Column(
@@ -551,23 +544,23 @@ def _columns(order: int) -> tuple[Column, ...]:
     version=2,
     scope="exposure",
     needs=("order_distances",),
-    columns={
-        "layers": (
-            *(column for order in ORDERS for column in _columns(order)),
-            Column(
-                "num_order_distance_tokens",
-                "tokens that were looked at",
-                "tokens",
-                kind="int",
-                formula="order_distance",
-            ),
-            Column(
-                "logit_stretch_p50",
-                "median of how far logits must move to the boundary, over half the margin, which "
-                "it is where rows are independent; only for dependent ones",
-                formula="logit_distance",
-            ),
+    layers=(
+        *(column for order in ORDERS for column in _columns(order)),
+        Column(
+            "num_order_distance_tokens",
+            "tokens that were looked at",
+            "tokens",
+            kind="int",
+            formula="order_distance",
         ),
+        Column(
+            "logit_stretch_p50",
+            "median of how far logits must move to the boundary, over half the margin, which "
+            "it is where rows are independent; only for dependent ones",
+            formula="logit_distance",
+        ),
+    ),
+    tables={
         "order_ladder": (
             Column("order", "experts that tie at the border, less 1", "", "int"),
             Column("width", "distance that counts as near", "router input"),
@@ -581,7 +574,7 @@ def _columns(order: int) -> tuple[Column, ...]:
                 "share of them that may be nearer: the same where searches came to their end",
                 formula="order_distance",
             ),
-        ),
+        )
     },
     invariances=("expert_relabelling", "common_row_shift"),
 )

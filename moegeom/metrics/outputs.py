@@ -36,32 +36,30 @@ def _of_parts(suffix: str, text: str, has_se: bool) -> tuple[Column, ...]:
 @metric(
     "Shares of energy and affine predictability of recorded shared and routed outputs.",
     needs=("block_outputs",),
-    columns={
-        "layers": (
-            *(
-                Column(
-                    f"{part}_energy_share",
-                    f"mean squared output of the {part} experts over that of the sum",
-                    formula="affine_carrier",
-                    has_se=True,
-                )
-                for part in ("shared", "routed")
-            ),
+    layers=(
+        *(
             Column(
-                "shared_mean_cosine",
-                "cosine of the mean shared output and the mean output",
+                f"{part}_energy_share",
+                f"mean squared output of the {part} experts over that of the sum",
                 formula="affine_carrier",
                 has_se=True,
-            ),
-            *_of_parts("mean_energy_share", "squared mean over mean square, output of {}", True),
-            *_of_parts("affine_r2", "R^2 of an affine map from the input, unseen, {}", False),
-            Column(
-                "routed_residual_r2",
-                "share of the output that is not affine in the input which the routed experts give",
-                formula="affine_carrier",
-            ),
-        )
-    },
+            )
+            for part in ("shared", "routed")
+        ),
+        Column(
+            "shared_mean_cosine",
+            "cosine of the mean shared output and the mean output",
+            formula="affine_carrier",
+            has_se=True,
+        ),
+        *_of_parts("mean_energy_share", "squared mean over mean square, output of {}", True),
+        *_of_parts("affine_r2", "R^2 of an affine map from the input, unseen, {}", False),
+        Column(
+            "routed_residual_r2",
+            "share of the output that is not affine in the input which the routed experts give",
+            formula="affine_carrier",
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def affine_carrier(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -96,22 +94,20 @@ def affine_carrier(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 @metric(
     "Cosines between recorded outputs of experts on the same tokens.",
     needs=("output_cosines",),
-    columns={
-        "layers": (
-            Column(
-                "overlap_output",
-                "mean cosine of the outputs of two experts on one token",
-                formula="overlap_output",
-                has_se=True,
-            ),
-            Column(
-                "max_output_cosine",
-                "largest mean cosine of a pair of experts",
-                formula="overlap_output",
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column(
+            "overlap_output",
+            "mean cosine of the outputs of two experts on one token",
+            formula="overlap_output",
+            has_se=True,
+        ),
+        Column(
+            "max_output_cosine",
+            "largest mean cosine of a pair of experts",
+            formula="overlap_output",
+            has_se=True,
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def output_overlap(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -138,7 +134,7 @@ NUM_LISTED = 256
 @metric(
     "Pairs of experts by the number of tokens whose nearest boundary is between them.",
     needs=("boundary_pairs",),
-    columns={
+    tables={
         "pairs": (
             Column("expert_out", "chosen expert that would be left", "expert", "int"),
             Column("expert_in", "expert that would be chosen instead", "expert", "int"),
@@ -168,36 +164,36 @@ def boundaries(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     "sample, and its mean weighted by the probability that bfloat16 crosses it.",
     scope="jump",
     needs=("jumps", "boundary_pairs"),
-    columns={
-        "layers": (
-            Column("num_jump_tokens", "tokens whose jump was looked for", "tokens", "int"),
-            Column(
-                "jump_known_share",
-                "share of them whose nearest boundary point is known; the others are left out",
-                formula="jump",
-            ),
-            Column("jump_p50", "median jump", "output", formula="jump"),
-            Column("jump_p99", "99 % quantile of the jump", "output", formula="jump"),
-            Column(
-                "jump_over_output_p50",
-                "median of the jump over the length of the output at the token",
-                formula="jump",
-            ),
-            Column(
-                "expected_jump",
-                "mean of the jump times the probability that rounding the input to bfloat16 flips "
-                "the token",
-                "output",
-                formula="expected_jump",
-                has_se=True,
-            ),
-            Column(
-                "expected_jump_over_output",
-                "the same of the jump over the length of the output",
-                formula="expected_jump",
-                has_se=True,
-            ),
+    layers=(
+        Column("num_jump_tokens", "tokens whose jump was looked for", "tokens", "int"),
+        Column(
+            "jump_known_share",
+            "share of them whose nearest boundary point is known; the others are left out",
+            formula="jump",
         ),
+        Column("jump_p50", "median jump", "output", formula="jump"),
+        Column("jump_p99", "99 % quantile of the jump", "output", formula="jump"),
+        Column(
+            "jump_over_output_p50",
+            "median of the jump over the length of the output at the token",
+            formula="jump",
+        ),
+        Column(
+            "expected_jump",
+            "mean of the jump times the probability that rounding the input to bfloat16 flips "
+            "the token",
+            "output",
+            formula="expected_jump",
+            has_se=True,
+        ),
+        Column(
+            "expected_jump_over_output",
+            "the same of the jump over the length of the output",
+            formula="expected_jump",
+            has_se=True,
+        ),
+    ),
+    tables={
         "pairs": (
             Column("expert_out", "chosen expert that would be left", "expert", "int"),
             Column("expert_in", "expert that would be chosen instead", "expert", "int"),
@@ -207,7 +203,7 @@ def boundaries(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
                 "output",
                 formula="jump",
             ),
-        ),
+        )
     },
     invariances=("token_permutation",),
 )
@@ -279,34 +275,30 @@ def _mean_by_pair(
     "Mean jump of the tokens that flip under a variant, and that times the share that flips.",
     scope="flip_jump",
     needs=("flip_jumps", "flips"),
-    columns={
-        "layers": (
-            Column(
-                "num_flip_jump_tokens", "flipped tokens whose jump was looked for", "tokens", "int"
-            ),
-            Column("num_flip_jumps", "those with a known boundary point", "tokens", "int"),
-            Column("flip_jump_mean", "mean jump over those", "output", formula="jump", has_se=True),
-            Column(
-                "flip_jump_over_output_mean",
-                "mean over those of the jump over the length of the output",
-                formula="jump",
-                has_se=True,
-            ),
-            Column(
-                "flip_cost",
-                "share of tokens that flip times the mean jump of those that do",
-                "output",
-                formula="flip_cost",
-                has_se=True,
-            ),
-            Column(
-                "flip_cost_over_output",
-                "the same with the jump over the length of the output",
-                formula="flip_cost",
-                has_se=True,
-            ),
-        )
-    },
+    layers=(
+        Column("num_flip_jump_tokens", "flipped tokens whose jump was looked for", "tokens", "int"),
+        Column("num_flip_jumps", "those with a known boundary point", "tokens", "int"),
+        Column("flip_jump_mean", "mean jump over those", "output", formula="jump", has_se=True),
+        Column(
+            "flip_jump_over_output_mean",
+            "mean over those of the jump over the length of the output",
+            formula="jump",
+            has_se=True,
+        ),
+        Column(
+            "flip_cost",
+            "share of tokens that flip times the mean jump of those that do",
+            "output",
+            formula="flip_cost",
+            has_se=True,
+        ),
+        Column(
+            "flip_cost_over_output",
+            "the same with the jump over the length of the output",
+            formula="flip_cost",
+            has_se=True,
+        ),
+    ),
     invariances=("token_permutation",),
 )
 def flip_jump(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from moegeom.core.digest import digest_of
 from moegeom.core.metric import NUM_PROJECTIONS, Column, RouterFacts, Values, metric
-from moegeom.core.shapes import Float64
+from moegeom.core.router import mantissa_bits
+from moegeom.core.shapes import Float, Float64
 from moegeom.geometry.boundary.reachability import Proof, num_decided
 from moegeom.geometry.boundary.reachability import reachability as reach_of
 from moegeom.geometry.gram import (
@@ -21,7 +24,12 @@ from moegeom.geometry.gram import (
     random_gram_score_sd,
     row_spectrum,
 )
-from moegeom.geometry.number_formats import to_bfloat16
+from moegeom.geometry.number_formats import (
+    bias_precision,
+    expected_window_levels,
+    to_bfloat16,
+    window_levels,
+)
 from moegeom.geometry.rows import ROWS_IN_CACHE, projected
 
 
@@ -29,25 +37,22 @@ from moegeom.geometry.rows import ROWS_IN_CACHE, projected
     "Length of each router row; rows that are not finite, zero, or bit-equal to an earlier "
     "one, biases included: no token tells two equal experts apart.",
     scope="weights",
-    columns={
-        "layers": (
-            Column(
-                "num_non_finite_rows",
-                "rows with nan or infinity, biases included",
-                "experts",
-                "int",
-            ),
-            Column(
-                "num_non_finite_gain",
-                "entries of the gain of the norm in front that are nan or infinite",
-                "",
-                "int",
-            ),
-            Column("num_duplicate_rows", "rows equal to an earlier row", "experts", "int"),
-            Column("num_zero_rows", "rows of zeros", "experts", "int"),
-            Column("row_norm_median", "median length of a row", "weight"),
-            Column("row_norm_max_over_median", "longest row over the median length"),
+    layers=(
+        Column(
+            "num_non_finite_rows", "rows with nan or infinity, biases included", "experts", "int"
         ),
+        Column(
+            "num_non_finite_gain",
+            "entries of the gain of the norm in front that are nan or infinite",
+            "",
+            "int",
+        ),
+        Column("num_duplicate_rows", "rows equal to an earlier row", "experts", "int"),
+        Column("num_zero_rows", "rows of zeros", "experts", "int"),
+        Column("row_norm_median", "median length of a row", "weight"),
+        Column("row_norm_max_over_median", "longest row over the median length"),
+    ),
+    tables={
         "experts": (
             Column("expert", "expert number", "expert", "int"),
             Column("row_norm", "Euclidean length of the router row", "weight"),
@@ -55,7 +60,7 @@ from moegeom.geometry.rows import ROWS_IN_CACHE, projected
             Column(
                 "duplicate_of", "earlier expert with the same row and bias, or -1", "expert", "int"
             ),
-        ),
+        )
     },
 )
 def rows(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -126,72 +131,72 @@ _SAFE_EXPONENT = 30
     "Geometry of the rows of W diag(g), g the gain of the norm in front, less their mean.",
     scope="weights",
     needs=("effective_rows",),
-    columns={
-        "layers": (
-            Column(
-                "gram_score_raw",
-                "1 - rms cosine of the rows as stored: a common shift or a gain changes it",
-                formula="gram_score",
-                changes_with=("common_row_shift", "gain_folding"),
-            ),
-            Column(
-                "gram_score_centred",
-                "1 - rms cosine of the centred effective rows",
-                formula="gram_score",
-            ),
-            Column(
-                "gram_score_random",
-                "what centred random rows of this shape would show",
-                formula="gram_score",
-            ),
-            Column(
-                "gram_score_best",
-                "the largest score that centred rows of this shape can have (Welch)",
-                formula="gram_score",
-            ),
-            Column(
-                "gram_score_z",
-                "score less the random score, in standard deviations of random rows",
-                "sigmas",
-                formula="gram_score",
-            ),
-            Column(
-                "mean_abs_cosine_centred",
-                "mean |cosine| over pairs of centred effective rows",
-                formula="gram_score",
-            ),
-            Column(
-                "max_cosine_centred",
-                "largest cosine between two centred effective rows",
-                formula="nearest_cosine",
-            ),
-            Column("row_rank", "rank of the centred effective rows", "", "int", "row_spectrum"),
-            Column(
-                "row_rank_possible",
-                "largest rank that centred rows of this shape can have",
-                "",
-                "int",
-                "row_spectrum",
-            ),
-            Column(
-                "row_condition",
-                "largest over smallest singular value of the centred effective rows",
-                formula="row_spectrum",
-            ),
-            Column(
-                "effective_rank",
-                "exp entropy of the singular values of the centred effective rows",
-                formula="row_spectrum",
-            ),
-            Column(
-                "centred_norm_median",
-                "median length of a centred effective row",
-                "weight",
-                changes_with=("positive_scaling",),
-            ),
-            Column("centred_norm_max_over_median", "longest of them over the median"),
-            Column("centred_norm_min_over_median", "shortest of them over the median"),
+    layers=(
+        Column(
+            "gram_score_raw",
+            "1 - rms cosine of the rows as stored: a common shift or a gain changes it",
+            formula="gram_score",
+            changes_with=("common_row_shift", "gain_folding"),
         ),
+        Column(
+            "gram_score_centred",
+            "1 - rms cosine of the centred effective rows",
+            formula="gram_score",
+        ),
+        Column(
+            "gram_score_random",
+            "what centred random rows of this shape would show",
+            formula="gram_score",
+        ),
+        Column(
+            "gram_score_best",
+            "the largest score that centred rows of this shape can have (Welch)",
+            formula="gram_score",
+        ),
+        Column(
+            "gram_score_z",
+            "score less the random score, in standard deviations of random rows",
+            "sigmas",
+            formula="gram_score",
+        ),
+        Column(
+            "mean_abs_cosine_centred",
+            "mean |cosine| over pairs of centred effective rows",
+            formula="gram_score",
+        ),
+        Column(
+            "max_cosine_centred",
+            "largest cosine between two centred effective rows",
+            formula="nearest_cosine",
+        ),
+        Column("row_rank", "rank of the centred effective rows", "", "int", "row_spectrum"),
+        Column(
+            "row_rank_possible",
+            "largest rank that centred rows of this shape can have",
+            "",
+            "int",
+            "row_spectrum",
+        ),
+        Column(
+            "row_condition",
+            "largest over smallest singular value of the centred effective rows",
+            formula="row_spectrum",
+        ),
+        Column(
+            "effective_rank",
+            "exp entropy of the singular values of the centred effective rows",
+            formula="row_spectrum",
+        ),
+        Column(
+            "centred_norm_median",
+            "median length of a centred effective row",
+            "weight",
+            changes_with=("positive_scaling",),
+        ),
+        Column("centred_norm_max_over_median", "longest of them over the median"),
+        Column("centred_norm_min_over_median", "shortest of them over the median"),
+    ),
+    tables={
         "experts": (
             Column("expert", "expert number", "expert", "int"),
             Column(
@@ -215,7 +220,7 @@ _SAFE_EXPONENT = 30
             ),
             Column("nearest_cosine", "that cosine", formula="nearest_cosine"),
             Column("row_kurtosis", "fourth moment over squared second of the row's entries"),
-        ),
+        )
     },
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling", "gain_folding"),
 )
@@ -337,7 +342,7 @@ COLUMNS = (
     "Cosines of the centred rows of the effective router, for every pair of experts.",
     scope="weights",
     needs=("effective_rows",),
-    columns={"matrices": COLUMNS},
+    tables={"matrices": COLUMNS},
     is_for_figures=True,
 )
 def matrices(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -370,17 +375,17 @@ def upper_triangle(name: str, matrix: Float64[np.ndarray, "experts experts"]) ->
     "rows themselves do not.",
     scope="weights",
     needs=("effective_rows",),
-    columns={
-        "layers": (
-            Column(
-                "mean_row_projections",
-                "projections of the mean effective row, which a common shift changes",
-                "weight",
-                "list",
-                "row_projections",
-                changes_with=("common_row_shift",),
-            ),
+    layers=(
+        Column(
+            "mean_row_projections",
+            "projections of the mean effective row, which a common shift changes",
+            "weight",
+            "list",
+            "row_projections",
+            changes_with=("common_row_shift",),
         ),
+    ),
+    tables={
         "experts": (
             Column("expert", "expert number", "expert", "int"),
             Column(
@@ -391,7 +396,7 @@ def upper_triangle(name: str, matrix: Float64[np.ndarray, "experts experts"]) ->
                 "row_projections",
                 changes_with=("common_row_shift",),
             ),
-        ),
+        )
     },
     invariances=("common_row_shift", "gain_folding"),
 )
@@ -427,35 +432,33 @@ _MOST_LISTED = 32
     "Whether an expert can be chosen at all, by any input that the norm in front can give.",
     scope="weights",
     needs=("effective_rows",),
-    columns={
-        "layers": (
-            Column("num_reachable", "experts proved reachable", "experts", "int", "reachability"),
-            Column(
-                "num_unreachable",
-                "experts proved unreachable: k others beat them everywhere",
-                "experts",
-                "int",
-                "reachability",
-            ),
-            Column("num_reach_open", "experts not decided", "experts", "int", "reachability"),
-            Column(
-                "num_certain", "experts that every input chooses", "experts", "int", "reachability"
-            ),
-            Column(
-                "num_certain_bf16",
-                "the same after a cast of the bias to bfloat16",
-                "experts",
-                "int",
-                "reachability",
-            ),
-            Column(
-                "num_unreachable_bf16",
-                "experts that would be unreachable after a cast of the bias to bfloat16",
-                "experts",
-                "int",
-                "reachability",
-            ),
+    layers=(
+        Column("num_reachable", "experts proved reachable", "experts", "int", "reachability"),
+        Column(
+            "num_unreachable",
+            "experts proved unreachable: k others beat them everywhere",
+            "experts",
+            "int",
+            "reachability",
         ),
+        Column("num_reach_open", "experts not decided", "experts", "int", "reachability"),
+        Column("num_certain", "experts that every input chooses", "experts", "int", "reachability"),
+        Column(
+            "num_certain_bf16",
+            "the same after a cast of the bias to bfloat16",
+            "experts",
+            "int",
+            "reachability",
+        ),
+        Column(
+            "num_unreachable_bf16",
+            "experts that would be unreachable after a cast of the bias to bfloat16",
+            "experts",
+            "int",
+            "reachability",
+        ),
+    ),
+    tables={
         "experts": (
             Column("expert", "expert number", "expert", "int"),
             Column(
@@ -474,7 +477,7 @@ _MOST_LISTED = 32
                 "reachability",
             ),
             Column("beaten_by", "those experts, at most 32", "", "list", "reachability"),
-        ),
+        )
     },
     invariances=("expert_relabelling", "gain_folding"),
 )
@@ -525,4 +528,168 @@ def reachability(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
             "num_beaten_by": np.array([len(others) for others in reach.beaten_by]),
             "beaten_by": [others[:_MOST_LISTED].astype(np.int32) for others in reach.beaten_by],
         },
+    }
+
+
+# ------------------------------------------------------------------------------------------- digits
+
+
+#: Columns of each row that tell whether float32 storage holds bfloat16 numbers only.
+_PROBED = 512
+
+
+@metric(
+    "Precision of the stored numbers, of what the family keeps, and of what the values use.",
+    scope="weights",
+    layers=(
+        Column("weight_bits", "explicit mantissa bits of the stored weight", "bits", "int"),
+        Column("weight_bits_kept", "the same as the family keeps it", "bits", "int"),
+        Column("bias_bits", "explicit mantissa bits of the stored bias", "bits", "int"),
+        Column("bias_bits_kept", "the same as the family keeps it", "bits", "int"),
+        Column("is_weight_bf16", "the first 512 columns hold bfloat16 numbers", "", "bool"),
+        Column(
+            "levels_share",
+            "different values in windows of 32 over what Gaussian rows of the stored dtype "
+            "hold; mean over rows",
+            formula="levels_share",
+        ),
+        Column("weight_digest", "hash of the weight", "", "str"),
+        Column("gain_digest", "hash of the gain of the norm in front", "", "str"),
+        Column("logit_bias_digest", "hash of the logit bias", "", "str"),
+        Column("selection_bias_digest", "hash of the selection bias", "", "str"),
+    ),
+    tables={
+        "experts": (
+            Column("expert", "expert number", "expert", "int"),
+            Column("row_levels_share", "levels_share of the row", formula="levels_share"),
+            Column("zero_share", "share of exact zeros in the first 512 columns of the row"),
+        )
+    },
+)
+def storage(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """How the router is stored: digits kept, and traces of an earlier quantisation.
+
+    ``weight_bits`` are the mantissa bits of the stored dtype, ``weight_bits_kept`` those that the
+    family keeps. ``levels_share`` compares the number of different values in a window with that of
+    random numbers of the dtype: about 1 for trained weights, half or less when a coarser grid was
+    rounded into bfloat16. Digests tell equal tensors apart from changed ones.
+    """
+    router, stored = facts.router, facts.router.provenance
+    weight = router.weight
+    finite = np.isfinite(weight).all(axis=1)
+    levels = np.full(len(weight), np.nan)
+    scale = _rms(weight[finite])
+    expected = expected_window_levels(scale, mantissa_bits(stored.stored_dtype) or 0)
+    probe = weight[finite, :_PROBED]
+    zeros = np.full(len(weight), np.nan)
+    zeros[finite] = (probe == 0.0).mean(axis=1) if probe.size else np.nan
+    if finite.any():
+        levels[finite] = window_levels(weight[finite]) / expected
+    digests = {
+        "weight_digest": _digest(weight),
+        "gain_digest": _digest(router.gain),
+        "logit_bias_digest": _digest(router.logit_bias),
+        "selection_bias_digest": _digest(router.selection_bias),
+    }
+    return {
+        "layers": {
+            "weight_bits": mantissa_bits(stored.stored_dtype),
+            "weight_bits_kept": mantissa_bits(stored.kept_dtype),
+            "bias_bits": mantissa_bits(stored.bias_dtype),
+            "bias_bits_kept": mantissa_bits(stored.kept_bias_dtype),
+            "is_weight_bf16": bool((to_bfloat16(probe) == probe).all()) if probe.size else None,
+            "levels_share": None if np.isnan(levels).all() else float(np.nanmean(levels)),
+            **digests,
+        },
+        "experts": {
+            "expert": np.arange(len(weight)),
+            "row_levels_share": levels,
+            "zero_share": zeros,
+        },
+    }
+
+
+def _rms(rows: Float[np.ndarray, "rows hidden"]) -> float:
+    if not rows.size:
+        return 0.0
+    return float(np.sqrt(np.einsum("ij,ij->", rows, rows, dtype=np.float64) / rows.size))
+
+
+def _digest(values: Float[np.ndarray, "*shape"] | None) -> str | None:
+    """SHA-256 of the values as they are in memory; tells equal from changed."""
+    return None if values is None else digest_of(values)
+
+
+_FORMULA = "bias_precision"
+
+
+@metric(
+    "The bias that is added to scores for the selection only; missing without one.",
+    scope="weights",
+    layers=(
+        Column("bias_num_distinct", "different values among the experts", "", "int", _FORMULA),
+        Column(
+            "bias_num_distinct_bf16",
+            "different values after a cast to bfloat16",
+            "",
+            "int",
+            _FORMULA,
+        ),
+        Column(
+            "bias_num_distinct_bf16_recentred",
+            "the same when the middle of the range is subtracted first",
+            "",
+            "int",
+            _FORMULA,
+        ),
+        Column("bias_ulp_bf16", "step of bfloat16 at the largest bias", "score", formula=_FORMULA),
+        Column("bias_spread", "standard deviation over experts, ddof 0", "score"),
+        Column("bias_middle", "middle between least and largest bias", "score"),
+        Column(
+            "bias_lost_update_share",
+            "experts whose bias an update of 0.001 does not move in bfloat16",
+            formula=_FORMULA,
+        ),
+        Column("bias_largest_shift", "largest change of a bias by the cast", "score"),
+        Column("bias_mean", "mean over experts", "score"),
+        Column("bias_range", "largest less least bias", "score"),
+        Column("is_bias_bf16", "every bias is a bfloat16 number already", "", "bool"),
+    ),
+    tables={
+        "experts": (
+            Column("expert", "expert number", "expert", "int"),
+            Column("logit_bias", "bias that is added to the expert's logit", "logit"),
+            Column("selection_bias", "bias of the expert as stored", "score"),
+            Column("bias_cast_shift", "what a cast to bfloat16 would add to it", "score"),
+        )
+    },
+    invariances=("expert_relabelling",),
+)
+def selection_bias(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """The selection bias: its range, and what a cast to bfloat16 leaves of it.
+
+    A bias that balances loads spreads over a few tenths around a mean that drifts; bfloat16 steps
+    by 2^-7 of its size, so that a mean of 7 leaves a dozen values out of 256, and an update of
+    0.001 moves nothing above 1/2. A constant added to all biases changes no choice (where dropped
+    groups are -inf), so subtracting the middle of the range fixes what a cast would destroy.
+    """
+    bias, added = facts.router.selection_bias, facts.router.logit_bias
+    experts: dict[str, np.ndarray] = {"expert": np.arange(facts.router.num_experts)}
+    if added is not None:
+        experts["logit_bias"] = added.astype(np.float64)
+    if bias is None:
+        return {"layers": {}, "experts": experts}
+    values = bias.astype(np.float64)
+    experts["selection_bias"] = values
+    if not np.isfinite(values).all():
+        return {"layers": {}, "experts": experts}
+    figures = {f"bias_{name}": v for name, v in dataclasses.asdict(bias_precision(bias)).items()}
+    return {
+        "layers": {
+            **figures,
+            "bias_mean": float(values.mean()),
+            "bias_range": float(values.max() - values.min()),
+            "is_bias_bf16": bool((to_bfloat16(bias) == values).all()),
+        },
+        "experts": {**experts, "bias_cast_shift": to_bfloat16(bias) - values},
     }

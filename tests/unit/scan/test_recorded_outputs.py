@@ -7,7 +7,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Rule
-from moegeom.engine import recorded
+from moegeom.engine import choice
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
 from moegeom.testing.array_source import ArraySource
@@ -78,7 +78,7 @@ def test_outputs_of_another_model_or_too_large_for_the_memory_are_refused(monkey
         layer(*outputs(shared_output=wide))
     with pytest.raises(RecordingError, match="5 experts.* has 6"):
         layer(*outputs(expert_output=few))
-    monkeypatch.setattr(recorded, "OUTPUT_BYTES", 2**16)
+    monkeypatch.setattr(choice, "OUTPUT_BYTES", 2**16)
     with pytest.raises(RecordingError, match="GiB"):
         layer(*outputs())
 

@@ -10,12 +10,7 @@ import pytest
 
 from moegeom.core.documents import record_of_file
 from moegeom.core.errors import InternalError, MoeGeomError, UsageError
-from moegeom.variants.arithmetic import (
-    Arithmetic,
-    arithmetic,
-    arithmetic_names,
-    describe_arithmetics,
-)
+from moegeom.variants.emulated import Arithmetic, arithmetic, arithmetic_names, describe_arithmetics
 from moegeom.variants.what_if import WHAT_IFS, FittedGate, WhatIfChoice, parse_what_ifs
 from moegeom.variants.whatif._choices import OF_CHOICE, OF_SCORES, rows_of
 from tests.by_day import by_day
