@@ -40,8 +40,8 @@ from moegeom.recorder.run import plan_capture
 from moegeom.results.reader import Results, open_results
 from moegeom.router.family import families, family_of, load_family
 from moegeom.router.load import load_routers
-from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
+from moegeom.tokens.sources.recorded import open_recording
 from tests.by_day import by_day
 from tests.columns import columns_of
 from tests.families.observed import FORWARD, VOCABULARY, Observed, observe
