@@ -31,8 +31,7 @@ from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
-from moegeom.variants.arithmetic import arithmetic
-from moegeom.variants.emulated import emulate
+from moegeom.variants.emulated import arithmetic, emulate
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
 

@@ -24,8 +24,7 @@ from moegeom.geometry.rounding import UNIT_BFLOAT16, rounding_sigmas
 from moegeom.geometry.selection import route
 from moegeom.kernels.table import load_kernels
 from moegeom.metrics.flips import sigmas_needed
-from moegeom.variants.arithmetic import arithmetic, arithmetic_names
-from moegeom.variants.emulated import Emulated, emulate
+from moegeom.variants.emulated import Emulated, arithmetic, arithmetic_names, emulate
 
 #: (hidden, experts, top_k, share of the trials).
 SHAPES = ((64, 16, 4, 0.97), (2048, 64, 8, 0.028), (7168, 256, 8, 0.002))

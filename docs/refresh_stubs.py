@@ -99,11 +99,12 @@ def _members(hint: Any) -> Iterator[str]:
 
 
 def _imported(function: Any) -> dict[str, str]:
-    """Names that the module of a function imports, and from where."""
+    """Names that the module of a function imports, and from where, and its own classes."""
     file = Path(str(sys.modules[function.__module__].__file__))
     tree = ast.parse(file.read_text("utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    named = {name.name: str(node.module) for node in imports for name in node.names}
+    own = {node.name: function.__module__ for node in tree.body if isinstance(node, ast.ClassDef)}
+    named = {**own, **{name.name: str(node.module) for node in imports for name in node.names}}
     return {name: module for name, module in named.items() if name[0].isupper()}
 
 

@@ -23,9 +23,9 @@ from moegeom.core.row_keys import AS_STORED, is_domain
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenSource
 from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
+from moegeom.engine.choice import ChoicesAlone
 from moegeom.engine.cluster import parts_by_ray
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
-from moegeom.engine.first_pass import first_pass_of, in_step
 from moegeom.engine.out import (
     RUNS,
     believes_results,
@@ -43,7 +43,6 @@ from moegeom.engine.parts import (
     parameters_of_part,
     parse_part,
 )
-from moegeom.engine.recorded import ChoicesAlone
 from moegeom.engine.request import MergeRequest, ScanRequest, Terms, tokens_text
 from moegeom.engine.run_facts import (
     arithmetic_facts,
@@ -60,6 +59,8 @@ from moegeom.engine.run_facts import (
 )
 from moegeom.engine.session import Session
 from moegeom.engine.sources import (
+    first_pass_of,
+    in_step,
     open_run_b,
     refuse_no_rows,
     refuse_no_tokens,

@@ -27,8 +27,7 @@ from moegeom.geometry.gram import (
 from moegeom.geometry.load import expert_set_entropy_nats, max_vio
 from moegeom.geometry.selection import routing_weights, softmax, top_k
 from moegeom.geometry.space import input_pull
-from moegeom.variants.arithmetic import arithmetic
-from moegeom.variants.emulated import emulate
+from moegeom.variants.emulated import arithmetic, emulate
 
 if TYPE_CHECKING:
     from benchmarks.trained.methods import Method

@@ -229,9 +229,8 @@ class Machine:
             raise self.refusal(f"names a global of {len(module) + len(name)} characters")
         full = f"{module}.{name}"
         if full not in self.allowed:
-            raise self.refusal(
-                f"names {_printable(full)}, which is not among what a checkpoint holds"
-            )
+            printable = full if full.isprintable() and len(full) <= 200 else repr(full[:200])
+            raise self.refusal(f"names {printable}, which is not among what a checkpoint holds")
         self.pay(_FOUND + sys.getsizeof(full))
         target = self.allowed[full]
         return Global(full, target) if callable(target) else target
@@ -283,10 +282,6 @@ class Machine:
 
 def _kind(value: Any) -> str:
     return value.name if type(value) is Global else f"a {type(value).__name__.lstrip('_')}"
-
-
-def _printable(name: str) -> str:
-    return name if name.isprintable() and len(name) <= 200 else repr(name[:200])
 
 
 # ------------------------------------------------------------------------------------------ opcodes

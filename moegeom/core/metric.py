@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from moegeom.core.registry import record_of_function
 from moegeom.core.router import Router
@@ -82,6 +82,10 @@ class RouterFacts:
 Values = Mapping[str, Mapping[str, Any]]
 
 
+#: Columns of tables, by their names.
+Tables = Mapping[str, tuple[Column, ...]]
+
+
 @dataclass(frozen=True)
 class Metric:
     """A figure, or a family of figures that share one reduction.
@@ -99,7 +103,7 @@ class Metric:
     name: str
     page: str
     finish: Callable[[Mapping[str, Any], RouterFacts], Values]
-    columns: Mapping[str, tuple[Column, ...]]
+    columns: Tables
     needs: tuple[str, ...] = ()
     scope: Scope = "router"
     version: int = 1
@@ -114,5 +118,15 @@ class Metric:
         return " ".join(self.page.partition("\n\n")[0].split())
 
 
-#: Makes a metric of the function under it, which finishes: ``@metric(columns=...)``.
-metric: Final = record_of_function(Metric)
+@record_of_function
+def metric(
+    name: str,
+    page: str,
+    finish: Callable[[Mapping[str, Any], RouterFacts], Values],
+    layers: tuple[Column, ...] = (),
+    tables: Tables | None = None,
+    **fields: Any,
+) -> Metric:
+    """A metric of the function that finishes it: its columns of ``layers``, then other tables."""
+    columns = {"layers": layers} if layers else {}
+    return Metric(name, page, finish, {**columns, **(tables or {})}, **fields)

@@ -11,7 +11,18 @@ import numpy as np
 from moegeom.core.errors import NonFiniteError
 from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32, Int64
 from moegeom.core.tokens import TILE, InputNoise
-from moegeom.engine.choice import chosen_by, compared_scores, float_bound, logits_of, tile_logits
+from moegeom.engine.choice import (
+    RecordedQuantities,
+    chosen_by,
+    compared_scores,
+    float_bound,
+    logits_of,
+    recorded_choice,
+    recorded_ids,
+    recorded_logits,
+    recorded_output,
+    tile_logits,
+)
 from moegeom.engine.flipping import (
     Entered,
     ReferenceChoice,
@@ -23,14 +34,7 @@ from moegeom.engine.flipping import (
 )
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, by_tile
 from moegeom.engine.prepared import PreparedRouter
-from moegeom.engine.recorded import (
-    RecordedQuantities,
-    recorded_choice,
-    recorded_ids,
-    recorded_logits,
-    recorded_output,
-)
-from moegeom.engine.task import Task, block_of, is_outlier
+from moegeom.engine.task import OUTLIER_FACTOR, Task, block_of
 from moegeom.geometry.boundary.curved import POINT
 from moegeom.geometry.boundary.linear import RowDistances, angle_bound
 from moegeom.geometry.boundary.orders import (
@@ -329,7 +333,8 @@ class LazyBatch(TokenBatch):
     def population(self) -> Int32[np.ndarray, "tokens"]:
         if self.task.typical_norm is None or self.input_norm is None:
             return self.label
-        outlier = is_outlier(self.input_norm, self.task.typical_norm)
+        norm, typical = self.input_norm, self.task.typical_norm
+        outlier = (norm > OUTLIER_FACTOR * typical) | (norm * OUTLIER_FACTOR < typical)
         return np.where(outlier, self.task.populations.outliers, self.label).astype(np.int32)
 
     @quantity

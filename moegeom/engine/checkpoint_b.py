@@ -96,7 +96,11 @@ def routers_of_b(set_b: RouterSet, routers: Sequence[Router]) -> CheckpointB:
     return CheckpointB(
         checkpoint=set_b,
         routers={mine.name: _on_inputs_of(mine, its, set_b.checkpoint) for mine, its in pairs},
-        equal=tuple(mine.name for mine, its in pairs if _is_equal(mine, its)),
+        equal=tuple(
+            mine.name
+            for mine, its in pairs
+            if mine.rule == its.rule and _equal_arrays(mine, its, _DECIDING)
+        ),
         regained=tuple(mine.name for mine, its in pairs if _has_other_gain(mine, its)),
         unknown_gain=tuple(
             mine.name for mine, its in pairs if _knows_gain(mine) != _knows_gain(its)
@@ -181,10 +185,6 @@ def _knows_gain(router: Router) -> bool:
 
 def _has_other_gain(mine: Router, its: Router) -> bool:
     return _knows_gain(mine) and _knows_gain(its) and not _equal_arrays(mine, its, ("gain",))
-
-
-def _is_equal(mine: Router, its: Router) -> bool:
-    return mine.rule == its.rule and _equal_arrays(mine, its, _DECIDING)
 
 
 def _equal_arrays(mine: Router, its: Router, names: Sequence[str]) -> bool:

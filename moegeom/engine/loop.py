@@ -18,8 +18,8 @@ import numpy as np
 from moegeom.core.limits import SNAPSHOT_BYTES
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
+from moegeom.engine.choice import RecordedQuantities
 from moegeom.engine.plan import MAX_TILES
-from moegeom.engine.recorded import RecordedQuantities
 from moegeom.engine.task import Task
 from moegeom.engine.what_if import what_if_batch
 from moegeom.kernels.batch import TokenBatch

@@ -33,7 +33,7 @@ from moegeom.router.rule import rule_in_words, rule_origin
 from moegeom.tokens.files import TokenFiles, paths_of
 from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.traces.alignment import RunB
-from moegeom.variants.arithmetic import arithmetic
+from moegeom.variants.emulated import arithmetic
 from moegeom.variants.what_if import parse_what_ifs
 
 #: Libraries whose version can change a bit of the results; a check of weights need not have them.
@@ -189,7 +189,11 @@ def plan_facts(
     """
     options = _options(request)
     if checkpoint_b is not None:
-        options["checkpoint_b"] = checkpoint_b_identity(checkpoint_b)
+        options["checkpoint_b"] = {
+            "fingerprint": checkpoint_b.checkpoint.fingerprint,
+            "family": checkpoint_b.checkpoint.family,
+            "rules": [repr(router.rule) for router in checkpoint_b.routers.values()],
+        }
     return {
         "moegeom": moegeom_version,
         "libraries": {name: version(name) for name in _LIBRARIES if is_installed(name)},
@@ -281,15 +285,6 @@ def checkpoint_b_facts(checkpoint_b: CheckpointB) -> dict[str, Any]:
         "equal": list(checkpoint_b.equal),
         "regained": list(checkpoint_b.regained),
         "unknown_gain": list(checkpoint_b.unknown_gain),
-    }
-
-
-def checkpoint_b_identity(checkpoint_b: CheckpointB) -> dict[str, Any]:
-    """What tells another second checkpoint from this one: its routers, gains and rules."""
-    return {
-        "fingerprint": checkpoint_b.checkpoint.fingerprint,
-        "family": checkpoint_b.checkpoint.family,
-        "rules": [repr(router.rule) for router in checkpoint_b.routers.values()],
     }
 
 

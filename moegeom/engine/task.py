@@ -13,7 +13,7 @@ import numpy as np
 
 from moegeom.core.router import Router
 from moegeom.core.row_keys import OUTLIERS
-from moegeom.core.shapes import Bool, Float64, Int32
+from moegeom.core.shapes import Int32
 from moegeom.core.tokens import InputNoise, TokenColumns, TokenSource
 from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.engine.request import DEFAULTS, ComputeOptions
@@ -65,13 +65,6 @@ class Populations:
         return np.where(domain < 0, self.unlabelled, np.minimum(domain, own)).astype(np.int32)
 
 
-def is_outlier(
-    norm: Float64[np.ndarray, "tokens"], typical_norm: float
-) -> Bool[np.ndarray, "tokens"]:
-    """True where an input is OUTLIER_FACTOR times longer or shorter than the typical one."""
-    return (norm > OUTLIER_FACTOR * typical_norm) | (norm * OUTLIER_FACTOR < typical_norm)
-
-
 def block_of(
     columns: TokenColumns, first_token: int, num_documents: int | None = None
 ) -> Int32[np.ndarray, "tokens"]:
@@ -119,8 +112,7 @@ class Task:
     not told); ``options`` say which tokens count, and seed what is drawn.
     The choice of the router as stored, or of ``reference``, is compared with that of ``variant`` or
     of the router ``checkpoint_b``, or with what ``run_b`` chose; ``noise`` is what inputs are
-    disturbed by. A ``what_if`` chooses instead of the router, and is compared
-    with it.
+    disturbed by. A ``what_if`` chooses instead of the router, and is compared with it.
     """
 
     prepared: PreparedRouter

@@ -12,17 +12,16 @@ from moegeom.core.errors import NonFiniteError, RouterRuleError
 from moegeom.core.shapes import Float64
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch
+from moegeom.engine.choice import RecordedQuantities, recorded_logits
 from moegeom.engine.flipping import engine_logits, swaps_of
 from moegeom.engine.prepared import NO_BORDER, prepare, unavailable
-from moegeom.engine.recorded import RecordedQuantities, recorded_logits
 from moegeom.engine.task import MadeWhatIf, Task
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.whatif import dense_weights, same_sets, weight_distance
 from moegeom.kernels.batch import Flip, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.tokens.stages import INPUT_STAGES
-from moegeom.variants.arithmetic import Arithmetic
-from moegeom.variants.emulated import Emulated, emulate
+from moegeom.variants.emulated import Arithmetic, Emulated, emulate
 from moegeom.variants.what_if import AskedWhatIf, FitSample, FittedGate
 
 #: Quantities of a batch that are labels of its tokens, whatever is chosen.

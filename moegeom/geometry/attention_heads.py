@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,7 +213,10 @@ def alike_heads(
     nonzero = np.flatnonzero(length > 0.0)
     flat = flat[nonzero] / length[nonzero, None]
     close = flat @ flat.T > _LEAST_PROBED
-    pairs = [(nonzero[i], nonzero[j]) for i, j in _above(close)]
+    pairs = [
+        (nonzero[i], nonzero[j])
+        for i, j in (pair for pair in itertools.combinations(range(len(close)), 2) if close[pair])
+    ]
     alike = []
     for one, two in pairs:
         cosine = _product_cosine(
@@ -222,10 +225,6 @@ def alike_heads(
         if cosine >= least:
             alike.append((int(one), int(two), cosine))
     return alike
-
-
-def _above(close: Bool[np.ndarray, "rows rows"]) -> Iterator[tuple[int, int]]:
-    return (pair for pair in itertools.combinations(range(len(close)), 2) if close[pair])
 
 
 def _product_cosine(

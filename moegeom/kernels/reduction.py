@@ -202,6 +202,7 @@ def block_counters(
     shape: Callable[[Extent], tuple[int, ...]],
     fold: Fold,
     read: Callable[[np.ndarray], Any],
+    use: Use = ANY_USE,
 ) -> Reduction:
     """Counters of ``shape`` for each block alone; ``read`` is what is made of their total."""
 
@@ -211,7 +212,7 @@ def block_counters(
     def start(extent: Extent) -> np.ndarray:
         return np.zeros((NUM_BLOCKS, *shape(extent)), dtype=np.int64)
 
-    return Reduction(name, needs, _counting(start, fold), added, select)
+    return Reduction(name, needs, _counting(start, fold), added, select, use=use)
 
 
 def block_total(counts: np.ndarray, population: int | None, without: int | None) -> np.ndarray:

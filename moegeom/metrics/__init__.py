@@ -10,10 +10,7 @@ METRICS = Rooms("metric", "moegeom.metrics", Metric)
 
 #: Rooms in the order of columns: what tokens choose, how near they are to choosing otherwise, what
 #: reaches the router and leaves the experts, and the weights.
-_TOPICS = (
-    *("tokens", "load", "expert_sets", "specialisation", "scores", "margins", "flips"),
-    *("inputs", "outputs", "rows", "storage"),
-)
+_TOPICS = (*("tokens", "load", "expert_sets", "margins", "flips"), *("inputs", "outputs", "rows"))
 
 
 def by_topic(metrics: Sequence[Metric]) -> list[Metric]:

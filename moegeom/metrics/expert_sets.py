@@ -24,43 +24,43 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
 
 @metric(
     needs=("expert_sets",),
-    columns={
-        "layers": (
-            figure(
-                "num_expert_sets",
-                "distinct chosen sets (divided by the sampling rate when below 1)",
-                "visited_expert_sets",
-                "expert_sets",
-            ),
-            Column(
-                "expert_sets_possible_log10",
-                "log10 of the number of sets of that size, of any size where sizes differ",
-                "log10 expert sets",
-            ),
-            estimate(
-                "expert_set_coverage",
-                "Good-Turing estimate: share of further tokens whose set was already seen",
-                "good_turing",
-            ),
-            figure(
-                "expert_set_chao1",
-                "Chao's lower estimate of the number of sets that tokens use",
-                "chao1",
-                "expert_sets",
-            ),
-            estimate(
-                "expert_set_entropy_nats",
-                "entropy of the expert set distribution, Miller-Madow; missing when sampled",
-                "expert_set_entropy",
-                "nats",
-            ),
-            estimate(
-                "modal_expert_set_share",
-                "share of tokens in the most frequent set; missing when sampled",
-                "modal_expert_set",
-            ),
-            Column("expert_set_sampling_rate", "share of the hash space that was kept"),
+    layers=(
+        figure(
+            "num_expert_sets",
+            "distinct chosen sets (divided by the sampling rate when below 1)",
+            "visited_expert_sets",
+            "expert_sets",
         ),
+        Column(
+            "expert_sets_possible_log10",
+            "log10 of the number of sets of that size, of any size where sizes differ",
+            "log10 expert sets",
+        ),
+        estimate(
+            "expert_set_coverage",
+            "Good-Turing estimate: share of further tokens whose set was already seen",
+            "good_turing",
+        ),
+        figure(
+            "expert_set_chao1",
+            "Chao's lower estimate of the number of sets that tokens use",
+            "chao1",
+            "expert_sets",
+        ),
+        estimate(
+            "expert_set_entropy_nats",
+            "entropy of the expert set distribution, Miller-Madow; missing when sampled",
+            "expert_set_entropy",
+            "nats",
+        ),
+        estimate(
+            "modal_expert_set_share",
+            "share of tokens in the most frequent set; missing when sampled",
+            "modal_expert_set",
+        ),
+        Column("expert_set_sampling_rate", "share of the hash space that was kept"),
+    ),
+    tables={
         "expert_sets": (
             Column("expert_set", "experts of the set, ascending", "experts", "list"),
             count("num_tokens", "tokens that chose it", "tokens"),
@@ -147,23 +147,21 @@ def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
 
 @metric(
     needs=("set_sizes",),
-    columns={
-        "layers": (
-            estimate(
-                "num_chosen_mean",
-                "mean number of experts that a token chooses",
-                "num_chosen",
-                "experts",
-            ),
-            count(
-                "num_chosen_p99",
-                "the least number that 99 % of the tokens do not exceed",
-                "experts",
-                formula="num_chosen",
-            ),
-            estimate("no_expert_share", "share of tokens that choose no expert", "num_chosen"),
-        )
-    },
+    layers=(
+        estimate(
+            "num_chosen_mean",
+            "mean number of experts that a token chooses",
+            "num_chosen",
+            "experts",
+        ),
+        count(
+            "num_chosen_p99",
+            "the least number that 99 % of the tokens do not exceed",
+            "experts",
+            formula="num_chosen",
+        ),
+        estimate("no_expert_share", "share of tokens that choose no expert", "num_chosen"),
+    ),
     invariances=("token_permutation", "expert_relabelling"),
 )
 def set_sizes(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -191,26 +189,26 @@ NUM_LISTED_PAIRS = 256
 
 @metric(
     needs=("expert_pairs",),
-    columns={
-        "layers": (
-            estimate(
-                "overlap_routing",
-                "mean Jaccard index of the token sets of two experts",
-                "overlap_routing",
-            ),
-            figure(
-                "overlap_routing_chance",
-                "the same for sets of one size drawn evenly",
-                "overlap_routing",
-            ),
-            count("num_pairs_seen", "pairs of experts that some token chose", "pairs"),
-            figure("pairs_seen_share", "the same over all pairs", "pairs_seen"),
-            estimate(
-                "coactivation_max_over_chance",
-                "largest frequency of a pair over that of even chance; missing for k = 1",
-                "coactivation",
-            ),
+    layers=(
+        estimate(
+            "overlap_routing",
+            "mean Jaccard index of the token sets of two experts",
+            "overlap_routing",
         ),
+        figure(
+            "overlap_routing_chance",
+            "the same for sets of one size drawn evenly",
+            "overlap_routing",
+        ),
+        count("num_pairs_seen", "pairs of experts that some token chose", "pairs"),
+        figure("pairs_seen_share", "the same over all pairs", "pairs_seen"),
+        estimate(
+            "coactivation_max_over_chance",
+            "largest frequency of a pair over that of even chance; missing for k = 1",
+            "coactivation",
+        ),
+    ),
+    tables={
         "coactivation": (
             count("expert", "lower expert number", "expert"),
             count("other_expert", "higher expert number", "expert"),
@@ -230,7 +228,7 @@ NUM_LISTED_PAIRS = 256
                 "coactivation",
             ),
             figure("over_chance", "frequency over even chance", "coactivation"),
-        ),
+        )
     },
     invariances=("token_permutation", "expert_relabelling"),
 )
@@ -281,7 +279,7 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("expert_pairs",),
-    columns={"matrices": COLUMNS},
+    tables={"matrices": COLUMNS},
     invariances=("token_permutation",),
     is_for_figures=True,
 )

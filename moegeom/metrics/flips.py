@@ -30,44 +30,42 @@ _SHARES = {
     version=2,
     scope="flip",
     needs=("flips",),
-    columns={
-        "layers": (
-            estimate(
-                "flipped_share",
-                "share of tokens with another chosen set, exact ties to the lower expert",
-                "flipped_share",
-            ),
-            figure(
-                "flipped_share_least",
-                "share of tokens with another set however exact ties are broken",
-                "flipped_share",
-            ),
-            figure(
-                "flipped_share_most",
-                "share of tokens with another set for some way of breaking exact ties",
-                "flipped_share",
-            ),
-            Column("reordered_share", "share of tokens with the same set in another order"),
-            Column("tied_share", "share of tokens on an exact tie that was none before"),
-            figure(
-                "proved_share",
-                "share of tokens whose set is proved to stay for the recorded inputs, in any order "
-                "of summation that the arithmetic allows",
-                "proved_share",
-            ),
-            count("num_disproved", "proved tokens that flipped: 0, or a bound is wrong", "tokens"),
-            estimate(
-                "weight_moved_mean",
-                "mean share of routing weight on experts that leave the set",
-                "weight_moved",
-            ),
-            figure(
-                "predicted_flipped_share",
-                "flipped_share by the noise model, without emulation",
-                "predicted_flipped_share",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "flipped_share",
+            "share of tokens with another chosen set, exact ties to the lower expert",
+            "flipped_share",
+        ),
+        figure(
+            "flipped_share_least",
+            "share of tokens with another set however exact ties are broken",
+            "flipped_share",
+        ),
+        figure(
+            "flipped_share_most",
+            "share of tokens with another set for some way of breaking exact ties",
+            "flipped_share",
+        ),
+        Column("reordered_share", "share of tokens with the same set in another order"),
+        Column("tied_share", "share of tokens on an exact tie that was none before"),
+        figure(
+            "proved_share",
+            "share of tokens whose set is proved to stay for the recorded inputs, in any order "
+            "of summation that the arithmetic allows",
+            "proved_share",
+        ),
+        count("num_disproved", "proved tokens that flipped: 0, or a bound is wrong", "tokens"),
+        estimate(
+            "weight_moved_mean",
+            "mean share of routing weight on experts that leave the set",
+            "weight_moved",
+        ),
+        figure(
+            "predicted_flipped_share",
+            "flipped_share by the noise model, without emulation",
+            "predicted_flipped_share",
+        ),
+    ),
     invariances=("token_permutation",),
 )
 def flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -113,20 +111,18 @@ NEAR = 0.1
 @metric(
     scope="flip",
     needs=("effective_margin_histogram", "flipped_effective_margin_histogram"),
-    columns={
-        "layers": (
-            estimate(
-                "flipped_near_share",
-                "share of the flipped tokens among the tenth of all tokens with the least margin",
-                "flipped_near_share",
-            ),
-            estimate(
-                "flipped_margin_rank",
-                "mean share of tokens with less margin than a flipped one; 1/2 for any token",
-                "flipped_margin_rank",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "flipped_near_share",
+            "share of the flipped tokens among the tenth of all tokens with the least margin",
+            "flipped_near_share",
+        ),
+        estimate(
+            "flipped_margin_rank",
+            "mean share of tokens with less margin than a flipped one; 1/2 for any token",
+            "flipped_margin_rank",
+        ),
+    ),
     invariances=("token_permutation",),
 )
 def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -155,15 +151,13 @@ def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 @metric(
     scope="flip",
     needs=("weight_moved_histogram",),
-    columns={
-        "layers": (
-            figure(
-                "weight_moved_p99",
-                "99 % quantile over all tokens of the weight that leaves their experts",
-                "weight_moved",
-            ),
-        )
-    },
+    layers=(
+        figure(
+            "weight_moved_p99",
+            "99 % quantile over all tokens of the weight that leaves their experts",
+            "weight_moved",
+        ),
+    ),
     invariances=("token_permutation",),
 )
 def weight_moved(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -184,22 +178,22 @@ NUM_LISTED = 64
 @metric(
     scope="flip",
     needs=("swapped_pairs",),
-    columns={
-        "layers": (
-            figure(
-                "load_shift_max",
-                "tokens that the expert of the largest change gains, over a fair share; negative "
-                "where it loses them",
-                "load_shift",
-            ),
-            count("load_shift_expert", "that expert", "expert"),
+    layers=(
+        figure(
+            "load_shift_max",
+            "tokens that the expert of the largest change gains, over a fair share; negative "
+            "where it loses them",
+            "load_shift",
         ),
+        count("load_shift_expert", "that expert", "expert"),
+    ),
+    tables={
         "swaps": (
             count("expert_out", "expert that is chosen before and not after", "expert"),
             count("expert_in", "expert that is chosen instead", "expert"),
             count("num_tokens", "exchanges of these two", "tokens"),
             figure("share", "num_tokens over all exchanges", "swapped_pairs"),
-        ),
+        )
     },
     invariances=("token_permutation",),
 )
@@ -226,15 +220,13 @@ def swaps(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("bf16_flip",),
-    columns={
-        "layers": (
-            estimate(
-                "bf16_flip_share_isotropic",
-                "mean over tokens of Phi(-distance / rounding noise); assumes isotropic rounding",
-                "bf16_flip",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "bf16_flip_share_isotropic",
+            "mean over tokens of Phi(-distance / rounding noise); assumes isotropic rounding",
+            "bf16_flip",
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def bf16_flip(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -257,21 +249,19 @@ _LEFT = 1e-6
 
 @metric(
     needs=("rounding_sigmas_histogram", "relative_distance_histogram"),
-    columns={
-        "layers": (
-            estimate(
-                "stable_share_input_rounding_1e6",
-                "share of tokens that independent roundings of the input to bfloat16 flip with "
-                "probability 1e-6 at most",
-                "input_stability",
-            ),
-            estimate(
-                "stable_share_input_rounding_worst",
-                "share of tokens that no rounding of the input to bfloat16 flips",
-                "input_stability",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "stable_share_input_rounding_1e6",
+            "share of tokens that independent roundings of the input to bfloat16 flip with "
+            "probability 1e-6 at most",
+            "input_stability",
+        ),
+        estimate(
+            "stable_share_input_rounding_worst",
+            "share of tokens that no rounding of the input to bfloat16 flips",
+            "input_stability",
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def input_stability(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -321,42 +311,40 @@ _PROBABILITIES = {
 @metric(
     scope="noise",
     needs=("noise_flips", "exit_time_histograms"),
-    columns={
-        "layers": (
-            estimate(
-                "noise_flipped_share",
-                "expected share of tokens that the noise flips, every logit on its own",
-                "noise_flip",
-            ),
-            figure(
-                "noise_flipped_share_lower",
-                "the same by the nearest boundary alone: a lower bound",
-                "noise_flip",
-            ),
-            figure(
-                "noise_flipped_share_upper",
-                "the same by the sum over all boundaries: an upper bound",
-                "noise_flip",
-            ),
-            estimate(
-                "noise_simulated_share",
-                "share of simulated noisy copies with another set",
-                "noise_flip",
-            ),
-            figure(
-                "exit_time_p50_lower",
-                "time before which less than half of the paths of the median token have left",
-                "exit_time",
-                "time",
-            ),
-            figure(
-                "exit_time_p50_upper",
-                "time by which at least half of them have left",
-                "exit_time",
-                "time",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "noise_flipped_share",
+            "expected share of tokens that the noise flips, every logit on its own",
+            "noise_flip",
+        ),
+        figure(
+            "noise_flipped_share_lower",
+            "the same by the nearest boundary alone: a lower bound",
+            "noise_flip",
+        ),
+        figure(
+            "noise_flipped_share_upper",
+            "the same by the sum over all boundaries: an upper bound",
+            "noise_flip",
+        ),
+        estimate(
+            "noise_simulated_share",
+            "share of simulated noisy copies with another set",
+            "noise_flip",
+        ),
+        figure(
+            "exit_time_p50_lower",
+            "time before which less than half of the paths of the median token have left",
+            "exit_time",
+            "time",
+        ),
+        figure(
+            "exit_time_p50_upper",
+            "time by which at least half of them have left",
+            "exit_time",
+            "time",
+        ),
+    ),
 )
 def noise_flip(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     """Noise on the router input: how many tokens it flips, and how soon a drift does.

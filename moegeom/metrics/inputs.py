@@ -20,20 +20,18 @@ from moegeom.geometry.gram import (
 
 @metric(
     needs=("directions",),
-    columns={
-        "layers": (
-            estimate(
-                "mean_resultant_length",
-                "length of the mean unit vector of the router inputs: 1 when all point one way",
-                "mean_resultant_length",
-            ),
-            estimate(
-                "mean_pairwise_cosine",
-                "mean cosine between the router inputs of two different tokens",
-                "mean_pairwise_cosine",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "mean_resultant_length",
+            "length of the mean unit vector of the router inputs: 1 when all point one way",
+            "mean_resultant_length",
+        ),
+        estimate(
+            "mean_pairwise_cosine",
+            "mean cosine between the router inputs of two different tokens",
+            "mean_pairwise_cosine",
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def directions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -59,27 +57,25 @@ QUANTILE = 0.99
 
 @metric(
     needs=("input_sample",),
-    columns={
-        "layers": (
-            estimate(
-                "cap_radius_over_mean",
-                "99 % quantile of the distance to the mean input over the length of that mean",
-                "angular_collapse",
-            ),
-            estimate(
-                "cap_half_angle",
-                "half-angle of the cap; missing when the radius is not below the mean's length",
-                "angular_collapse",
-                "radian",
-            ),
-            figure(
-                "cap_area_log10",
-                "log10 of the share of the sphere that the cap covers; a curiosity",
-                "angular_collapse",
-                "log10",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "cap_radius_over_mean",
+            "99 % quantile of the distance to the mean input over the length of that mean",
+            "angular_collapse",
+        ),
+        estimate(
+            "cap_half_angle",
+            "half-angle of the cap; missing when the radius is not below the mean's length",
+            "angular_collapse",
+            "radian",
+        ),
+        figure(
+            "cap_area_log10",
+            "log10 of the share of the sphere that the cap covers; a curiosity",
+            "angular_collapse",
+            "log10",
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift"),
 )
 def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -111,22 +107,20 @@ def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Value
 
 @metric(
     needs=("input_sample",),
-    columns={
-        "layers": (
-            estimate(
-                "participation_ratio",
-                "participation ratio of the covariance, corrected for the size of the sample",
-                "participation_ratio",
-                "dimensions",
-            ),
-            figure(
-                "participation_ratio_raw",
-                "the same without correction",
-                "participation_ratio",
-                "dimensions",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "participation_ratio",
+            "participation ratio of the covariance, corrected for the size of the sample",
+            "participation_ratio",
+            "dimensions",
+        ),
+        figure(
+            "participation_ratio_raw",
+            "the same without correction",
+            "participation_ratio",
+            "dimensions",
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -153,35 +147,33 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
 
 @metric(
     needs=("input_sample",),
-    columns={
-        "layers": (
-            figure(
-                "intrinsic_dimension_low",
-                "lowest estimate over estimators and sample sizes",
-                "intrinsic_dimension",
-                "dimensions",
-            ),
-            figure(
-                "intrinsic_dimension_high", "highest of them", "intrinsic_dimension", "dimensions"
-            ),
-            figure(
-                "intrinsic_dimension_two_nn",
-                "TwoNN on the whole sample",
-                "intrinsic_dimension",
-                "dimensions",
-            ),
-            figure(
-                "intrinsic_dimension_mle_20",
-                "Levina-Bickel with 20 neighbours on the whole sample",
-                "intrinsic_dimension",
-                "dimensions",
-            ),
+    layers=(
+        figure(
+            "intrinsic_dimension_low",
+            "lowest estimate over estimators and sample sizes",
+            "intrinsic_dimension",
+            "dimensions",
         ),
+        figure("intrinsic_dimension_high", "highest of them", "intrinsic_dimension", "dimensions"),
+        figure(
+            "intrinsic_dimension_two_nn",
+            "TwoNN on the whole sample",
+            "intrinsic_dimension",
+            "dimensions",
+        ),
+        figure(
+            "intrinsic_dimension_mle_20",
+            "Levina-Bickel with 20 neighbours on the whole sample",
+            "intrinsic_dimension",
+            "dimensions",
+        ),
+    ),
+    tables={
         "intrinsic_dimension": (
             Column("estimator", "two_nn, two_nn_fitted, mle_10 or mle_20", "", "str"),
             count("num_tokens", "tokens of the sample that it used", "tokens"),
             figure("dimension", "estimate", "intrinsic_dimension", "dimensions"),
-        ),
+        )
     },
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
@@ -225,21 +217,19 @@ _FORMULA = "input_pull"
 
 @metric(
     needs=("score_sample",),
-    columns={
-        "layers": (
-            estimate(
-                "input_pull",
-                "rms over experts of the mean score over the rms of what differs between tokens, "
-                "without selection bias",
-                _FORMULA,
-            ),
-            estimate(
-                "input_pull_with_bias",
-                "the same of the scores with the selection bias; missing without one",
-                _FORMULA,
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "input_pull",
+            "rms over experts of the mean score over the rms of what differs between tokens, "
+            "without selection bias",
+            _FORMULA,
+        ),
+        estimate(
+            "input_pull_with_bias",
+            "the same of the scores with the selection bias; missing without one",
+            _FORMULA,
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling", "gain_folding"),
 )
 def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -267,16 +257,14 @@ def input_pull(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("input_sample",),
-    columns={
-        "layers": (
-            figure(
-                "input_pull_random",
-                "mean pull of the mean input over rows of the same lengths in random directions",
-                _FORMULA,
-            ),
-            figure("input_pull_random_sd", "its standard deviation", _FORMULA),
-        )
-    },
+    layers=(
+        figure(
+            "input_pull_random",
+            "mean pull of the mean input over rows of the same lengths in random directions",
+            _FORMULA,
+        ),
+        figure("input_pull_random_sd", "its standard deviation", _FORMULA),
+    ),
     invariances=("expert_relabelling", "positive_scaling"),
 )
 def input_pull_random(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -311,23 +299,23 @@ MOST_DIRECTIONS = 30
 
 @metric(
     needs=("input_sample",),
-    columns={
-        "layers": (
-            Column("plane_share", "share of the variance of the inputs in their widest plane"),
-            Column("widest_share", f"the same in their {MOST_DIRECTIONS} widest directions"),
-            Column(
-                "near_same_choice",
-                f"share of the {NEIGHBOURS} nearest tokens with the same first choice",
-            ),
-            Column(
-                "near_same_choice_chance",
-                "the same for two tokens drawn at random: sum of squared shares of first choices",
-            ),
-            Column(
-                "choice_silhouette",
-                "mean silhouette of first choices: how much nearer tokens are to their own",
-            ),
+    layers=(
+        Column("plane_share", "share of the variance of the inputs in their widest plane"),
+        Column("widest_share", f"the same in their {MOST_DIRECTIONS} widest directions"),
+        Column(
+            "near_same_choice",
+            f"share of the {NEIGHBOURS} nearest tokens with the same first choice",
         ),
+        Column(
+            "near_same_choice_chance",
+            "the same for two tokens drawn at random: sum of squared shares of first choices",
+        ),
+        Column(
+            "choice_silhouette",
+            "mean silhouette of first choices: how much nearer tokens are to their own",
+        ),
+    ),
+    tables={
         "sample": (
             count("expert", "first choice of the token, or the expert itself", "expert"),
             Column("is_expert", "a row of the router, not a token", "", "bool"),
@@ -341,7 +329,7 @@ MOST_DIRECTIONS = 30
                 "input",
                 "list",
             ),
-        ),
+        )
     },
     is_for_figures=True,
 )

@@ -35,59 +35,55 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
 
 @metric(
     needs=("expert_counts", "expert_counts_by_block"),
-    columns={
-        "layers": (
-            estimate(
-                "load_cv_ddof0", "standard deviation over mean of the load (ddof 0)", "load_cv"
-            ),
-            figure(
-                "load_cv_floor",
-                "CV that even random routing shows on as many independent tokens; missing where "
-                "tokens choose different numbers of experts",
-                "load_cv_floor",
-            ),
-            estimate(
-                "load_cv_squared_debiased",
-                "squared CV of the expected load, without the noise of finitely many documents",
-                "load_cv_squared_debiased",
-            ),
-            estimate("max_vio_global", "largest load over the fair share, minus 1", "max_vio"),
-            figure(
-                "max_vio_floor",
-                "MaxVio that even random routing shows on as many independent tokens; missing "
-                "where tokens choose different numbers of experts",
-                "max_vio_floor",
-            ),
-            estimate(
-                "avg_vio_global",
-                "mean distance of a load from the fair share, in fair shares",
-                "avg_vio",
-            ),
-            estimate("jain", "Jain's fairness index of the load", "jain"),
-            estimate("min_vio_global", "smallest load over the fair share, minus 1", "min_vio"),
-            estimate("gini", "Gini coefficient of the load", "gini"),
-            estimate(
-                "load_entropy_normalised",
-                "entropy of the share of slots per expert over log E",
-                "load_entropy",
-            ),
-            estimate(
-                "effective_experts", "exponential of the load entropy", "load_entropy", "experts"
-            ),
-            count("num_dead", "experts that no token chose", "experts"),
-            figure("dead_share", "share of experts that no token chose", "dead_share"),
-            figure(
-                "underused_share",
-                "share of experts below a tenth of the fair load, dead ones included",
-                "underused_share",
-            ),
-            count("busiest_expert", "expert with the largest load", "expert"),
+    layers=(
+        estimate("load_cv_ddof0", "standard deviation over mean of the load (ddof 0)", "load_cv"),
+        figure(
+            "load_cv_floor",
+            "CV that even random routing shows on as many independent tokens; missing where "
+            "tokens choose different numbers of experts",
+            "load_cv_floor",
         ),
+        estimate(
+            "load_cv_squared_debiased",
+            "squared CV of the expected load, without the noise of finitely many documents",
+            "load_cv_squared_debiased",
+        ),
+        estimate("max_vio_global", "largest load over the fair share, minus 1", "max_vio"),
+        figure(
+            "max_vio_floor",
+            "MaxVio that even random routing shows on as many independent tokens; missing "
+            "where tokens choose different numbers of experts",
+            "max_vio_floor",
+        ),
+        estimate(
+            "avg_vio_global",
+            "mean distance of a load from the fair share, in fair shares",
+            "avg_vio",
+        ),
+        estimate("jain", "Jain's fairness index of the load", "jain"),
+        estimate("min_vio_global", "smallest load over the fair share, minus 1", "min_vio"),
+        estimate("gini", "Gini coefficient of the load", "gini"),
+        estimate(
+            "load_entropy_normalised",
+            "entropy of the share of slots per expert over log E",
+            "load_entropy",
+        ),
+        estimate("effective_experts", "exponential of the load entropy", "load_entropy", "experts"),
+        count("num_dead", "experts that no token chose", "experts"),
+        figure("dead_share", "share of experts that no token chose", "dead_share"),
+        figure(
+            "underused_share",
+            "share of experts below a tenth of the fair load, dead ones included",
+            "underused_share",
+        ),
+        count("busiest_expert", "expert with the largest load", "expert"),
+    ),
+    tables={
         "experts": (
             count("expert", "expert number", "expert"),
             count("num_slots", "times the expert was chosen", "slots"),
             estimate("load", "num_slots over the fair share", "load"),
-        ),
+        )
     },
     without_each=_without_each,
     invariances=("token_permutation", "expert_relabelling"),
@@ -138,16 +134,14 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("tile_load",),
-    columns={
-        "layers": (
-            count("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles"),
-            figure(
-                "max_vio_tile_mean",
-                "mean over tiles of the largest load over the fair share, minus 1",
-                "max_vio_tile",
-            ),
-        )
-    },
+    layers=(
+        count("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles"),
+        figure(
+            "max_vio_tile_mean",
+            "mean over tiles of the largest load over the fair share, minus 1",
+            "max_vio_tile",
+        ),
+    ),
     invariances=("expert_relabelling",),
 )
 def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -168,19 +162,15 @@ def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("expert_counts",),
-    columns={
-        "layers": (
-            estimate(
-                "group_max_vio", "largest load of a group over the fair share, minus 1", "max_vio"
-            ),
-            estimate(
-                "group_load_cv_ddof0",
-                "standard deviation over mean of the load of groups",
-                "load_cv",
-            ),
-            count("busiest_group", "group with the largest load", "group"),
-        )
-    },
+    layers=(
+        estimate(
+            "group_max_vio", "largest load of a group over the fair share, minus 1", "max_vio"
+        ),
+        estimate(
+            "group_load_cv_ddof0", "standard deviation over mean of the load of groups", "load_cv"
+        ),
+        count("busiest_group", "group with the largest load", "group"),
+    ),
     invariances=("token_permutation",),
 )
 def group_load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -213,7 +203,7 @@ RANKS = (2, 4, 8, 16, 32, 64)
 
 @metric(
     needs=("expert_counts",),
-    columns={
+    tables={
         "capacity": (
             Column("capacity_factor", "capacity over the fair share"),
             count("capacity", "tokens that an expert may take", "tokens"),
@@ -261,16 +251,14 @@ def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("document_counts",),
-    columns={
-        "layers": (
-            count("expert_capacity", "tokens of a sequence that an expert takes", "tokens"),
-            estimate(
-                "capacity_dropped_share",
-                "share of slots beyond the model's own capacity, each document a sequence",
-                "capacity_dropped_share",
-            ),
-        )
-    },
+    layers=(
+        count("expert_capacity", "tokens of a sequence that an expert takes", "tokens"),
+        estimate(
+            "capacity_dropped_share",
+            "share of slots beyond the model's own capacity, each document a sequence",
+            "capacity_dropped_share",
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling"),
 )
 def expert_capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

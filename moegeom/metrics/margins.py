@@ -26,7 +26,7 @@ from moegeom.geometry.statistics import jackknife_error
 from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions.choices import AMBIGUOUS, BOUNDED, TIES
-from moegeom.kernels.reductions.scores import EXTRAS, FIRST_ORDER, LADDER
+from moegeom.kernels.reductions.histograms import EXTRAS, FIRST_ORDER, LADDER
 
 #: Small quantiles, because it is the near tokens that flip; by the suffix of their column.
 QUANTILES = {"p001": 0.001, "p01": 0.01, "p50": 0.5}
@@ -324,28 +324,25 @@ def rounding_noise(
 
 @metric(
     needs=("bracket_histogram",),
-    columns={
-        "layers": (
-            estimate(
-                "distance_exact_share",
-                "share of tokens whose boundary distance is exact; for the others it is a lower "
-                "bound",
-                "distance_bracket",
-            ),
-            figure(
-                "distance_bracket_p50",
-                "median of upper over lower bound, of tokens whose distance is not exact; missing "
-                "where all are",
-                "distance_bracket",
-            ),
-            figure(
-                "distance_bracket_max",
-                "largest upper over lower bound, its excess over 1 rounded up by at most 6 %; 1 "
-                "where all are exact",
-                "distance_bracket",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "distance_exact_share",
+            "share of tokens whose boundary distance is exact; for the others it is a lower bound",
+            "distance_bracket",
+        ),
+        figure(
+            "distance_bracket_p50",
+            "median of upper over lower bound, of tokens whose distance is not exact; missing "
+            "where all are",
+            "distance_bracket",
+        ),
+        figure(
+            "distance_bracket_max",
+            "largest upper over lower bound, its excess over 1 rounded up by at most 6 %; 1 "
+            "where all are exact",
+            "distance_bracket",
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling", "common_row_shift"),
 )
 def distance_bracket(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -392,16 +389,14 @@ def _largest(histogram: Int64[np.ndarray, "bins"]) -> float | None:
 
 @metric(
     needs=("ambiguity",),
-    columns={
-        "layers": (
-            estimate(
-                "ambiguous_share",
-                "share of tokens whose margin is within the bound on float32 rounding, so that "
-                "two correct engines may choose differently",
-                "float_bound",
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "ambiguous_share",
+            "share of tokens whose margin is within the bound on float32 rounding, so that "
+            "two correct engines may choose differently",
+            "float_bound",
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling", "positive_scaling"),
 )
 def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -419,16 +414,14 @@ def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("token_counts", "margin_histogram"),
-    columns={
-        "layers": (
-            count(
-                "num_exact_ties",
-                "tokens with margin exactly 0; the lower expert number was chosen",
-                "tokens",
-                formula="margin",
-            ),
-        )
-    },
+    layers=(
+        count(
+            "num_exact_ties",
+            "tokens with margin exactly 0; the lower expert number was chosen",
+            "tokens",
+            formula="margin",
+        ),
+    ),
     invariances=("token_permutation", "expert_relabelling"),
 )
 def exact_ties(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -447,7 +440,7 @@ _ORDERS = {2: "three", 3: "four", 4: "five"}
 @metric(
     version=2,
     needs=("orders",),
-    columns={
+    tables={
         "orders": (
             Column("width", "experts count as tied within this", "selection score"),
             estimate(
@@ -533,22 +526,22 @@ def _columns(order: int) -> tuple[Column, ...]:
     version=2,
     scope="exposure",
     needs=("order_distances",),
-    columns={
-        "layers": (
-            *(column for order in ORDERS for column in _columns(order)),
-            count(
-                "num_order_distance_tokens",
-                "tokens that were looked at",
-                "tokens",
-                formula="order_distance",
-            ),
-            figure(
-                "logit_stretch_p50",
-                "median of how far logits must move to the boundary, over half the margin, which "
-                "it is where rows are independent; only for dependent ones",
-                "logit_distance",
-            ),
+    layers=(
+        *(column for order in ORDERS for column in _columns(order)),
+        count(
+            "num_order_distance_tokens",
+            "tokens that were looked at",
+            "tokens",
+            formula="order_distance",
         ),
+        figure(
+            "logit_stretch_p50",
+            "median of how far logits must move to the boundary, over half the margin, which "
+            "it is where rows are independent; only for dependent ones",
+            "logit_distance",
+        ),
+    ),
+    tables={
         "order_ladder": (
             count("order", "experts that tie at the border, less 1", ""),
             Column("width", "distance that counts as near", "router input"),
@@ -562,7 +555,7 @@ def _columns(order: int) -> tuple[Column, ...]:
                 "share of them that may be nearer: the same where searches came to their end",
                 "order_distance",
             ),
-        ),
+        )
     },
     invariances=("expert_relabelling", "common_row_shift"),
 )

@@ -35,30 +35,28 @@ def _of_parts(suffix: str, text: str, has_se: bool) -> tuple[Column, ...]:
 
 @metric(
     needs=("block_outputs",),
-    columns={
-        "layers": (
-            *(
-                estimate(
-                    f"{part}_energy_share",
-                    f"mean squared output of the {part} experts over that of the sum",
-                    "affine_carrier",
-                )
-                for part in ("shared", "routed")
-            ),
+    layers=(
+        *(
             estimate(
-                "shared_mean_cosine",
-                "cosine of the mean shared output and the mean output",
+                f"{part}_energy_share",
+                f"mean squared output of the {part} experts over that of the sum",
                 "affine_carrier",
-            ),
-            *_of_parts("mean_energy_share", "squared mean over mean square, output of {}", True),
-            *_of_parts("affine_r2", "R^2 of an affine map from the input, unseen, {}", False),
-            figure(
-                "routed_residual_r2",
-                "share of the output that is not affine in the input which the routed experts give",
-                "affine_carrier",
-            ),
-        )
-    },
+            )
+            for part in ("shared", "routed")
+        ),
+        estimate(
+            "shared_mean_cosine",
+            "cosine of the mean shared output and the mean output",
+            "affine_carrier",
+        ),
+        *_of_parts("mean_energy_share", "squared mean over mean square, output of {}", True),
+        *_of_parts("affine_r2", "R^2 of an affine map from the input, unseen, {}", False),
+        figure(
+            "routed_residual_r2",
+            "share of the output that is not affine in the input which the routed experts give",
+            "affine_carrier",
+        ),
+    ),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def affine_carrier(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -92,18 +90,14 @@ def affine_carrier(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("output_cosines",),
-    columns={
-        "layers": (
-            estimate(
-                "overlap_output",
-                "mean cosine of the outputs of two experts on one token",
-                "overlap_output",
-            ),
-            estimate(
-                "max_output_cosine", "largest mean cosine of a pair of experts", "overlap_output"
-            ),
-        )
-    },
+    layers=(
+        estimate(
+            "overlap_output",
+            "mean cosine of the outputs of two experts on one token",
+            "overlap_output",
+        ),
+        estimate("max_output_cosine", "largest mean cosine of a pair of experts", "overlap_output"),
+    ),
     invariances=("token_permutation", "expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def output_overlap(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -129,7 +123,7 @@ NUM_LISTED = 256
 
 @metric(
     needs=("boundary_pairs",),
-    columns={
+    tables={
         "pairs": (
             count("expert_out", "chosen expert that would be left", "expert"),
             count("expert_in", "expert that would be chosen instead", "expert"),
@@ -153,34 +147,34 @@ def boundaries(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 @metric(
     scope="jump",
     needs=("jumps", "boundary_pairs"),
-    columns={
-        "layers": (
-            count("num_jump_tokens", "tokens whose jump was looked for", "tokens"),
-            figure(
-                "jump_known_share",
-                "share of them whose nearest boundary point is known; the others are left out",
-                "jump",
-            ),
-            figure("jump_p50", "median jump", "jump", "output"),
-            figure("jump_p99", "99 % quantile of the jump", "jump", "output"),
-            figure(
-                "jump_over_output_p50",
-                "median of the jump over the length of the output at the token",
-                "jump",
-            ),
-            estimate(
-                "expected_jump",
-                "mean of the jump times the probability that rounding the input to bfloat16 flips "
-                "the token",
-                "expected_jump",
-                "output",
-            ),
-            estimate(
-                "expected_jump_over_output",
-                "the same of the jump over the length of the output",
-                "expected_jump",
-            ),
+    layers=(
+        count("num_jump_tokens", "tokens whose jump was looked for", "tokens"),
+        figure(
+            "jump_known_share",
+            "share of them whose nearest boundary point is known; the others are left out",
+            "jump",
         ),
+        figure("jump_p50", "median jump", "jump", "output"),
+        figure("jump_p99", "99 % quantile of the jump", "jump", "output"),
+        figure(
+            "jump_over_output_p50",
+            "median of the jump over the length of the output at the token",
+            "jump",
+        ),
+        estimate(
+            "expected_jump",
+            "mean of the jump times the probability that rounding the input to bfloat16 flips "
+            "the token",
+            "expected_jump",
+            "output",
+        ),
+        estimate(
+            "expected_jump_over_output",
+            "the same of the jump over the length of the output",
+            "expected_jump",
+        ),
+    ),
+    tables={
         "pairs": (
             count("expert_out", "chosen expert that would be left", "expert"),
             count("expert_in", "expert that would be chosen instead", "expert"),
@@ -190,7 +184,7 @@ def boundaries(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
                 "jump",
                 "output",
             ),
-        ),
+        )
     },
     invariances=("token_permutation",),
 )
@@ -261,29 +255,27 @@ def _mean_by_pair(
 @metric(
     scope="flip_jump",
     needs=("flip_jumps", "flips"),
-    columns={
-        "layers": (
-            count("num_flip_jump_tokens", "flipped tokens whose jump was looked for", "tokens"),
-            count("num_flip_jumps", "those with a known boundary point", "tokens"),
-            estimate("flip_jump_mean", "mean jump over those", "jump", "output"),
-            estimate(
-                "flip_jump_over_output_mean",
-                "mean over those of the jump over the length of the output",
-                "jump",
-            ),
-            estimate(
-                "flip_cost",
-                "share of tokens that flip times the mean jump of those that do",
-                "flip_cost",
-                "output",
-            ),
-            estimate(
-                "flip_cost_over_output",
-                "the same with the jump over the length of the output",
-                "flip_cost",
-            ),
-        )
-    },
+    layers=(
+        count("num_flip_jump_tokens", "flipped tokens whose jump was looked for", "tokens"),
+        count("num_flip_jumps", "those with a known boundary point", "tokens"),
+        estimate("flip_jump_mean", "mean jump over those", "jump", "output"),
+        estimate(
+            "flip_jump_over_output_mean",
+            "mean over those of the jump over the length of the output",
+            "jump",
+        ),
+        estimate(
+            "flip_cost",
+            "share of tokens that flip times the mean jump of those that do",
+            "flip_cost",
+            "output",
+        ),
+        estimate(
+            "flip_cost_over_output",
+            "the same with the jump over the length of the output",
+            "flip_cost",
+        ),
+    ),
     invariances=("token_permutation",),
 )
 def flip_jump(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:

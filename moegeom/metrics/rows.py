@@ -1,42 +1,50 @@
-"""Rows: as stored, of the effective router, and what they can reach."""
+"""Rows: as stored, of the effective router, what they can reach, and the digits they have."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from moegeom.core.digest import digest_of
 from moegeom.core.metric import NUM_PROJECTIONS, Column, RouterFacts, Values, count, figure, metric
-from moegeom.core.shapes import Float64
+from moegeom.core.router import mantissa_bits
+from moegeom.core.shapes import Float, Float64
 from moegeom.geometry import gram
 from moegeom.geometry.boundary.reachability import Proof, num_decided
 from moegeom.geometry.boundary.reachability import reachability as reach_of
-from moegeom.geometry.number_formats import to_bfloat16
+from moegeom.geometry.number_formats import (
+    bias_precision,
+    expected_window_levels,
+    to_bfloat16,
+    window_levels,
+)
 from moegeom.geometry.rows import ROWS_IN_CACHE, projected
 
 
 @metric(
     scope="weights",
-    columns={
-        "layers": (
-            count("num_non_finite_rows", "rows with nan or infinity, biases included", "experts"),
-            count(
-                "num_non_finite_gain",
-                "entries of the gain of the norm in front that are nan or infinite",
-                "",
-            ),
-            count("num_duplicate_rows", "rows equal to an earlier row", "experts"),
-            count("num_zero_rows", "rows of zeros", "experts"),
-            Column("row_norm_median", "median length of a row", "weight"),
-            Column("row_norm_max_over_median", "longest row over the median length"),
+    layers=(
+        count("num_non_finite_rows", "rows with nan or infinity, biases included", "experts"),
+        count(
+            "num_non_finite_gain",
+            "entries of the gain of the norm in front that are nan or infinite",
+            "",
         ),
+        count("num_duplicate_rows", "rows equal to an earlier row", "experts"),
+        count("num_zero_rows", "rows of zeros", "experts"),
+        Column("row_norm_median", "median length of a row", "weight"),
+        Column("row_norm_max_over_median", "longest row over the median length"),
+    ),
+    tables={
         "experts": (
             count("expert", "expert number", "expert"),
             Column("row_norm", "Euclidean length of the router row", "weight"),
             Column("is_row_finite", "row and biases are finite", "", "bool"),
             count("duplicate_of", "earlier expert with the same row and bias, or -1", "expert"),
-        ),
+        )
     },
 )
 def rows(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -106,69 +114,65 @@ _SAFE_EXPONENT = 30
 @metric(
     scope="weights",
     needs=("effective_rows",),
-    columns={
-        "layers": (
-            figure(
-                "gram_score_raw",
-                "1 - rms cosine of the rows as stored: a common shift or a gain changes it",
-                "gram_score",
-                changes_with=("common_row_shift", "gain_folding"),
-            ),
-            figure(
-                "gram_score_centred", "1 - rms cosine of the centred effective rows", "gram_score"
-            ),
-            figure(
-                "gram_score_random",
-                "what centred random rows of this shape would show",
-                "gram_score",
-            ),
-            figure(
-                "gram_score_best",
-                "the largest score that centred rows of this shape can have (Welch)",
-                "gram_score",
-            ),
-            figure(
-                "gram_score_z",
-                "score less the random score, in standard deviations of random rows",
-                "gram_score",
-                "sigmas",
-            ),
-            figure(
-                "mean_abs_cosine_centred",
-                "mean |cosine| over pairs of centred effective rows",
-                "gram_score",
-            ),
-            figure(
-                "max_cosine_centred",
-                "largest cosine between two centred effective rows",
-                "nearest_cosine",
-            ),
-            count("row_rank", "rank of the centred effective rows", "", formula="row_spectrum"),
-            count(
-                "row_rank_possible",
-                "largest rank that centred rows of this shape can have",
-                "",
-                formula="row_spectrum",
-            ),
-            figure(
-                "row_condition",
-                "largest over smallest singular value of the centred effective rows",
-                "row_spectrum",
-            ),
-            figure(
-                "effective_rank",
-                "exp entropy of the singular values of the centred effective rows",
-                "row_spectrum",
-            ),
-            Column(
-                "centred_norm_median",
-                "median length of a centred effective row",
-                "weight",
-                changes_with=("positive_scaling",),
-            ),
-            Column("centred_norm_max_over_median", "longest of them over the median"),
-            Column("centred_norm_min_over_median", "shortest of them over the median"),
+    layers=(
+        figure(
+            "gram_score_raw",
+            "1 - rms cosine of the rows as stored: a common shift or a gain changes it",
+            "gram_score",
+            changes_with=("common_row_shift", "gain_folding"),
         ),
+        figure("gram_score_centred", "1 - rms cosine of the centred effective rows", "gram_score"),
+        figure(
+            "gram_score_random", "what centred random rows of this shape would show", "gram_score"
+        ),
+        figure(
+            "gram_score_best",
+            "the largest score that centred rows of this shape can have (Welch)",
+            "gram_score",
+        ),
+        figure(
+            "gram_score_z",
+            "score less the random score, in standard deviations of random rows",
+            "gram_score",
+            "sigmas",
+        ),
+        figure(
+            "mean_abs_cosine_centred",
+            "mean |cosine| over pairs of centred effective rows",
+            "gram_score",
+        ),
+        figure(
+            "max_cosine_centred",
+            "largest cosine between two centred effective rows",
+            "nearest_cosine",
+        ),
+        count("row_rank", "rank of the centred effective rows", "", formula="row_spectrum"),
+        count(
+            "row_rank_possible",
+            "largest rank that centred rows of this shape can have",
+            "",
+            formula="row_spectrum",
+        ),
+        figure(
+            "row_condition",
+            "largest over smallest singular value of the centred effective rows",
+            "row_spectrum",
+        ),
+        figure(
+            "effective_rank",
+            "exp entropy of the singular values of the centred effective rows",
+            "row_spectrum",
+        ),
+        Column(
+            "centred_norm_median",
+            "median length of a centred effective row",
+            "weight",
+            changes_with=("positive_scaling",),
+        ),
+        Column("centred_norm_max_over_median", "longest of them over the median"),
+        Column("centred_norm_min_over_median", "shortest of them over the median"),
+    ),
+    tables={
         "experts": (
             count("expert", "expert number", "expert"),
             Column(
@@ -191,7 +195,7 @@ _SAFE_EXPONENT = 30
             ),
             figure("nearest_cosine", "that cosine", "nearest_cosine"),
             Column("row_kurtosis", "fourth moment over squared second of the row's entries"),
-        ),
+        )
     },
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling", "gain_folding"),
 )
@@ -310,7 +314,7 @@ COLUMNS = (
 
 
 @metric(
-    scope="weights", needs=("effective_rows",), columns={"matrices": COLUMNS}, is_for_figures=True
+    scope="weights", needs=("effective_rows",), tables={"matrices": COLUMNS}, is_for_figures=True
 )
 def matrices(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     """Cosines of the effective rows, pair by pair: what the Gram heat map shows.
@@ -340,17 +344,17 @@ def upper_triangle(name: str, matrix: Float64[np.ndarray, "experts experts"]) ->
 @metric(
     scope="weights",
     needs=("effective_rows",),
-    columns={
-        "layers": (
-            Column(
-                "mean_row_projections",
-                "projections of the mean effective row, which a common shift changes",
-                "weight",
-                "list",
-                "row_projections",
-                changes_with=("common_row_shift",),
-            ),
+    layers=(
+        Column(
+            "mean_row_projections",
+            "projections of the mean effective row, which a common shift changes",
+            "weight",
+            "list",
+            "row_projections",
+            changes_with=("common_row_shift",),
         ),
+    ),
+    tables={
         "experts": (
             count("expert", "expert number", "expert"),
             Column(
@@ -361,7 +365,7 @@ def upper_triangle(name: str, matrix: Float64[np.ndarray, "experts experts"]) ->
                 "row_projections",
                 changes_with=("common_row_shift",),
             ),
-        ),
+        )
     },
     invariances=("common_row_shift", "gain_folding"),
 )
@@ -396,32 +400,30 @@ _MOST_LISTED = 32
 @metric(
     scope="weights",
     needs=("effective_rows",),
-    columns={
-        "layers": (
-            count("num_reachable", "experts proved reachable", "experts", formula="reachability"),
-            count(
-                "num_unreachable",
-                "experts proved unreachable: k others beat them everywhere",
-                "experts",
-                formula="reachability",
-            ),
-            count("num_reach_open", "experts not decided", "experts", formula="reachability"),
-            count(
-                "num_certain", "experts that every input chooses", "experts", formula="reachability"
-            ),
-            count(
-                "num_certain_bf16",
-                "the same after a cast of the bias to bfloat16",
-                "experts",
-                formula="reachability",
-            ),
-            count(
-                "num_unreachable_bf16",
-                "experts that would be unreachable after a cast of the bias to bfloat16",
-                "experts",
-                formula="reachability",
-            ),
+    layers=(
+        count("num_reachable", "experts proved reachable", "experts", formula="reachability"),
+        count(
+            "num_unreachable",
+            "experts proved unreachable: k others beat them everywhere",
+            "experts",
+            formula="reachability",
         ),
+        count("num_reach_open", "experts not decided", "experts", formula="reachability"),
+        count("num_certain", "experts that every input chooses", "experts", formula="reachability"),
+        count(
+            "num_certain_bf16",
+            "the same after a cast of the bias to bfloat16",
+            "experts",
+            formula="reachability",
+        ),
+        count(
+            "num_unreachable_bf16",
+            "experts that would be unreachable after a cast of the bias to bfloat16",
+            "experts",
+            formula="reachability",
+        ),
+    ),
+    tables={
         "experts": (
             count("expert", "expert number", "expert"),
             Column(
@@ -439,7 +441,7 @@ _MOST_LISTED = 32
                 formula="reachability",
             ),
             Column("beaten_by", "those experts, at most 32", "", "list", "reachability"),
-        ),
+        )
     },
     invariances=("expert_relabelling", "gain_folding"),
 )
@@ -490,4 +492,163 @@ def reachability(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
             "num_beaten_by": np.array([len(others) for others in reach.beaten_by]),
             "beaten_by": [others[:_MOST_LISTED].astype(np.int32) for others in reach.beaten_by],
         },
+    }
+
+
+# ------------------------------------------------------------------------------------------- digits
+
+#: Columns of each row that tell whether float32 storage holds bfloat16 numbers only.
+_PROBED = 512
+
+
+@metric(
+    scope="weights",
+    layers=(
+        count("weight_bits", "explicit mantissa bits of the stored weight", "bits"),
+        count("weight_bits_kept", "the same as the family keeps it", "bits"),
+        count("bias_bits", "explicit mantissa bits of the stored bias", "bits"),
+        count("bias_bits_kept", "the same as the family keeps it", "bits"),
+        Column("is_weight_bf16", "the first 512 columns hold bfloat16 numbers", "", "bool"),
+        figure(
+            "levels_share",
+            "different values in windows of 32 over what Gaussian rows of the stored dtype "
+            "hold; mean over rows",
+            "levels_share",
+        ),
+        Column("weight_digest", "hash of the weight", "", "str"),
+        Column("gain_digest", "hash of the gain of the norm in front", "", "str"),
+        Column("logit_bias_digest", "hash of the logit bias", "", "str"),
+        Column("selection_bias_digest", "hash of the selection bias", "", "str"),
+    ),
+    tables={
+        "experts": (
+            count("expert", "expert number", "expert"),
+            figure("row_levels_share", "levels_share of the row", "levels_share"),
+            Column("zero_share", "share of exact zeros in the first 512 columns of the row"),
+        )
+    },
+)
+def storage(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """How the router is stored: digits kept, and traces of an earlier quantisation.
+
+    ``weight_bits`` are the mantissa bits of the stored dtype, ``weight_bits_kept`` those that the
+    family keeps. ``levels_share`` compares the number of different values in a window with that of
+    random numbers of the dtype: about 1 for trained weights, half or less when a coarser grid was
+    rounded into bfloat16. Digests tell equal tensors apart from changed ones.
+    """
+    router, stored = facts.router, facts.router.provenance
+    weight = router.weight
+    finite = np.isfinite(weight).all(axis=1)
+    levels = np.full(len(weight), np.nan)
+    scale = _rms(weight[finite])
+    expected = expected_window_levels(scale, mantissa_bits(stored.stored_dtype) or 0)
+    probe = weight[finite, :_PROBED]
+    zeros = np.full(len(weight), np.nan)
+    zeros[finite] = (probe == 0.0).mean(axis=1) if probe.size else np.nan
+    if finite.any():
+        levels[finite] = window_levels(weight[finite]) / expected
+    digests = {
+        "weight_digest": _digest(weight),
+        "gain_digest": _digest(router.gain),
+        "logit_bias_digest": _digest(router.logit_bias),
+        "selection_bias_digest": _digest(router.selection_bias),
+    }
+    return {
+        "layers": {
+            "weight_bits": mantissa_bits(stored.stored_dtype),
+            "weight_bits_kept": mantissa_bits(stored.kept_dtype),
+            "bias_bits": mantissa_bits(stored.bias_dtype),
+            "bias_bits_kept": mantissa_bits(stored.kept_bias_dtype),
+            "is_weight_bf16": bool((to_bfloat16(probe) == probe).all()) if probe.size else None,
+            "levels_share": None if np.isnan(levels).all() else float(np.nanmean(levels)),
+            **digests,
+        },
+        "experts": {
+            "expert": np.arange(len(weight)),
+            "row_levels_share": levels,
+            "zero_share": zeros,
+        },
+    }
+
+
+def _rms(rows: Float[np.ndarray, "rows hidden"]) -> float:
+    if not rows.size:
+        return 0.0
+    return float(np.sqrt(np.einsum("ij,ij->", rows, rows, dtype=np.float64) / rows.size))
+
+
+def _digest(values: Float[np.ndarray, "*shape"] | None) -> str | None:
+    """SHA-256 of the values as they are in memory; tells equal from changed."""
+    return None if values is None else digest_of(values)
+
+
+_FORMULA = "bias_precision"
+
+
+@metric(
+    scope="weights",
+    layers=(
+        count("bias_num_distinct", "different values among the experts", "", formula=_FORMULA),
+        count(
+            "bias_num_distinct_bf16",
+            "different values after a cast to bfloat16",
+            "",
+            formula=_FORMULA,
+        ),
+        count(
+            "bias_num_distinct_bf16_recentred",
+            "the same when the middle of the range is subtracted first",
+            "",
+            formula=_FORMULA,
+        ),
+        figure("bias_ulp_bf16", "step of bfloat16 at the largest bias", _FORMULA, "score"),
+        Column("bias_spread", "standard deviation over experts, ddof 0", "score"),
+        Column("bias_middle", "middle between least and largest bias", "score"),
+        figure(
+            "bias_lost_update_share",
+            "experts whose bias an update of 0.001 does not move in bfloat16",
+            _FORMULA,
+        ),
+        Column("bias_largest_shift", "largest change of a bias by the cast", "score"),
+        Column("bias_mean", "mean over experts", "score"),
+        Column("bias_range", "largest less least bias", "score"),
+        Column("is_bias_bf16", "every bias is a bfloat16 number already", "", "bool"),
+    ),
+    tables={
+        "experts": (
+            count("expert", "expert number", "expert"),
+            Column("logit_bias", "bias that is added to the expert's logit", "logit"),
+            Column("selection_bias", "bias of the expert as stored", "score"),
+            Column("bias_cast_shift", "what a cast to bfloat16 would add to it", "score"),
+        )
+    },
+    invariances=("expert_relabelling",),
+)
+def selection_bias(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """The selection bias: its range, and what a cast to bfloat16 leaves of it.
+
+    A bias that balances loads spreads over a few tenths around a mean that drifts; bfloat16 steps
+    by 2^-7 of its size, so that a mean of 7 leaves a dozen values out of 256, and an update of
+    0.001 moves nothing above 1/2. A constant added to all biases changes no choice (where dropped
+    groups are -inf), so subtracting the middle of the range fixes what a cast would destroy.
+    """
+    bias, added = facts.router.selection_bias, facts.router.logit_bias
+    experts: dict[str, np.ndarray] = {"expert": np.arange(facts.router.num_experts)}
+    if added is not None:
+        experts["logit_bias"] = added.astype(np.float64)
+    if bias is None:
+        return {"layers": {}, "experts": experts}
+    values = bias.astype(np.float64)
+    experts["selection_bias"] = values
+    if not np.isfinite(values).all():
+        return {"layers": {}, "experts": experts}
+    figures = {f"bias_{name}": v for name, v in dataclasses.asdict(bias_precision(bias)).items()}
+    return {
+        "layers": {
+            **figures,
+            "bias_mean": float(values.mean()),
+            "bias_range": float(values.max() - values.min()),
+            "is_bias_bf16": bool((to_bfloat16(bias) == values).all()),
+        },
+        "experts": {**experts, "bias_cast_shift": to_bfloat16(bias) - values},
     }

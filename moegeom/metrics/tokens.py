@@ -1,27 +1,32 @@
-"""Tokens: how many, whether recorded choices agree, and what their neighbours choose."""
+"""Tokens: how many, what they and their neighbours choose, the scores, and what ids tell of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, metric
+from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.core.shapes import Float64
-from moegeom.geometry.load import load_entropy_nats
+from moegeom.geometry.load import (
+    corrected_information_share,
+    expert_label_agreement,
+    load_entropy_nats,
+    same_label_agreement,
+)
+from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions import choices as reduced
+from moegeom.kernels.reductions import histograms as of_scores
 
 
 @metric(
     needs=("token_counts",),
-    columns={
-        "layers": (
-            count("num_tokens", "finite tokens that were routed", "tokens"),
-            count("num_blocks", "blocks of documents behind standard errors", "blocks"),
-        )
-    },
+    layers=(
+        count("num_tokens", "finite tokens that were routed", "tokens"),
+        count("num_blocks", "blocks of documents behind standard errors", "blocks"),
+    ),
     invariances=("token_permutation", "expert_relabelling"),
 )
 def tokens(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -36,18 +41,16 @@ def tokens(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("agreement",),
-    columns={
-        "layers": (
-            count("num_reproduced", "recorded chosen sets that are reproduced", "tokens"),
-            count(
-                "num_near_tie",
-                "not reproduced, but within the float bound of a tie",
-                "tokens",
-                formula="float_bound",
-            ),
-            count("num_not_reproduced", "not reproduced beyond that bound", "tokens"),
-        )
-    },
+    layers=(
+        count("num_reproduced", "recorded chosen sets that are reproduced", "tokens"),
+        count(
+            "num_near_tie",
+            "not reproduced, but within the float bound of a tie",
+            "tokens",
+            formula="float_bound",
+        ),
+        count("num_not_reproduced", "not reproduced beyond that bound", "tokens"),
+    ),
     invariances=("token_permutation", "expert_relabelling"),
 )
 def agreement(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -77,7 +80,7 @@ MOST_DOCUMENTS = 4
 
 @metric(
     needs=("beginnings",),
-    columns={
+    tables={
         "positions": (
             count("document_number", "document, in their order in the stream", ""),
             count("position", "position of the token in its document", "tokens"),
@@ -114,28 +117,28 @@ def positions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("top1",),
-    columns={
-        "layers": (
-            estimate(
-                "first_choice_repeat",
-                "share of neighbouring tokens with equal first choice",
-                "first_choice_repeat",
-            ),
-            estimate(
-                "first_choice_repeat_chance",
-                "the same for two independent tokens",
-                "first_choice_repeat",
-            ),
-            estimate(
-                "first_choice_entropy_normalised",
-                "entropy of the shares of first choices over log E",
-                "load_entropy",
-            ),
+    layers=(
+        estimate(
+            "first_choice_repeat",
+            "share of neighbouring tokens with equal first choice",
+            "first_choice_repeat",
         ),
+        estimate(
+            "first_choice_repeat_chance",
+            "the same for two independent tokens",
+            "first_choice_repeat",
+        ),
+        estimate(
+            "first_choice_entropy_normalised",
+            "entropy of the shares of first choices over log E",
+            "load_entropy",
+        ),
+    ),
+    tables={
         "experts": (
             count("expert", "expert number", "expert"),
             count("num_first", "tokens whose first choice it is", "tokens"),
-        ),
+        )
     },
     invariances=("expert_relabelling",),
 )
@@ -170,26 +173,22 @@ def top1(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 @metric(
     needs=("neighbours", "expert_counts"),
-    columns={
-        "layers": (
-            count("num_neighbours", "pairs of neighbouring tokens", "pairs"),
-            estimate(
-                "neighbour_overlap",
-                "mean share of the chosen experts that the next token chooses too",
-                "neighbour_overlap",
-            ),
-            estimate(
-                "neighbour_overlap_chance",
-                "the same for two independent tokens of these loads",
-                "neighbour_overlap",
-            ),
-            estimate(
-                "neighbour_same_set",
-                "share of neighbours with equal chosen sets",
-                "neighbour_overlap",
-            ),
-        )
-    },
+    layers=(
+        count("num_neighbours", "pairs of neighbouring tokens", "pairs"),
+        estimate(
+            "neighbour_overlap",
+            "mean share of the chosen experts that the next token chooses too",
+            "neighbour_overlap",
+        ),
+        estimate(
+            "neighbour_overlap_chance",
+            "the same for two independent tokens of these loads",
+            "neighbour_overlap",
+        ),
+        estimate(
+            "neighbour_same_set", "share of neighbours with equal chosen sets", "neighbour_overlap"
+        ),
+    ),
     invariances=("expert_relabelling",),
 )
 def neighbours(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -220,3 +219,332 @@ def neighbours(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 def _chance(top_k: int, counts: Float64[np.ndarray, "experts"]) -> float:
     share = counts / counts.sum()
     return float(top_k * (share**2).sum())
+
+
+# ------------------------------------------------------------------------------------------- scores
+
+#: What the entropy is of, by score.
+ENTROPY_OF = {
+    "softmax": "softmax scores",
+    "identity": "softmax of the logits",
+    "sigmoid": "sigmoid scores over their sum",
+    "sqrt_softplus": "sqrt-softplus scores over their sum",
+}
+
+
+@metric(
+    needs=("routing_entropy",),
+    layers=(
+        Column("entropy_of", "which distribution the entropy is of", "", "str"),
+        estimate(
+            "routing_entropy_normalised",
+            "mean entropy of a token's scores over all experts, over log E",
+            "routing_entropy",
+        ),
+        estimate(
+            "chosen_entropy_nats",
+            "mean entropy of the scores of the chosen experts over their sum",
+            "routing_entropy",
+            "nats",
+        ),
+        estimate(
+            "chosen_score_share",
+            "mean share of the scores that the chosen experts hold",
+            "chosen_score_share",
+        ),
+    ),
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def routing_entropy(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Entropy of each token's scores: how undecided the router is, token by token.
+
+    The scores of a token over their sum are a distribution p over the experts: for softmax the
+    scores themselves, for sigmoid and other scores that do not add up to one the scores divided by
+    their sum, which ``entropy_of`` states. The metric is the mean over tokens of -sum p log p; over
+    all experts, and over the chosen ones alone with their scores divided by their sum.
+
+    Near 0 the router is sure of one expert; near log E it tells nothing apart. A selection bias is
+    not part of the scores. It is not the entropy of the load (``load_entropy_nats``): a router may
+    be sure of every token and use all experts alike.
+    """
+    entropy, inside, mass = means(reductions["routing_entropy"])
+    return {
+        "layers": {
+            "entropy_of": ENTROPY_OF[facts.router.rule.score],
+            "routing_entropy_normalised": _over(entropy, facts.router.num_experts),
+            "chosen_entropy_nats": inside,
+            "chosen_score_share": mass,
+        }
+    }
+
+
+def _over(entropy: float | None, number: int) -> float | None:
+    return None if entropy is None or number < 2 else entropy / math.log(number)
+
+
+@metric(
+    needs=("log_sum_exp",),
+    layers=(
+        estimate("z_loss", "mean square of log-sum-exp of the logits", "z_loss"),
+        estimate("log_sum_exp_mean", "mean of log-sum-exp", "z_loss"),
+    ),
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def z_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Router z-loss: the mean square of the log-sum-exp of the logits.
+
+    Training adds this to the loss to keep logits small, where they are kept in few digits. Beside
+    it stands the mean of log-sum-exp itself, which says which way they drifted. Adding one number
+    to every logit changes no softmax choice but changes both: this is a figure of the size of the
+    logits, not of the routing. Both are missing where a log-sum-exp is beyond 2^20, which no
+    fixed-point sum holds.
+    """
+    sums = reductions["log_sum_exp"].tolist()
+    tokens = sums[of_scores.LSE_TOKENS]
+    if not tokens or sums[of_scores.LSE_BEYOND]:  # a sum without the largest ones would be no mean
+        return {"layers": {"z_loss": None, "log_sum_exp_mean": None}}
+    total = (
+        sums[of_scores.LSE_LARGE] * of_scores.LARGE_UNIT
+        + sums[of_scores.LSE_REST] / of_scores.LSE_FIXED_POINT
+    )
+    return {
+        "layers": {
+            "z_loss": total / tokens,
+            "log_sum_exp_mean": sums[of_scores.LSE_PLAIN] / of_scores.LSE_FIXED_POINT / tokens,
+        }
+    }
+
+
+@metric(
+    needs=("expert_counts", "score_sums"),
+    layers=(
+        estimate(
+            "load_balancing_loss_megatron",
+            "E sum f P with f over slots; 1 at balance",
+            "load_balancing_loss",
+        ),
+    ),
+    tables={
+        "experts": (
+            count("expert", "expert number", "expert"),
+            estimate(
+                "score_share",
+                "mean of the expert's score over the sum of the token's scores",
+                "score_share",
+            ),
+        )
+    },
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def load_balancing_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """The loss that training balances with, in both conventions, as these tokens show it.
+
+    With f_e the share of slots that expert e takes and P_e the mean of its score over the sum of
+    the token's scores, the loss is E sum_e f_e P_e. Megatron-Core counts f over the kT slots (1 at
+    balance); Hugging Face counts it over the T tokens (k at balance) and, in its models, over the
+    concatenation of all layers, which a figure of one layer cannot be: ``load_balancing_loss_hf``
+    is that of the layer alone.
+
+    At 1 (or k) the loss is balanced or blind: it is also 1 when scores are equal and loads are not.
+    Read it beside the load.
+    """
+    counts = reductions["expert_counts"].astype(np.float64)
+    scores = reductions["score_sums"] / of_scores.FIXED_POINT
+    experts = facts.router.num_experts
+    if not counts.any():
+        nothing = {"load_balancing_loss_megatron": None}
+        unknown = np.full(experts, np.nan)
+        return {"layers": nothing, "experts": _experts(unknown, experts)}
+    mean_score = scores / scores.sum()
+    loss = float(experts * (counts / counts.sum() * mean_score).sum())
+    return {
+        "layers": {"load_balancing_loss_megatron": loss},
+        "experts": _experts(mean_score, experts),
+    }
+
+
+def _experts(mean_score: np.ndarray, experts: int) -> dict[str, np.ndarray]:
+    return {"expert": np.arange(experts), "score_share": mean_score}
+
+
+@metric(
+    needs=("mask_fill",),
+    layers=(
+        estimate(
+            "fill_decides_share",
+            "share of tokens whose chosen set depends on the fill of the group mask",
+            "mask_fill",
+        ),
+    ),
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def mask_fill(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Tokens at which it matters what a group-limited rule writes over masked experts.
+
+    Engines fill the scores of dropped groups with 0.0 or with -inf. A kept expert whose biased
+    score is negative loses against every masked one at 0.0, so an expert of a dropped group is
+    chosen; with -inf it never is. The share of tokens at which the two fills choose different sets:
+    above 0, two engines that differ in this alone route differently.
+    """
+    if facts.router.rule.groups is None:
+        return {"layers": {}}
+    (share,) = means(reductions["mask_fill"])
+    return {"layers": {"fill_decides_share": share}}
+
+
+# ----------------------------------------------------------------------------------- specialisation
+
+
+@metric(
+    needs=("expert_counts_by_domain",),
+    layers=(
+        estimate(
+            "domain_information_nats",
+            "mutual information of domain and chosen expert; missing below two domains",
+            "domain_information",
+            "nats",
+        ),
+        figure(
+            "domain_information_floor_nats",
+            "what unrelated domains show on as many independent tokens",
+            "domain_information",
+            "nats",
+        ),
+        estimate(
+            "domain_information_share",
+            "the information over the entropy of the chosen expert",
+            "domain_information",
+        ),
+    ),
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def domain_specialisation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Domain specialisation: how much the domain of a token tells about the experts it chooses.
+
+    ``domain_information_nats`` is the mutual information of the domain and the expert of a slot, I
+    = sum p(d, e) log(p(d, e) / (p(d) p(e))), plug-in; ``domain_information_floor_nats`` is what
+    slots without any relation show on as many independent tokens, (D - 1)(E - 1) / (2 k T) to first
+    order. ``domain_information_share`` divides by the entropy of the expert of a slot: 0 for
+    experts that serve all domains alike, 1 when the domain decides. Dependent tokens show more than
+    the floor; the standard error, by documents, is the better judge.
+
+    How much more an expert is used in one domain is the column ``load`` of table ``experts`` in the
+    rows of that domain: N_(e, domain) / N_domain over k / E.
+    """
+    counts = reductions["expert_counts_by_domain"].astype(np.float64)
+    counts = counts[counts.sum(axis=1) > 0]
+    if len(counts) < 2:
+        return {"layers": {}}
+    joint = counts / counts.sum()
+    domain, expert = joint.sum(axis=1, keepdims=True), joint.sum(axis=0, keepdims=True)
+    seen = joint > 0
+    information = float((joint[seen] * np.log(joint[seen] / (domain * expert)[seen])).sum())
+    of_expert = expert[expert > 0]
+    entropy = float(-(of_expert * np.log(of_expert)).sum())
+    experts = int((expert > 0).sum())
+    return {
+        "layers": {
+            "domain_information_nats": information,
+            "domain_information_floor_nats": (len(counts) - 1)
+            * (experts - 1)
+            / (2.0 * counts.sum()),
+            "domain_information_share": information / entropy if entropy > 0 else None,
+        }
+    }
+
+
+def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
+    overlaps = [_overlaps(*_with_ids(part), facts) for part in parts]
+    names = ("same_token_overlap", "same_token_overlap_chance")
+    return {"layers": {name: [overlap.get(name) for overlap in overlaps] for name in names}}
+
+
+@metric(
+    needs=("token_sample",),
+    layers=(
+        count("num_token_ids", "different token ids in the sample", "ids"),
+        estimate(
+            "same_token_overlap",
+            "mean share of chosen experts that another token of the same id chooses too",
+            "same_token_overlap",
+        ),
+        estimate("same_token_overlap_chance", "the same for any two tokens", "same_token_overlap"),
+    ),
+    tables={
+        "experts": (
+            count("expert", "expert number", "expert"),
+            figure(
+                "vocabulary_specialisation",
+                "probability that another token of the same id chooses the expert too",
+                "vocabulary_specialisation",
+            ),
+        )
+    },
+    without_each=_without_each,
+    invariances=("expert_relabelling",),
+)
+def token_identity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Vocabulary specialisation: how much of the choice follows from which token it is.
+
+    On a sample of about 16 384 tokens with known token ids. ``same_token_overlap`` is the
+    probability that an expert chosen by a token is also chosen by another token of the same id,
+    drawn at random; ``same_token_overlap_chance`` is the same for any two different tokens. Both
+    are averages over pairs of different tokens, so rare ids do not push them up, and equal values
+    mean that ids tell nothing.
+
+    For each expert, ``vocabulary_specialisation`` is the probability that another token of the same
+    id chooses it, given that one did; its chance level is the share of tokens that choose it.
+    """
+    label, chosen = _with_ids(reductions)
+    experts = facts.router.num_experts
+    specialisation = np.full(experts, np.nan)
+    if len(label) > 1:
+        specialisation = expert_label_agreement(label, chosen, experts)
+    layers = {"num_token_ids": len(np.unique(label)) or None, **_overlaps(label, chosen, facts)}
+    return {
+        "layers": layers,
+        "experts": {"expert": np.arange(experts), "vocabulary_specialisation": specialisation},
+    }
+
+
+def _with_ids(reductions: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    sample = reductions["token_sample"]
+    has_id = sample["token_id"] >= 0
+    return sample["token_id"][has_id], sample["chosen"][has_id]
+
+
+def _overlaps(label: np.ndarray, chosen: np.ndarray, facts: RouterFacts) -> dict[str, float]:
+    if len(label) < 2 or facts.router.rule.num_chosen is None:
+        return {}
+    labels = {"same_token_overlap": label, "same_token_overlap_chance": np.zeros_like(label)}
+    experts = facts.router.num_experts
+    return {name: same_label_agreement(own, chosen, experts) for name, own in labels.items()}
+
+
+@metric(
+    needs=("token_sample", "top1"),
+    layers=(
+        figure(
+            "token_id_information_share",
+            "mutual information of token id and first choice over the entropy of the latter, "
+            "both less what shuffled ids show",
+            "token_id_information",
+        ),
+    ),
+    invariances=("expert_relabelling",),
+)
+def token_information(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Information of the token id about the first choice, corrected for chance.
+
+    I(token id; first choice) over the entropy of the first choice, both less what the same ids
+    shuffled among the tokens would show on average: 0 for ids that tell nothing, 1 when the id
+    decides. Without that correction many rare ids give a large value by themselves. On a sample of
+    about 16 384 tokens with known ids. First choices are those of the highest selection score; a
+    recording of ids alone need not keep that order, so it has no value there.
+    """
+    sample = reductions["token_sample"]
+    has_id = (sample["token_id"] >= 0) & (sample["chosen"][:, 0] >= 0)
+    label, top1 = sample["token_id"][has_id], sample["chosen"][has_id][:, 0]
+    if facts.is_random or len(label) < 2 or "top1" not in reductions:
+        return {"layers": {}}
+    return {"layers": {"token_id_information_share": corrected_information_share(label, top1)}}

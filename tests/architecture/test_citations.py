@@ -10,8 +10,7 @@ from pathlib import Path
 from moegeom.core.tokens import TILE
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.trust import FIRST_TOKENS
-from moegeom.kernels.reductions.samples import NUM_IDS, NUM_INPUTS
-from moegeom.kernels.reductions.sketches import DOCUMENTS
+from moegeom.kernels.reductions.samples import DOCUMENTS, NUM_IDS, NUM_INPUTS
 from moegeom.measure.passes import _TYPICAL_TOKENS, FLIPPED, SAMPLED
 from moegeom.metrics import METRICS, read_columns_of
 from tests.architecture.sources import ROOT

@@ -432,8 +432,13 @@ def test_the_images_of_a_release_begin_with_a_base_of_which_the_digest_is_said(t
         )
         assert ran.returncode == code
     assert (tmp_path / "env").read_text() == f"BASE=docker.io/library/python@sha256:{'a' * 64}\n"
-    subprocess.run(["bash", "-eo", "pipefail", "-c", second], cwd=tmp_path, env=given, check=True)
-    builds = [call for call in (tmp_path / "calls").read_text().splitlines() if "build" in call]
-    assert [re.findall(r"--target (\w+) --build-arg BASE=B ", call) for call in builds] == [
-        [image] for image in reversed(IMAGES)
-    ]
+    assert ("ENV", "SETUPTOOLS_SCM_PRETEND_VERSION=${VERSION}") in STAGES["clone"][1]
+    for kind, version in (("tag", " --build-arg VERSION=1.2.3"), ("branch", "")):
+        given |= {"GITHUB_REF_TYPE": kind, "GITHUB_REF_NAME": "v1.2.3"}
+        (tmp_path / "calls").write_text("")
+        subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", second], cwd=tmp_path, env=given, check=True
+        )
+        builds = [call for call in (tmp_path / "calls").read_text().splitlines() if "build" in call]
+        words = rf"--target (\w+) --build-arg BASE=B{version} --label"
+        assert [re.findall(words, call) for call in builds] == [[i] for i in reversed(IMAGES)]

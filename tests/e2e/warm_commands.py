@@ -37,8 +37,7 @@ from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
 from moegeom.testing.metric_theorems import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
-from moegeom.variants.arithmetic import arithmetic
-from moegeom.variants.emulated import emulate
+from moegeom.variants.emulated import arithmetic, emulate
 from moegeom_cli import EXIT_INTERRUPTED, __main__, app
 from moegeom_cli.groups import ScreenOptions
 

@@ -20,7 +20,7 @@ from moegeom.geometry.histogram import NUM_BINS, bin_edges
 from moegeom.geometry.rounding import row_spreads
 from moegeom.geometry.selection import margin, route
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.kernels.reductions.scores import LADDER
+from moegeom.kernels.reductions.histograms import LADDER
 from moegeom.kernels.table import BACKENDS, KERNELS, device_kernels, load_kernels
 from tests.by_day import IS_NIGHT, by_day
 from tests.emulator.emulated_device import EmulatedDevice

@@ -14,8 +14,7 @@ from moegeom.engine.prepared import prepare
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.selection import route
 from moegeom.kernels.table import load_kernels
-from moegeom.variants.arithmetic import arithmetic, arithmetic_names
-from moegeom.variants.emulated import emulate
+from moegeom.variants.emulated import arithmetic, arithmetic_names, emulate
 from tests.unit.scan.made import router_with
 
 SEEDS = st.integers(0, 2**32 - 1)

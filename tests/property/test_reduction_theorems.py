@@ -13,7 +13,7 @@ from moegeom.core.tokens import TILE
 from moegeom.kernels import batch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import choices, samples
-from moegeom.kernels.reductions import sketches as sketch
+from moegeom.kernels.reductions import samples as sketch
 from moegeom.kernels.table import BACKENDS, load_kernels
 
 EXPERTS, TOP_K, POPULATIONS, TOKENS, HIDDEN, RUN = 9, 3, 3, 240, 5, 8

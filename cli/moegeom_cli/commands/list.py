@@ -104,7 +104,7 @@ def checks(format: PrintFormat = Format.table) -> None:
 @command(Group.list, 5, "moegeom list arithmetics bf16")
 def arithmetics(words: Words = None, format: PrintFormat = Format.table) -> None:
     """Presets for --arith: what each rounds, the engine and version it copies, its source."""
-    from moegeom.variants.arithmetic import describe_arithmetics
+    from moegeom.variants.emulated import describe_arithmetics
 
     rows = matching(describe_arithmetics(), words, "arithmetic")
     typer.echo(render_listing(rows, format, "arithmetics"))

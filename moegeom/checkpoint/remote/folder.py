@@ -282,7 +282,8 @@ class RemoteFolder:
 
     def _probe(self, name: str) -> Stamp | Absent:
         is_listed = self._listing is not None and "/" not in name
-        if is_listed or not _is_spelled(name):
+        # false for a name that no URL can spell: JSON may hold half of a surrogate pair
+        if is_listed or any(0xD800 <= ord(letter) <= 0xDFFF for letter in name):
             return Absent(
                 f"{name}: there is no such file in {self.label}.", "Is the upload complete?"
             )
@@ -328,11 +329,6 @@ class RemoteFolder:
             if start <= offset and offset + size <= start + len(raw):
                 return raw[offset - start : offset - start + size]
         return None
-
-
-def _is_spelled(name: str) -> bool:
-    """False for a name that no URL can spell: JSON may hold half of a surrogate pair."""
-    return not any(0xD800 <= ord(letter) <= 0xDFFF for letter in name)
 
 
 #: Reads longer than this are not kept: they would push everything else out.

@@ -111,11 +111,6 @@ class CurvedRows:
         return self.rule.groups
 
     @property
-    def is_separable(self) -> bool:
-        """True for a score of one logit without groups, whose distance is exact."""
-        return self.curve is not None and self.groups is None
-
-    @property
     def num_experts(self) -> int:
         return len(self.bias)
 

@@ -755,6 +755,6 @@ def curved_distance(
     boundaries = boundaries_of(rows)
     # one layout and type of arguments: each further one would be compiled apart
     arguments = (logits.astype(np.float64, order="C"), chosen.astype(np.int64, order="C"))
-    loop = _separable if rows.is_separable else _bounded
+    loop = _separable if rows.curve is not None and rows.groups is None else _bounded
     loop(boundaries, work_for(boundaries), *arguments, on_rays, lower, upper, pair)
     return lower, upper, pair

@@ -173,10 +173,6 @@ def _count_pairs(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> Non
     kernels["count_pairs"](counts, batch.chosen, batch.block)
 
 
-def _symmetric(upper: Int64[np.ndarray, "experts experts"]) -> Int64[np.ndarray, "experts experts"]:
-    return upper + np.triu(upper, 1).T
-
-
 #: A symmetric table: N_ij tokens chose both, N_ii those that chose i. Zeros for domains, for which
 #: there is no room: a table for each would be hundreds of megabytes.
 EXPERT_PAIRS = block_counters(
@@ -184,7 +180,7 @@ EXPERT_PAIRS = block_counters(
     ("chosen",),
     lambda extent: (extent.num_experts, extent.num_experts),
     _count_pairs,
-    _symmetric,
+    lambda upper: upper + np.triu(upper, 1).T,
 )
 
 
@@ -212,14 +208,14 @@ def _count_tiles(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> Non
         counts[batch.block[start], LARGEST] += np.int64(share)
 
 
-def _tiles_and_shares(counts: Int64[np.ndarray, "2"]) -> tuple[int, float]:
-    return int(counts[TILES]), float(counts[LARGEST]) / _SHARES
-
-
 #: Number of tiles of 1024 tokens, as in one batch of training, and sum of the largest share that an
 #: expert has in each. Blocks only, by the first token of a tile: tiles hold several domains.
 TILE_LOAD = block_counters(
-    "tile_load", ("chosen",), lambda extent: (2,), _count_tiles, _tiles_and_shares
+    "tile_load",
+    ("chosen",),
+    lambda extent: (2,),
+    _count_tiles,
+    lambda counts: (int(counts[TILES]), float(counts[LARGEST]) / _SHARES),
 )
 
 

@@ -20,6 +20,7 @@ from moegeom.kernels.reduction import (
     counters,
     sums,
 )
+from moegeom.kernels.reductions.samples import PENDING, PendingJoins
 
 
 # ----------------------------------------------------------------------------------------- expected
@@ -163,52 +164,32 @@ NOISE_SWITCHES = counters(
 #: (row of the batch, expert out, expert in) of everything to be counted.
 PairsOf = Callable[[TokenBatch], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
-#: Tokens gathered before they are sorted into the state.
-_PENDING = 2**16
 
-
-class _Pairs:
+class _Pairs(PendingJoins):
     """Most pairs never occur: the state lists those that do, by a key in ascending order."""
 
     def __init__(self, extent: Extent, pairs_of: PairsOf) -> None:
         self._extent, self._pairs_of = extent, pairs_of
-        self._state = {**_counted([]), "shape": _shape(extent)}
-        self._pending: list[State] = []
-        self._waiting = 0
+        shape = np.array([extent.num_populations, extent.num_experts], dtype=np.int64)
+        empty = dict.fromkeys(("key", "count"), np.empty(0, dtype=np.int64))
+        super().__init__({**empty, "shape": shape}, _counted)
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         row, out, into = self._pairs_of(batch)
-        _, experts = self._state["shape"]
-        key = out.astype(np.int64) * experts + into
+        key = out.astype(np.int64) * self._extent.num_experts + into
         key = key * self._extent.num_populations + batch.population[row]
         key = key * NUM_BLOCKS + batch.block[row]
-        self._pending.append({"key": key, "count": np.ones(len(key), dtype=np.int64)})
-        self._waiting += len(key)
-        if self._waiting >= max(_PENDING, len(self._state["key"])):
-            self._settle()
-
-    def _settle(self) -> None:
-        self._state = self._state | _counted([self._state, *self._pending])
-        self._pending, self._waiting = [], 0
-
-    def state(self) -> State:
-        self._settle()
-        return self._state
-
-
-def _shape(extent: Extent) -> Int64[np.ndarray, "2"]:
-    return np.array([extent.num_populations, extent.num_experts], dtype=np.int64)
+        part = {"key": key, "count": np.ones(len(key), dtype=np.int64)}
+        self.add(part, len(key), max(PENDING, len(self._state["key"])))
 
 
 def _counted(states: list[State]) -> State:
-    """Equal keys added up."""
-    empty = np.empty(0, dtype=np.int64)
-    key = np.concatenate([empty, *(state["key"] for state in states)])
-    count = np.concatenate([empty, *(state["count"] for state in states)])
+    """Equal keys added up; the first state says the shape."""
+    key, count = (np.concatenate([state[name] for state in states]) for name in ("key", "count"))
     unique, place = np.unique(key, return_inverse=True)
     total = np.zeros(len(unique), dtype=np.int64)
     np.add.at(total, place, count)
-    return {"key": unique, "count": total}
+    return {"key": unique, "count": total, "shape": states[0]["shape"]}
 
 
 def _select_pairs(
@@ -232,7 +213,7 @@ def pair_counts(
         name=name,
         needs=needs,
         start=lambda extent: _Pairs(extent, pairs_of),
-        merge=lambda first, second: {**_counted([first, second]), "shape": first["shape"]},
+        merge=lambda first, second: _counted([first, second]),
         select=_select_pairs,
         use=use,
     )

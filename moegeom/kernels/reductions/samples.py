@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,17 +23,30 @@ from moegeom.geometry.space import (
     blocked_moments,
 )
 from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
-from moegeom.kernels.reduction import Extent, Kernels, Reduction, State, Use
+from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use
 from moegeom.kernels.reference import token_hash
 
+#: Quantities of every token of a batch, by the names of the columns that hold them.
+ValuesOf = Callable[[TokenBatch], State]
 
-class TokenSample:
-    """About ``size`` of ``num_tokens`` tokens, and columns about them; all when there are fewer.
+
+class _Sample:
+    """About ``size`` of ``num_tokens`` tokens, their labels and columns; all when there are fewer.
 
     Where ``num_tokens`` is None, ``Reduction.ended`` takes from the state what belongs to it.
+    Tokens of the population ``left_out`` do not count, and where there are ``rows`` no others do.
     """
 
-    def __init__(self, size: int, num_tokens: int | None, empty: State) -> None:
+    def __init__(
+        self,
+        size: int,
+        num_tokens: int | None,
+        empty: State,
+        values: ValuesOf,
+        rows: Callable[[TokenBatch], Int64[np.ndarray, "rows"]] | None,
+        left_out: int | None,
+    ) -> None:
+        self._values, self._rows, self._left_out = values, rows, left_out
         self._size, self._is_open = size, num_tokens is None
         self._largest = _largest_key(size, num_tokens or 0)
         self._seen, self._held = 0, 0
@@ -43,21 +57,19 @@ class TokenSample:
             for name, column in {"key": np.empty(0, dtype=np.uint64), **empty}.items()
         }
 
-    def sampled(self, token: Int64[np.ndarray, "tokens"]) -> Int64[np.ndarray, "kept"]:
-        """Rows that belong to the sample."""
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        token = batch.token
         if self._is_open:
             self._seen += len(token)
             self._largest = _largest_key(self._size, self._seen)
-        return np.flatnonzero(token_hash(token) <= self._largest)
-
-    def add(
-        self,
-        token: Int64[np.ndarray, "tokens"],
-        columns: State,
-        row: Int64[np.ndarray, "kept"] | None = None,
-    ) -> None:
-        """Takes in the rows ``row``, which :meth:`sampled` named; all of them for None."""
-        row = np.arange(len(token)) if row is None else row
+        row = np.flatnonzero(token_hash(token) <= self._largest)
+        if self._left_out is not None:
+            row = row[batch.population[row] != self._left_out]
+        if self._rows is not None:
+            row = self._rows(batch)
+            if not row.size:
+                return  # quantities of a whole batch would be computed for nothing
+        columns = {"population": batch.population, "block": batch.block, **self._values(batch)}
         self._make_room(self._held + len(row))
         first, self._held = self._held, self._held + len(row)
         self._columns["key"][first : self._held] = token_hash(token[row])
@@ -100,20 +112,6 @@ def _largest_key(size: int, num_tokens: int) -> np.uint64:
     return np.uint64(min(int(share * 2.0**64), 2**64 - 1))
 
 
-def _up_to(largest: np.uint64, state: State) -> State:
-    stop = int(np.searchsorted(state["key"], largest, side="right"))
-    return {name: column[:stop].copy() for name, column in state.items()}
-
-
-def _of_length(size: Callable[[Extent], int]) -> Callable[[State, Extent], State]:
-    """What stays of a sample of ``size`` once the length of the stream is known."""
-
-    def ended(state: State, extent: Extent) -> State:
-        return _up_to(_largest_key(size(extent), extent.num_tokens or 0), state)
-
-    return ended
-
-
 def joined(states: list[State]) -> State:
     """The rows of several states in ascending order of their keys."""
     key = np.concatenate([state["key"] for state in states])
@@ -130,10 +128,6 @@ def joined(states: list[State]) -> State:
     return merged
 
 
-def _joined_two(first: State, second: State) -> State:
-    return joined([first, second])
-
-
 def rows_of(state: State, population: int | None, without: int | None) -> Int64[np.ndarray, "rows"]:
     """Rows of one population (all of them for None), less those of one block."""
     is_selected = np.ones(len(state["block"]), dtype=bool)
@@ -144,46 +138,79 @@ def rows_of(state: State, population: int | None, without: int | None) -> Int64[
     return np.flatnonzero(is_selected)
 
 
+def _columns(*names: str) -> Callable[[State, int | None, int | None], State]:
+    """Selects these columns of the rows of one population, without those of one block."""
+
+    def select(state: State, population: int | None, without: int | None) -> State:
+        row = rows_of(state, population, without)
+        return {name: state[name][row] for name in names}
+
+    return select
+
+
+def _sample(
+    name: str,
+    needs: tuple[str, ...],
+    empty: Callable[[Extent], State],
+    values: ValuesOf,
+    select: Callable[[Any, int | None, int | None], Any],
+    *,
+    size: Callable[[Extent], int] | None = None,
+    rows: Callable[[TokenBatch], Int64[np.ndarray, "rows"]] | None = None,
+    counts_outliers: bool = True,
+    settle: Callable[[State], Any] = lambda state: state,
+    use: Use = ANY_USE,
+) -> Reduction:
+    """A reduction that keeps, of ``size`` tokens or else of all that the pass sees, columns that
+    begin as ``empty`` and take in ``values``.
+    """
+
+    def start(extent: Extent) -> _Sample:
+        labels = dict.fromkeys(("population", "block"), np.empty(0, np.int32))
+        of_stream = (1, 1) if size is None else (size(extent), extent.num_tokens)
+        left_out = None if counts_outliers else extent.num_populations - 1
+        return _Sample(*of_stream, {**labels, **empty(extent)}, values, rows, left_out)
+
+    def ended(state: State, extent: Extent) -> State:
+        if size is None:
+            return state
+        largest = _largest_key(size(extent), extent.num_tokens or 0)
+        stop = int(np.searchsorted(state["key"], largest, side="right"))
+        return {name: column[:stop].copy() for name, column in state.items()}
+
+    def merge(first: State, second: State) -> State:
+        return joined([first, second])
+
+    return Reduction(name, needs, start, merge, select, settle, use, ended)
+
+
 # ---------------------------------------------------------------------------------------------- ids
 #: Tokens kept, about.
 NUM_IDS = 16_384
 
 
-class _Ids(TokenSample):
-    def __init__(self, extent: Extent) -> None:
-        labels = np.empty(0, dtype=np.int32)
-        chosen = np.empty((0, extent.top_k), dtype=np.int16)
-        names = ("population", "block", "token_id")
-        empty = {**dict.fromkeys(names, labels), "chosen": chosen}
-        super().__init__(NUM_IDS, extent.num_tokens, empty)
-
-    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        q = batch
-        assert q.token_id is not None
-        row = self.sampled(q.token)
-        columns = {
-            "population": q.population,
-            "block": q.block,
-            "token_id": q.token_id,
-            "chosen": q.chosen,
-        }
-        self.add(q.token, columns, row)
+def _ids(batch: TokenBatch) -> State:
+    assert batch.token_id is not None
+    return {"token_id": batch.token_id, "chosen": batch.chosen}
 
 
-def _select_ids(state: State, population: int | None, without: int | None) -> dict[str, np.ndarray]:
+def _select_ids(state: State, population: int | None, without: int | None) -> State:
     row = rows_of(state, population, without)
     return {"token_id": state["token_id"][row], "chosen": state["chosen"][row].astype(np.int32)}
 
 
 #: Token ids and chosen experts of a sample of the tokens.
-TOKEN_SAMPLE = Reduction(
-    name="token_sample",
-    needs=("chosen", "token_id"),
-    start=_Ids,
-    merge=_joined_two,
-    select=_select_ids,
+TOKEN_SAMPLE = _sample(
+    "token_sample",
+    ("chosen", "token_id"),
+    lambda extent: {
+        "token_id": np.empty(0, np.int32),
+        "chosen": np.empty((0, extent.top_k), np.int16),
+    },
+    _ids,
+    _select_ids,
+    size=lambda extent: NUM_IDS,
     use=Use(of_random_router=False),
-    ended=_of_length(lambda extent: NUM_IDS),
 )
 
 
@@ -198,30 +225,9 @@ def sample_size(hidden_size: int) -> int:
     return int(min(NUM_INPUTS, max(_BYTES // (4 * hidden_size), 64)))
 
 
-class _Inputs(TokenSample):
-    def __init__(self, extent: Extent) -> None:
-        labels = np.empty(0, dtype=np.int32)
-        empty = {
-            **dict.fromkeys(("block", "population", "first"), labels),
-            "margin": np.empty(0),
-            "input": np.empty((0, extent.hidden_size), dtype=np.float32),
-        }
-        super().__init__(sample_size(extent.hidden_size), extent.num_tokens, empty)
-        self._outliers = extent.num_populations - 1
-
-    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        q = batch
-        assert q.input is not None and q.margin is not None
-        row = self.sampled(q.token)
-        row = row[q.population[row] != self._outliers]
-        columns = {
-            "block": q.block,
-            "population": q.population,
-            "first": q.chosen[:, 0],
-            "margin": q.margin,
-            "input": q.input,
-        }
-        self.add(q.token, columns, row)
+def _inputs(batch: TokenBatch) -> State:
+    assert batch.input is not None and batch.margin is not None
+    return {"first": batch.chosen[:, 0], "margin": batch.margin, "input": batch.input}
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,61 +245,48 @@ class InputSample:
 
 @dataclass(frozen=True, eq=False)
 class _Settled:
+    """Every selection is cut from one table of products, that of the moments by block."""
+
     state: State
     moments: BlockedMoments
 
+    @classmethod
+    def of(cls, state: State) -> _Settled:
+        inputs = state["input"].astype(np.float64)
+        return cls(state, blocked_moments(inputs, state["block"], NUM_BLOCKS))
 
-def _settle(state: State) -> _Settled:
-    """Moments by block: every selection is cut from one table of products."""
-    inputs = state["input"]
-    moments = blocked_moments(inputs.astype(np.float64), state["block"], NUM_BLOCKS)
-    return _Settled(state, moments)
-
-
-def _select_inputs(settled: _Settled, population: int | None, without: int | None) -> InputSample:
-    """The sample without one block; empty for a domain."""
-    is_selected = np.full(NUM_BLOCKS, population is None)
-    if without is not None:
-        is_selected[without] = False
-    state = settled.state
-    row = slice(None) if is_selected.all() else is_selected[state["block"]]
-    columns = (state[name][row] for name in ("input", "first", "population", "margin"))
-    return InputSample(settled.moments.of_blocks(is_selected), *columns)
+    def select(self, population: int | None, without: int | None) -> InputSample:
+        """The sample without one block; empty for a domain."""
+        is_selected = np.full(NUM_BLOCKS, population is None)
+        if without is not None:
+            is_selected[without] = False
+        row = slice(None) if is_selected.all() else is_selected[self.state["block"]]
+        columns = (self.state[name][row] for name in ("input", "first", "population", "margin"))
+        return InputSample(self.moments.of_blocks(is_selected), *columns)
 
 
 #: Router inputs of a sample of the tokens, outlier tokens left out.
-INPUT_SAMPLE = Reduction(
-    name="input_sample",
-    needs=("input", "chosen", "margin"),
-    start=_Inputs,
-    merge=_joined_two,
-    select=_select_inputs,
-    settle=_settle,
+INPUT_SAMPLE = _sample(
+    "input_sample",
+    ("input", "chosen", "margin"),
+    lambda extent: {
+        "first": np.empty(0, np.int32),
+        "margin": np.empty(0),
+        "input": np.empty((0, extent.hidden_size), np.float32),
+    },
+    _inputs,
+    _Settled.select,
+    size=lambda extent: sample_size(extent.hidden_size),
+    counts_outliers=False,
+    settle=_Settled.of,
     use=Use(of_random_router=False),
-    ended=_of_length(lambda extent: sample_size(extent.hidden_size)),
 )
 
 
 # ------------------------------------------------------------------------------------------- scores
-class _Scores(TokenSample):
-    """The pass sees a sample of the tokens: all of it is kept."""
-
-    def __init__(self, extent: Extent) -> None:
-        labels = np.empty(0, dtype=np.int32)
-        empty = {
-            **dict.fromkeys(("block", "population"), labels),
-            "scores": np.empty((0, extent.num_experts), dtype=np.float32),
-        }
-        super().__init__(1, 1, empty)
-        self._outliers = extent.num_populations - 1
-
-    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        q = batch
-        assert q.scores is not None
-        row = self.sampled(q.token)
-        row = row[q.population[row] != self._outliers]
-        columns = {"block": q.block, "population": q.population, "scores": q.scores}
-        self.add(q.token, columns, row)
+def _scores(batch: TokenBatch) -> State:
+    assert batch.scores is not None
+    return {"scores": batch.scores}
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,94 +305,73 @@ class _SettledScores:
 
 
 #: Moments of the scores of all experts, without selection bias and mask, of a sample of the tokens.
-SCORE_SAMPLE = Reduction(
-    name="score_sample",
-    needs=("scores",),
-    start=_Scores,
-    merge=_joined_two,
-    select=_SettledScores.select,
+SCORE_SAMPLE = _sample(
+    "score_sample",
+    ("scores",),
+    lambda extent: {"scores": np.empty((0, extent.num_experts), np.float32)},
+    _scores,
+    _SettledScores.select,
+    counts_outliers=False,
     settle=lambda state: _SettledScores(state, {}),
     use=Use(is_sampled=True),
 )
 
 
 # ------------------------------------------------------------------------------------------ outputs
-class _Outputs(TokenSample):
-    def __init__(self, extent: Extent) -> None:
-        empty = np.empty((0, extent.hidden_size), dtype=np.float32)
-        names = ("input", "shared", "routed")
-        columns = {"block": np.empty(0, dtype=np.int32), **dict.fromkeys(names, empty)}
-        super().__init__(sample_size(3 * extent.hidden_size), extent.num_tokens, columns)
-
-    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        q = batch
-        assert q.input is not None and q.shared_output is not None and q.routed_output is not None
-        row = self.sampled(q.token)
-        columns = {
-            "block": q.block,
-            "input": q.input,
-            "shared": q.shared_output,
-            "routed": q.routed_output,
-        }
-        self.add(q.token, columns, row)
+def _outputs(batch: TokenBatch) -> State:
+    assert batch.input is not None
+    assert batch.shared_output is not None and batch.routed_output is not None
+    return {"input": batch.input, "shared": batch.shared_output, "routed": batch.routed_output}
 
 
-def _select_outputs(
-    state: State, population: int | None, without: int | None
-) -> dict[str, np.ndarray]:
+def _select_outputs(state: State, population: int | None, without: int | None) -> State:
     """The sample without one block; empty for a domain, which is too small to fit a map on."""
     rows = rows_of(state, None, without) if population is None else np.empty(0, dtype=np.intp)
     return {name: state[name][rows] for name in ("block", "input", "shared", "routed")}
 
 
 #: Outputs of the shared and the routed experts beside the router inputs, of a sample of tokens.
-BLOCK_OUTPUTS = Reduction(
-    name="block_outputs",
-    needs=("input", "shared_output", "routed_output"),
-    start=_Outputs,
-    merge=_joined_two,
-    select=_select_outputs,
+BLOCK_OUTPUTS = _sample(
+    "block_outputs",
+    ("input", "shared_output", "routed_output"),
+    lambda extent: dict.fromkeys(
+        ("input", "shared", "routed"), np.empty((0, extent.hidden_size), np.float32)
+    ),
+    _outputs,
+    _select_outputs,
+    size=lambda extent: sample_size(3 * extent.hidden_size),
     use=Use(of_random_router=False),
-    ended=_of_length(lambda extent: sample_size(3 * extent.hidden_size)),
 )
 
 
 # ------------------------------------------------------------------------------ distances to orders
-class _Brackets(TokenSample):
-    """A few hundred tokens of a router were looked at, at most: all are kept."""
-
-    def __init__(self, extent: Extent) -> None:
-        labels, ends = np.empty(0, np.int32), np.empty((0, len(ORDERS)))
-        columns = {"population": labels, "block": labels, "lower": ends, "upper": ends}
-        super().__init__(1, 1, columns | {"stretch": np.empty(0)})
-
-    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        brackets = batch.order_distance
-        assert brackets is not None
-        columns = {
-            "population": batch.population[brackets.row],
-            "block": batch.block[brackets.row],
-            "lower": brackets.lower,
-            "upper": brackets.upper,
-            "stretch": brackets.stretch,
-        }
-        self.add(batch.token[brackets.row], columns)
+def _examined(batch: TokenBatch) -> Int64[np.ndarray, "rows"]:
+    assert batch.order_distance is not None
+    return batch.order_distance.row
 
 
-def _select_brackets(
-    state: State, population: int | None, without: int | None
-) -> dict[str, np.ndarray]:
-    row = rows_of(state, population, without)
-    return {name: state[name][row] for name in ("lower", "upper", "stretch")}
+def _brackets(batch: TokenBatch) -> State:
+    """NaN for tokens that were not looked at more closely."""
+    brackets, columns = batch.order_distance, {}
+    for name in ("lower", "upper", "stretch"):
+        values = getattr(brackets, name)
+        columns[name] = np.full((len(batch.token), *values.shape[1:]), np.nan)
+        columns[name][_examined(batch)] = values
+    return columns
 
 
-#: Distances to ties of more than two experts, of the tokens that were looked at more closely.
-ORDER_DISTANCES = Reduction(
-    name="order_distances",
-    needs=("order_distance",),
-    start=_Brackets,
-    merge=_joined_two,
-    select=_select_brackets,
+#: Distances to ties of more than two experts, of the few hundred tokens that were looked at more
+#: closely.
+ORDER_DISTANCES = _sample(
+    "order_distances",
+    ("order_distance",),
+    lambda extent: {
+        **dict.fromkeys(("lower", "upper"), np.empty((0, len(ORDERS)))),
+        "stretch": np.empty(0),
+    },
+    _brackets,
+    _columns("lower", "upper", "stretch"),
+    rows=_examined,
     use=Use(of_random_router=False, is_sampled=True),
 )
 
@@ -409,90 +381,45 @@ ORDER_DISTANCES = Reduction(
 FIRST_TOKENS, FIRST_POSITIONS = 4096, 256
 
 
-class _Beginnings(TokenSample):
-    def __init__(self, extent: Extent) -> None:
-        slots = np.empty((0, extent.top_k))
-        columns = {
-            **dict.fromkeys(("population", "block"), np.empty(0, np.int32)),
-            "document": np.empty(0, np.int64),
-            "position": np.empty(0, np.int32),
-            "chosen": slots.astype(np.int32),
-            "weights": slots,
-        }
-        super().__init__(1, 1, columns)
-
-    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        document, position = batch.document, batch.position
-        assert document is not None and position is not None
-        is_early = (position < FIRST_POSITIONS) & (document >= 0)
-        row = np.flatnonzero((batch.token < FIRST_TOKENS) & is_early)
-        if not row.size:
-            return  # weights of a whole batch would be computed for nothing
-        assert batch.weights is not None
-        columns = {
-            "population": batch.population,
-            "block": batch.block,
-            "document": document,
-            "position": position,
-            "chosen": batch.chosen,
-            "weights": batch.weights,
-        }
-        self.add(batch.token, columns, row)
+def _early(batch: TokenBatch) -> Int64[np.ndarray, "rows"]:
+    assert batch.document is not None and batch.position is not None
+    is_early = (batch.position < FIRST_POSITIONS) & (batch.document >= 0)
+    return np.flatnonzero((batch.token < FIRST_TOKENS) & is_early)
 
 
-def _select_beginnings(
-    state: State, population: int | None, without: int | None
-) -> dict[str, np.ndarray]:
-    row = rows_of(state, population, without)
-    return {name: state[name][row] for name in ("document", "position", "chosen", "weights")}
+def _beginnings(batch: TokenBatch) -> State:
+    names = ("document", "position", "chosen", "weights")
+    return {name: getattr(batch, name) for name in names}
 
 
 #: What the first tokens of the first documents choose, and with which weights.
-BEGINNINGS = Reduction(
-    name="beginnings",
-    needs=("document", "position", "chosen", "weights"),
-    start=_Beginnings,
-    merge=_joined_two,
-    select=_select_beginnings,
+BEGINNINGS = _sample(
+    "beginnings",
+    ("document", "position", "chosen", "weights"),
+    lambda extent: {
+        "document": np.empty(0, np.int64),
+        "position": np.empty(0, np.int32),
+        "chosen": np.empty((0, extent.top_k), np.int32),
+        "weights": np.empty((0, extent.top_k)),
+    },
+    _beginnings,
+    _columns("document", "position", "chosen", "weights"),
+    rows=_early,
     use=Use(of_random_router=False),
 )
 
 
-#: Columns that are kept of each token, beside its labels.
-_JUMP_COLUMNS = ("height", "relative", "chance")
-
-
-class _Jumps(TokenSample):
-    """The tokens were chosen before their experts were applied: all of them are kept."""
-
-    def __init__(self, extent: Extent) -> None:
-        labels = np.empty(0, dtype=np.int32)
-        empty = {
-            **dict.fromkeys(("population", "block"), labels),
-            **dict.fromkeys(_JUMP_COLUMNS, np.empty(0)),
-            "pair": np.empty((0, 2), dtype=np.int32),
-        }
-        super().__init__(1, 1, empty)
-
-    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        assert batch.jumps is not None
-        columns = {name: getattr(batch.jumps, name) for name in (*_JUMP_COLUMNS, "pair")}
-        self.add(batch.token, {"population": batch.population, "block": batch.block, **columns})
-
-
-def _select_jumps(state: State, population: int | None, without: int | None) -> State:
-    row = rows_of(state, population, without)
-    return {name: state[name][row] for name in (*_JUMP_COLUMNS, "pair")}
+# -------------------------------------------------------------------------------------------- jumps
+def _heights(batch: TokenBatch) -> State:
+    return dict(vars(batch.jumps))
 
 
 def _jumps(name: str) -> Reduction:
-    return Reduction(
-        name=name,
-        needs=("jumps",),
-        start=_Jumps,
-        merge=lambda first, second: joined([first, second]),
-        select=_select_jumps,
-    )
+    """Of tokens that were chosen before their experts were applied: all of them are kept."""
+    names = ("height", "relative", "chance")
+    empty = {**dict.fromkeys(names, np.empty(0)), "pair": np.empty((0, 2), np.int32)}
+    select = _columns(*names, "pair")
+    return _sample(name, ("jumps",), lambda extent: empty, _heights, select)
 
 
 #: Jumps of a sample of the tokens.
@@ -500,3 +427,231 @@ JUMPS = _jumps("jumps")
 
 #: Jumps of tokens that a variant flips.
 FLIP_JUMPS = _jumps("flip_jumps")
+
+
+# ----------------------------------------------------------------------------------------- sketches
+
+
+class PendingJoins:
+    """A state, and parts of batches that wait until joining them is worth it."""
+
+    def __init__(self, state: State, join: Callable[[list[State]], State]) -> None:
+        self._state, self._join = state, join
+        self._pending: list[State] = []
+        self._waiting = 0
+
+    def add(self, part: State, rows: int, enough: int) -> None:
+        """A part of ``rows`` rows; from ``enough`` of them on, those that wait are joined."""
+        self._pending.append(part)
+        self._waiting += rows
+        if self._waiting >= enough:
+            self.state()
+
+    def state(self) -> State:
+        self._state = self._join([self._state, *self._pending])
+        self._pending, self._waiting = [], 0
+        return self._state
+
+
+# --------------------------------------------------------------------------------------------- sets
+#: Entries kept. At most 2^20, so that memory stays flat however long the stream.
+CAPACITY = 2**20
+
+#: Tokens gathered before they are sorted into the state.
+PENDING = 2**16
+
+_LABEL_BITS = 11
+_BLOCK_BITS = 4
+
+
+class _ExpertSets(PendingJoins):
+    """An entry is one expert set in one population and block.
+
+    The composite key holds 53 bits of the expert set's hash, then 7 bits of population and 4 of
+    block. Two of n expert sets collide with probability about n^2 / 2^54: 1e-4 at full capacity.
+    """
+
+    def __init__(self, extent: Extent) -> None:
+        super().__init__(_empty(extent.top_k), _compact)
+        self._extent = extent
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        hashed = kernels["expert_set_key"](batch.chosen, self._extent.num_experts)
+        label = (batch.population.astype(np.uint64) << np.uint64(_BLOCK_BITS)) | (
+            batch.block.astype(np.uint64)
+        )
+        key = (hashed & ~np.uint64(2**_LABEL_BITS - 1)) | label
+        # what the sample will drop need not wait for it
+        rows = np.flatnonzero(key <= _largest_kept(self._state))
+        key = key[rows]
+        part = {
+            "key": key,
+            "count": np.ones(len(key), dtype=np.int64),
+            "members": np.sort(batch.chosen[rows], axis=1).astype(np.int16),
+            "halvings": np.zeros(1, dtype=np.int64),
+        }
+        # As many again as the state holds, so that each token is sorted a bounded number of times.
+        self.add(part, len(key), max(PENDING, len(self._state["key"])))
+
+
+def _largest_kept(state: State) -> np.uint64:
+    return np.uint64(2 ** (64 - int(state["halvings"][0])) - 1)
+
+
+def _empty(top_k: int) -> State:
+    return {
+        "key": np.empty(0, dtype=np.uint64),
+        "count": np.empty(0, dtype=np.int64),
+        "members": np.empty((0, top_k), dtype=np.int16),
+        "halvings": np.zeros(1, dtype=np.int64),
+    }
+
+
+def _compact(states: list[State]) -> State:
+    """Equal keys added up; when over capacity, keys whose upper bits are not 0 are dropped.
+
+    The number of halvings depends on the set of keys alone, not on their order of arrival: it is
+    the least that brings the whole set under capacity, and it can only grow with the set.
+    """
+    # at full capacity a column has megabytes: none is held longer than it is needed
+    key = np.concatenate([state["key"] for state in states])
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    starts = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else np.empty(0, int)
+    halvings = max(int(state["halvings"][0]) for state in states)
+    key = key[starts]
+    while True:
+        limit = int(np.searchsorted(key, np.uint64(2 ** (64 - halvings) - 1), side="right"))
+        if limit <= CAPACITY:
+            break
+        halvings += 1
+    count = np.concatenate([state["count"] for state in states])[order]
+    count = np.add.reduceat(count, starts)[:limit].copy() if len(starts) else count
+    first = order[starts[:limit]]
+    del order, starts
+    return {
+        "key": key[:limit].copy(),  # a view would keep the longer array alive
+        "count": count,
+        "members": np.concatenate([state["members"] for state in states])[first],
+        "halvings": np.array([halvings], dtype=np.int64),
+    }
+
+
+def _select_sets(
+    state: State, population: int | None, without: int | None
+) -> dict[str, np.ndarray]:
+    """Count per expert set and the sampling rate, in the order of the hash.
+
+    ``members[row[i]]`` are the experts of expert set i.
+    """
+    block = (state["key"] & np.uint64(2**_BLOCK_BITS - 1)).astype(np.int64)
+    label = (state["key"] >> np.uint64(_BLOCK_BITS)) & np.uint64(2 ** (_LABEL_BITS - 4) - 1)
+    is_selected = np.ones(len(block), dtype=bool) if without is None else block != without
+    if population is not None:
+        is_selected &= label == np.uint64(population)
+    row = np.flatnonzero(is_selected)
+    expert_set = (state["key"] >> np.uint64(_LABEL_BITS))[row]
+    starts = np.flatnonzero(np.diff(expert_set, prepend=~expert_set[:1]))
+    counts = state["count"][row]
+    return {
+        "count": np.add.reduceat(counts, starts) if len(starts) else counts,
+        "row": row[starts],
+        "members": state["members"],
+        "rate": np.array(2.0 ** -float(state["halvings"][0])),
+    }
+
+
+#: Visited expert sets: exact up to a million entries, then a hash sample of known rate.
+EXPERT_SETS = Reduction(
+    name="expert_sets",
+    needs=("chosen",),
+    start=_ExpertSets,
+    merge=lambda first, second: _compact([first, second]),
+    select=_select_sets,
+    use=Use(of_random_router=False),
+)
+
+
+# ---------------------------------------------------------------------------------------- documents
+#: Documents kept.
+DOCUMENTS = 4096
+
+
+class _Documents(PendingJoins):
+    """A row for each document and population: most documents are of one domain.
+
+    Of more documents those with the smallest hashes stay. A document that stays in the end has
+    never been among the others, in no part of the stream, so its counts are whole. Kept where the
+    experts of the router have a capacity (``Rule.capacity``), which they are compared with.
+    """
+
+    def __init__(self, extent: Extent) -> None:
+        empty = np.empty(0, dtype=np.int64)
+        self._experts = extent.num_experts
+        nothing: State = {
+            "document": empty,
+            "population": empty.astype(np.int32),
+            "block": empty.astype(np.int32),
+            "counts": np.empty((0, extent.num_experts), dtype=np.int64),
+        }
+        super().__init__(nothing, _joined)
+
+    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
+        q = batch
+        assert q.document is not None
+        has_document = q.document >= 0
+        document, population, block = (v[has_document] for v in (q.document, q.population, q.block))
+        # tokens of a document mostly stand together: a row for each run of them
+        is_other = (np.diff(document, prepend=-1) != 0) | (np.diff(population, prepend=-1) != 0)
+        first, row = np.flatnonzero(is_other), np.cumsum(is_other) - 1
+        chosen = q.chosen[has_document]
+        cell = (row[:, None] * self._experts + chosen)[chosen >= 0]
+        counts = np.bincount(cell, minlength=len(first) * self._experts)
+        part = {
+            "document": document[first],
+            "population": population[first],
+            "block": block[first],
+            "counts": counts.reshape(-1, self._experts),
+        }
+        self.add(part, len(first), DOCUMENTS)
+
+
+def _joined(states: list[State]) -> State:
+    """Rows of one document and population added up, in the order of the documents' hashes."""
+    rows = {name: np.concatenate([state[name] for state in states]) for name in states[0]}
+    order = np.lexsort((rows["population"], token_hash(rows["document"])))
+    document, population = rows["document"][order], rows["population"][order]
+    is_other = (np.diff(document) != 0) | (np.diff(population) != 0)
+    first = np.flatnonzero(np.concatenate([[True], is_other])) if len(order) else order
+    place = np.cumsum(np.diff(document[first], prepend=document[:1]) != 0)
+    head = first[place < DOCUMENTS]
+    counts = np.add.reduceat(rows["counts"][order], first) if len(order) else rows["counts"]
+    return {
+        "document": document[head],
+        "population": population[head],
+        "block": rows["block"][order][head],
+        "counts": counts[: len(head)],
+    }
+
+
+def _select_documents(
+    state: State, population: int | None, without: int | None
+) -> Int64[np.ndarray, "documents experts"]:
+    """Counts of each document, of its tokens of one population only where one is given."""
+    row = rows_of(state, population, without)
+    document, counts = state["document"][row], state["counts"][row]
+    if not len(document):
+        return counts
+    first = np.flatnonzero(np.diff(document, prepend=document[0] - 1))
+    return np.add.reduceat(counts, first)
+
+
+#: How often each expert was chosen in each document, for a sample of at most 4096 documents.
+DOCUMENT_COUNTS = Reduction(
+    name="document_counts",
+    needs=("chosen", "document", "capacity"),
+    start=_Documents,
+    merge=lambda first, second: _joined([first, second]),
+    select=_select_documents,
+    use=Use(of_random_router=False),
+)

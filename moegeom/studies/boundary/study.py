@@ -15,7 +15,7 @@ from moegeom.core.shapes import Bool, Float
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, InputNoise, TokenSource
 from moegeom.engine.batch import refuse_non_finite
-from moegeom.engine.recorded import through_norm
+from moegeom.engine.choice import through_norm
 from moegeom.engine.session import Session
 from moegeom.engine.sources import open_source
 from moegeom.geometry.noise import noise_between
@@ -23,7 +23,7 @@ from moegeom.pipeline import Watch, scan
 from moegeom.studies.announced import announce_experts
 from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.tokens.stages import INPUT_STAGES
-from moegeom.variants.arithmetic import arithmetic
+from moegeom.variants.emulated import arithmetic
 
 #: What is asked when nothing is asked: from harmless to harmful.
 USUAL = ("float32-blocks", "tf32", "bf16", "bf16-logits")

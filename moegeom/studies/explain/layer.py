@@ -14,11 +14,10 @@ from moegeom.core.router import LogitMap, Router, Weights
 from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource
-from moegeom.engine.choice import chosen_by, group_masked
+from moegeom.engine.choice import chosen_by, group_masked, recorded_logits, through_norm
 from moegeom.engine.flipping import engine_logits
 from moegeom.engine.plan import by_tile
 from moegeom.engine.prepared import PreparedRouter, check_width, prepare, unavailable
-from moegeom.engine.recorded import recorded_logits, through_norm
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import finite_tokens
 from moegeom.engine.task import Task

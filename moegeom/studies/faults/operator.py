@@ -20,8 +20,7 @@ from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
 from moegeom.geometry.set_code import TIE_WAYS, contrasts, fitted_bias, set_distances
 from moegeom.kernels.reduction import Kernels
-from moegeom.variants.arithmetic import Arithmetic
-from moegeom.variants.emulated import Emulated, emulate
+from moegeom.variants.emulated import Arithmetic, Emulated, emulate
 
 #: The router as stored, in float32; top-k of an affine rule compares logits.
 AS_STORED = Arithmetic(name="", text="", engine="none", version="", source="", compared="logits")

@@ -18,7 +18,7 @@ from moegeom.core.files import reading
 from moegeom.core.limits import TRACE_EXPERTS, TRACE_SLOTS
 from moegeom.core.router import format_layers
 from moegeom.core.shapes import Bool, Integer
-from moegeom.engine.first_pass import begun
+from moegeom.engine.sources import begun
 from moegeom.pipeline import Watch
 from moegeom.studies.routes.record import Defect, FileOfRoutes, LayerOfTrace, Routes, RoutesRequest
 from moegeom.tokens.files import name_of, paths_of

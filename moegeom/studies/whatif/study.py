@@ -18,7 +18,7 @@ from moegeom.engine.session import Session
 from moegeom.pipeline import Watch, scan
 from moegeom.studies.whatif.record import WhatIfRequest
 from moegeom.tokens.stages import INPUT_STAGES
-from moegeom.variants.arithmetic import arithmetic
+from moegeom.variants.emulated import arithmetic
 from moegeom.variants.what_if import parse_what_ifs
 
 #: What-ifs at most.

@@ -15,9 +15,9 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.recording.columns import DTYPES, ROW_GROUP_TOKENS
 from moegeom.tokens.recording.facts import RecordingFacts, check_domains, read_facts
-from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.rows import FileRows, ShardedRows, StoredSource
+from moegeom.tokens.sources.recorded import open_recording
 from moegeom.tokens.stages import stored_tensors
 
 # ------------------------------------------------------------------------------------------ parts

@@ -28,12 +28,16 @@ from moegeom.tokens.recording.facts import (
     render_facts,
     tensor_file_name,
 )
-from moegeom.tokens.recording.journal import BEGIN_AGAIN, Draft, Journal, Noted, partial_path
-from moegeom.tokens.recording.shard_arrays import (
+from moegeom.tokens.recording.journal import (
+    BEGIN_AGAIN,
     ByRouter,
+    Draft,
+    Journal,
+    Noted,
     ShapeBook,
     check_columns,
     output_kinds,
+    partial_path,
     shard_tensors,
 )
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moegeom.core.tokens import TokenSource
-from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.sources.recorded import open_recording
 
 SAMPLES = Path(__file__).parents[3] / "sample_ckpts"
 NAMES = ("olmoe-balanced", "olmoe-collapsed", "deepseek-tiny")

@@ -36,7 +36,7 @@ from moegeom.router.expert_functions import open_expert_functions, open_shared_e
 from moegeom.router.load import load_routers
 from moegeom.tokens.attention_record import FACTS_FILE, SUMS_FILE, LayerSums, read_attention_record
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.sources.recorded import open_recording
 from tests.by_day import by_day
 from tests.families.observed import FORWARD, observe
 from tests.families.test_families_against_transformers import routed

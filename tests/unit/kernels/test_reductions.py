@@ -20,11 +20,10 @@ from moegeom.geometry.histogram import NUM_BINS, bin_index
 from moegeom.geometry.rows import unit_rows
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
-from moegeom.kernels.reductions import sketches
-from moegeom.kernels.reductions import sketches as sketch
+from moegeom.kernels.reductions import samples as sketch
 from moegeom.kernels.reductions.choices import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
+from moegeom.kernels.reductions.histograms import FIXED_POINT
 from moegeom.kernels.reductions.samples import NUM_IDS
-from moegeom.kernels.reductions.scores import FIXED_POINT
 from moegeom.kernels.reference import token_hash
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import finish_router
@@ -149,18 +148,18 @@ def test_directions_are_torchs_unit_rows_but_of_a_zero_row_and_a_bad_one(random)
 def test_the_sum_of_every_block_is_that_of_its_tokens_and_exact_for_the_largest_batch(directions):
     direction, block = directions
     state = folded_directions(*directions)
-    np.testing.assert_array_equal(state["tokens"], np.bincount(block, minlength=NUM_BLOCKS))
+    np.testing.assert_array_equal(state["counts"][:, 0], np.bincount(block, minlength=NUM_BLOCKS))
     for number in range(NUM_BLOCKS):
         own = direction[block == number]
-        total = state["sums"][number] / FIXED_POINT
+        total = state["counts"][number, 1:] / FIXED_POINT
         np.testing.assert_allclose(total, own.sum(axis=0), atol=len(own) / FIXED_POINT)
     # 2^14 tokens that all point one way: every partial sum is a whole number below 2^53.
     tokens = 2**14
     one_way = np.tile([[1.0, -(2.0**-36)]], (tokens, 1))
     state = folded_directions(one_way, np.full(tokens, 5))
-    assert state["sums"].dtype == np.int64
-    assert state["sums"][5].tolist() == [tokens * 2**36, -tokens]
-    np.testing.assert_array_less(np.abs(state["sums"]).max(), 2**53)
+    assert state["counts"].dtype == np.int64
+    assert state["counts"][5].tolist() == [tokens, tokens * 2**36, -tokens]
+    np.testing.assert_array_less(np.abs(state["counts"]).max(), 2**53)
 
 
 def resultant(direction, block):
@@ -238,7 +237,7 @@ def test_under_the_capacity_every_set_is_counted_whatever_the_order_of_its_exper
 
 def test_the_state_never_exceeds_the_capacity(monkeypatch):
     monkeypatch.setattr(sketch, "CAPACITY", 500)
-    monkeypatch.setattr(sketch, "_PENDING", 256)
+    monkeypatch.setattr(sketch, "PENDING", 256)
     accumulator = EXPERT_SETS.start(Extent(1, SKETCH_EXPERTS, SKETCH_TOP_K))
     chosen = drawn(20_000, 2)
     for start in range(0, len(chosen), 1000):
@@ -341,7 +340,7 @@ def test_selected_counts_are_those_of_counting_by_hand():
 
 def test_of_many_documents_those_with_the_smallest_hashes_stay_whole(monkeypatch):
     whole = folded_samples(np.arange(TOKENS))
-    monkeypatch.setattr(sketches, "DOCUMENTS", 5)
+    monkeypatch.setattr(sketch, "DOCUMENTS", 5)
     kept = folded_samples(np.arange(TOKENS))
     documents = np.unique(whole["document"])
     wanted = documents[np.argsort(token_hash(documents))][:5]
@@ -354,7 +353,7 @@ def test_of_many_documents_those_with_the_smallest_hashes_stay_whole(monkeypatch
 def test_a_sample_of_documents_does_not_depend_on_how_the_stream_is_cut(owner):
     """Documents are cut in pieces, too, and pieces of dropped documents come again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sketches, "DOCUMENTS", 5)
+        patch.setattr(sketch, "DOCUMENTS", 5)
         parts = [np.flatnonzero(np.array(owner) == part) for part in range(3)]
         whole = folded_samples(np.arange(TOKENS))
         first, second, third = map(folded_samples, parts)

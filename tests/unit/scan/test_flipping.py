@@ -23,8 +23,7 @@ from moegeom.kernels.table import load_kernels
 from moegeom.measure.passes import measure_router
 from moegeom.metrics import METRICS
 from moegeom.metrics.flips import NEAR
-from moegeom.variants.arithmetic import arithmetic
-from moegeom.variants.emulated import emulate
+from moegeom.variants.emulated import arithmetic, emulate
 from tests.unit.scan import made
 from tests.unit.scan.made import SUM_TO_ONE, router_with
 

@@ -11,7 +11,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from moegeom.core.tokens import TILE, TokenColumns
-from moegeom.engine import first_pass
+from moegeom.engine import sources
 from moegeom.engine.choice import tile_logits
 from moegeom.engine.loop import Hooks, Lane, Pace, read_snapshot, scan_in_step, scan_router
 from moegeom.engine.plan import MAX_TILES, batch_tokens, on_all_cores, sample_tiles
@@ -28,8 +28,7 @@ from moegeom.metrics import METRICS
 from moegeom.pipeline import scan, with_tokens
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.traces import source as traces
-from moegeom.variants.arithmetic import arithmetic
-from moegeom.variants.emulated import emulate
+from moegeom.variants.emulated import arithmetic, emulate
 from tests.by_day import by_day
 from tests.columns import columns_of
 from tests.unit.scan import made
@@ -233,7 +232,7 @@ def test_a_trace_is_read_once_and_routers_measured_as_alone(
     if case == "a trace":
         assert pieces_read == list(range(FILES))
     pieces_read.clear()
-    monkeypatch.setattr(first_pass, "_MOST_BYTES", 0)
+    monkeypatch.setattr(sources, "_MOST_BYTES", 0)
     assert scanned(world, tmp_path / "alone", **options) == together
     if case != "the trace of another run":  # which is one piece
         assert len(pieces_read) >= MODEL.layers * FILES
@@ -253,9 +252,9 @@ def test_parts_are_folded_in_step_as_their_sums_have_room(
     request = ScanRequest(str(world / "model"), tokens=str(world / "dump"), dialect="vllm")
     opened = with_tokens(request, Session.of(request.checkpoint, request))
     assert opened.source is not None
-    needed = first_pass._state_bytes(opened.chosen[0], opened.source.facts.num_tokens)
-    monkeypatch.setattr(first_pass, "_MOST_BYTES", 2 * needed)
-    groups = first_pass.in_step(opened.chosen, [opened.source])
+    needed = sources._state_bytes(opened.chosen[0], opened.source.facts.num_tokens)
+    monkeypatch.setattr(sources, "_MOST_BYTES", 2 * needed)
+    groups = sources.in_step(opened.chosen, [opened.source])
     assert [[router.layer for router in group] for group in groups] == [[0, 1], [2]]
 
 

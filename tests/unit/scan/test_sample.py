@@ -12,7 +12,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from moegeom.core.errors import NonFiniteError, RecordingError
 from moegeom.core.router import Rule
 from moegeom.core.tokens import TILE, TopLogits
-from moegeom.engine import recorded
+from moegeom.engine import choice
 from moegeom.engine.batch import LazyBatch, tokens_of_tile
 from moegeom.engine.prepared import prepare, unavailable
 from moegeom.engine.request import ComputeOptions
@@ -352,7 +352,7 @@ def test_outputs_of_another_model_or_too_large_for_the_memory_are_refused(monkey
         layer(*outputs(shared_output=wide))
     with pytest.raises(RecordingError, match="5 experts.* has 6"):
         layer(*outputs(expert_output=few))
-    monkeypatch.setattr(recorded, "OUTPUT_BYTES", 2**16)
+    monkeypatch.setattr(choice, "OUTPUT_BYTES", 2**16)
     with pytest.raises(RecordingError, match="GiB"):
         layer(*outputs())
 

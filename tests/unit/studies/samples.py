@@ -7,8 +7,8 @@ from typing import Any
 
 from moegeom.document.model import Document, View
 from moegeom.document.render import render
-from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
+from moegeom.tokens.sources.recorded import open_recording
 from tests.records import new_folder, shared
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_ckpts"

@@ -30,7 +30,7 @@ from moegeom.research.capacity.study import rows_of
 from moegeom.research.outputs.document import outputs_figures
 from moegeom.router.attention.tensors import attention_families, load_attention_family
 from moegeom.studies.opened import Checkpoint
-from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.sources.recorded import open_recording
 from tests.unit.studies.samples import BALANCED, GROUPED, few_tokens, sides, unwrapped, worded
 
 CKPT, REC = sides(BALANCED)

@@ -16,7 +16,7 @@ from moegeom.core.errors import RecordingError, ResultsError, UsageError
 from moegeom.studies.whatif.document import document, what_if_figures
 from moegeom.studies.whatif.record import Tried, WhatIfReport
 from moegeom.studies.whatif.study import MOST, read_grid
-from moegeom.tokens.recording.reader import open_recording
+from moegeom.tokens.sources.recorded import open_recording
 from moegeom.variants.what_if import WHAT_IFS, Parameter, parse_what_ifs, spelled
 from tests.by_day import IS_NIGHT
 from tests.unit.studies.samples import COLLAPSED, sides, worded

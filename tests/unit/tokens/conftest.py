@@ -9,8 +9,8 @@ import pytest
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.tokens import OUTPUT_KINDS, TokenColumns, TopLogits
-from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
+from moegeom.tokens.sources.recorded import open_recording
 from moegeom.tokens.stages import FLOAT_DTYPES
 from tests.columns import columns_of
 

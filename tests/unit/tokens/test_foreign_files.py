@@ -35,9 +35,9 @@ from moegeom.tokens.foreign.arrays import layers_in_file
 from moegeom.tokens.foreign.npy import iter_npz, npz_shapes, read_npy_header
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.open import open_tokens
-from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.sources.recorded import open_recording
 from moegeom.tokens.stages import VALUE_STAGES
 from moegeom.tokens.traces import source, trace
 from moegeom.tokens.traces.dialects._text import nested_ids

@@ -32,9 +32,9 @@ from moegeom.tokens.recording.facts import (
     render_facts,
 )
 from moegeom.tokens.recording.merge import merge_recordings
-from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.rows import SCRATCH_BYTES
+from moegeom.tokens.sources.recorded import open_recording
 from moegeom.tokens.stages import FLOAT_DTYPES, OUTPUT_TENSORS, STAGE_TENSORS, VALUE_STAGES
 from tests.by_day import IS_NIGHT
 from tests.columns import columns_of

@@ -14,8 +14,8 @@ import pytest
 
 from moegeom.core.errors import OutputError, UsageError
 from moegeom.tokens.recording.journal import recorded_tokens
-from moegeom.tokens.recording.reader import open_recording
 from moegeom.tokens.recording.writer import RecordingWriter
+from moegeom.tokens.sources.recorded import open_recording
 from tests.unit.results.test_runs import Forker
 from tests.unit.tokens.conftest import ROUTERS, Content, refusal, refusal_to_open
 

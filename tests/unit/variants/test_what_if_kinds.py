@@ -15,12 +15,7 @@ from moegeom.engine.route import route
 from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.load import dropped_slot_share, expert_capacity
 from moegeom.kernels.batch import TokenBatch
-from moegeom.variants.arithmetic import (
-    Arithmetic,
-    arithmetic,
-    arithmetic_names,
-    describe_arithmetics,
-)
+from moegeom.variants.emulated import Arithmetic, arithmetic, arithmetic_names, describe_arithmetics
 from moegeom.variants.what_if import WHAT_IFS, FittedGate, WhatIfChoice, parse_what_ifs
 from moegeom.variants.whatif._choices import OF_CHOICE, OF_SCORES, admitted_scores, members, rows_of
 from tests.by_day import by_day

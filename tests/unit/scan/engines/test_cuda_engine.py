@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from moegeom.core.errors import InternalError, NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask
 from moegeom.core.tokens import TILE
+from moegeom.engine.devices.cuda import SLOTS, input_reader, make_slots, product_tokens
 from moegeom.engine.devices.device_router import kept_on_device, refusal
 from moegeom.engine.devices.resident import DeviceFold, Tensors, device_fold
-from moegeom.engine.devices.slots import SLOTS, input_reader, make_slots, product_tokens
 from moegeom.engine.loop import Hooks, Pace, Progress
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.task import MAX_DOMAINS
