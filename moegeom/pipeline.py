@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.checks import NO_NAME, judge, measured_results
@@ -43,7 +43,7 @@ from moegeom.engine.parts import (
     parameters_of_part,
     parse_part,
 )
-from moegeom.engine.request import MergeRequest, ScanRequest, Terms, tokens_text
+from moegeom.engine.request import MergeRequest, ScanRequest, Terms, Watch, tokens_text
 from moegeom.engine.run_facts import (
     arithmetic_facts,
     checkpoint_b_facts,
@@ -85,18 +85,6 @@ from moegeom.variants.what_if import parse_what_ifs
 
 if TYPE_CHECKING:
     from moegeom.results.writer import ResultsWriter
-
-
-class Watch(Protocol):
-    """Listens to a running scan."""
-
-    def start(self, num_tokens: int) -> None: ...
-
-    def begin(self, what: str) -> None: ...
-
-    def advance(self, num_tokens: int) -> None: ...
-
-    def say(self, text: str) -> None: ...
 
 
 def scan(

@@ -70,7 +70,10 @@ def open_checkpoint_b(
             f"{request.checkpoint_b}: is a recording; --checkpoint-b expects a checkpoint.",
             "--run-b compares with what another run chose.",
         )
-    set_b = load_routers(open_checkpoint(request.checkpoint_b, request.remote), asked=request.asked)
+    set_b = load_routers(
+        open_checkpoint(request.checkpoint_b, request.remote),
+        requested_family=request.requested_family,
+    )
     recorded = [router for router in routers if router.name in source.facts.routers]
     return routers_of_b(set_b, recorded)
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from unittest import mock
 
 from moegeom.core.errors import InternalError, MoeGeomError, UsageError, first_line
@@ -17,7 +17,7 @@ from moegeom.core.extras import refuse_absent
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.parts import MergedParts, MissingParts, parameters_of_part
-from moegeom.engine.request import ScanRequest
+from moegeom.engine.request import ScanRequest, Watch
 
 #: Parts for each processor of the cluster: more even than one, and little more to merge.
 _PARTS_PER_PROCESSOR = 2
@@ -31,16 +31,9 @@ _RETRIES = 5
 MakePart = Callable[[ScanRequest], dict[str, bytes]]
 
 
-class _Watch(Protocol):
-    def start(self, num_tokens: int) -> None: ...
-    def begin(self, what: str) -> None: ...
-    def advance(self, num_tokens: int) -> None: ...
-    def say(self, text: str) -> None: ...
-
-
 @contextmanager
 def parts_by_ray(
-    request: ScanRequest, source: TokenSource | None, make: MakePart, watch: _Watch | None
+    request: ScanRequest, source: TokenSource | None, make: MakePart, watch: Watch | None
 ) -> Iterator[MergedParts]:
     """The parts of the request, each folded by a worker of ``request.engine``.
 

@@ -59,10 +59,10 @@ _PARAMETERS = {option: name for name, option in _SPELLED.items()} | {
     "non-finite skip": "non_finite='skip'",
 }
 
-#: Fields of ``Terms.asked`` that are called otherwise as parameters of the request around it.
+#: Fields of ``Terms.requested_family`` that are called otherwise as parameters of the request.
 _OF_FAMILY = {"file": "family", "pattern": "router_pattern"}
 
-#: Parameters that stand for ``Terms.asked``.
+#: Parameters that stand for ``Terms.requested_family``.
 _OF_ASKED = [_OF_FAMILY.get(f.name, f.name) for f in dataclasses.fields(RequestedFamily)]
 
 #: The other way round.
@@ -93,11 +93,11 @@ def _parameter(option: str) -> str:
 
 
 def parameters_of(record: type) -> dict[str, dataclasses.Field[Any]]:
-    """What a request is made of, by name; what describes a family stands for ``asked``."""
+    """What a request is made of, by name; its ``requested_family`` is taken apart."""
     fields = {field.name: field for field in dataclasses.fields(record)}
-    if "asked" in fields:
+    if "requested_family" in fields:
         fields |= dict(zip(_OF_ASKED, dataclasses.fields(RequestedFamily), strict=True))
-        del fields["asked"]
+        del fields["requested_family"]
     return fields
 
 
@@ -147,8 +147,8 @@ def request_of(record: type[R], /, **options: Any) -> R:
     """``record`` with these parameters, each made what its field holds.
 
     A path may be a text and a text a path, one value stands for a tuple of it, numbers stand for
-    ``layers``; None stands for the default of a field that may not be None. ``asked`` is what the
-    parameters that describe a family are added to.
+    ``layers``; None stands for the default of a field that may not be None. Parameters that
+    describe a family are added to ``requested_family``.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def request_of(record: type[R], /, **options: Any) -> R:
         For a parameter that the record has not, and for a value that its field cannot hold.
     """
     fields = parameters_of(record)
-    if unknown := [name for name in options if name not in fields and name != "asked"]:
+    if unknown := [name for name in options if name not in fields and name != "requested_family"]:
         raise unknown_name("parameter", unknown[0], fields)
     own = {field.name for field in dataclasses.fields(cast("Any", record))}
     values = {name: value for name, value in options.items() if name in own}
@@ -165,7 +165,9 @@ def request_of(record: type[R], /, **options: Any) -> R:
     if inner:
         family = {_FIELD_OF.get(name, name): value for name, value in inner.items()}
         family = _filled(RequestedFamily, family)
-        filled["asked"] = dataclasses.replace(options.get("asked") or RequestedFamily(), **family)
+        filled["requested_family"] = dataclasses.replace(
+            options.get("requested_family") or RequestedFamily(), **family
+        )
     return record(**filled)
 
 

@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -48,20 +47,6 @@ _PART = re.compile(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
 
 #: A share of the tiles of a pass folded: its progress.
 Work = Callable[[Sequence[int]], Progress]
-
-
-class Folding(Protocol):
-    """Where the progress of a pass comes from, if not from a loop over all of its tiles.
-
-    ``is_whole``: it is that of all tokens. ``together`` are neighbouring tiles that are not cut.
-    """
-
-    @property
-    def is_whole(self) -> bool: ...
-
-    def fold(
-        self, router: str, name: str, tiles: Sequence[int], together: int, work: Work
-    ) -> Progress: ...
 
 
 @dataclass(frozen=True)
@@ -159,12 +144,7 @@ class PartWriter:
         )
         return progress
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
             if kind is None:
                 self._finish()
@@ -210,8 +190,8 @@ def parameters_of_part(request: ScanRequest) -> dict[str, Any]:
     """
     usual = ScanRequest(request.checkpoint)
     parameters = {f.name: getattr(request, f.name) for f in dataclasses.fields(ScanRequest)}
-    parameters |= family_parameters(parameters.pop("asked"))
-    standing = {**vars(usual), **family_parameters(usual.asked)}
+    parameters |= family_parameters(parameters.pop("requested_family"))
+    standing = {**vars(usual), **family_parameters(usual.requested_family)}
     return {
         name: _told(name, value)
         for name, value in parameters.items()
@@ -422,3 +402,8 @@ class MergedParts:
 
     def __str__(self) -> str:
         return number_of(len(self.parts), "part")
+
+
+#: Where the progress of a pass comes from, if not from a loop over all of its tiles. ``is_whole``:
+#: it is that of all tokens. ``fold`` takes tiles of which runs of ``together`` are not cut.
+Folding = PartWriter | MergedParts

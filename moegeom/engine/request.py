@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -31,6 +31,18 @@ LAYERS = "Layers, such as 0,3-7."
 FAIL_ON = "Least severity that fails: error, warning."
 NO_CACHE = "Ask the server of a URL for everything; keep nothing."
 FETCHED = "How what is behind a URL is fetched and kept."
+
+
+class Watch(Protocol):
+    """Listens to a running scan."""
+
+    def start(self, num_tokens: int) -> None: ...
+
+    def begin(self, what: str) -> None: ...
+
+    def advance(self, num_tokens: int) -> None: ...
+
+    def say(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +166,7 @@ class ModelTerms:
     IS_SHARED: ClassVar[bool] = True
 
     layers: str | None = option(LAYERS, also="layer")
-    asked: RequestedFamily = field(
+    requested_family: RequestedFamily = field(
         default=NOTHING_ASKED,
         metadata={"outside_plan": "what it makes of the checkpoint stands under rules and routers"},
     )
@@ -182,7 +194,7 @@ class Terms(ModelTerms, TokenTerms):
             "stage": self.stage,
             "dialect": self.dialect,
             "expert_map": self.expert_map,
-            **family_parameters(self.asked),
+            **family_parameters(self.requested_family),
             "exclude_first": self.exclude_first,
             "non_finite": self.non_finite if self.skips_non_finite else None,
             "stale_inputs": self.stale_inputs,
@@ -291,7 +303,7 @@ def refuse_late(request: Any, name: str, *still: str) -> None:
     for of in dataclasses.fields(request):
         value = getattr(request, of.name)
         if of.name not in (*still, *pace) and value != default_of(of):
-            parts = family_parameters(value) if of.name == "asked" else {of.name: value}
+            parts = family_parameters(value) if of.name == "requested_family" else {of.name: value}
             raise too_late(name, option_of(next(n for n, part in parts.items() if part)))
 
 

@@ -226,7 +226,7 @@ def asked_facts(request: ScanRequest, fingerprint: str) -> dict[str, Any]:
         "moegeom": moegeom_version,
         "checkpoint": fingerprint,
         "checkpoint_b": request.checkpoint_b,
-        "family": plain(request.asked),
+        "family": plain(request.requested_family),
         "token_files": token_identity(request.tokens),
         "options": _options(request),
     }

@@ -99,7 +99,7 @@ class Session:
         location, store = open_place(checkpoint, terms.remote)
         layers = None if is_whole else terms.layers
         try:
-            routers = load_routers(store, layers, terms.asked, with_listed)
+            routers = load_routers(store, layers, terms.requested_family, with_listed)
         except RouterError as refusal:
             refusal.checkpoint = store.label
             raise

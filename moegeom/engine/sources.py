@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from moegeom import __version__ as moegeom_version
 from moegeom.core.digest import digest_of
@@ -21,7 +20,7 @@ from moegeom.core.tokens import TILE, SourceFacts, TokenSource
 from moegeom.engine.out import early_out
 from moegeom.engine.parameters import option_of
 from moegeom.engine.prepared import unavailable
-from moegeom.engine.request import ScanRequest, Terms, Tokens
+from moegeom.engine.request import RunBTerms, ScanRequest, Terms, Tokens
 from moegeom.engine.run_facts import files_identity
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import MOST_TOKENS
@@ -144,20 +143,7 @@ def open_run_b(
     return match_run_b(source, opened, all_routers)
 
 
-class OfRunB(Protocol):
-    """What a request says of the file of B, as it does of that of A."""
-
-    @property
-    def stage_b(self) -> str | None: ...
-    @property
-    def dialect_b(self) -> str | None: ...
-    @property
-    def expert_map_b(self) -> str | None: ...
-    @property
-    def map_b(self) -> Mapping[str, str]: ...
-
-
-def open_choices(path: str, terms: OfRunB, all_routers: tuple[KnownRouter, ...]) -> TokenSource:
+def open_choices(path: str, terms: RunBTerms, all_routers: tuple[KnownRouter, ...]) -> TokenSource:
     """What another run chose, token by token: a recording, a trace or a foreign file.
 
     Raises

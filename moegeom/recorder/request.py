@@ -74,7 +74,7 @@ class CaptureRequest:
     tokenizer: str | None = option("Folder of another tokenizer, or bytes.")
     fold: bool = option("Write results of a scan instead of a recording.", False)
     restart: bool = option("Discard unfinished results instead of going on.", False)
-    asked: RequestedFamily = field(default=NOTHING_ASKED)
+    requested_family: RequestedFamily = field(default=NOTHING_ASKED)
 
     @cached_property
     def texts(self) -> tuple[TextFile, ...]:

@@ -95,7 +95,7 @@ def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
     store = open_checkpoint(request.model)
     if request.is_attention:
         return _attention_plan(request, store)
-    routers = load_routers(store, asked=request.asked)
+    routers = load_routers(store, requested_family=request.requested_family)
     keep = Keep("router_input") if request.fold else parse_keep(request.keep, routers.routers)
     if request.fold and request.keep not in (None, "hidden"):
         raise UsageError(f"--fold measures router inputs; --keep {request.keep} does not apply.")
@@ -118,7 +118,7 @@ def _attention_plan(request: CaptureRequest, store: TensorStore) -> AttentionPla
     for option, is_set in (
         ("--fold", request.fold),
         ("--restart", request.restart),
-        ("--family-file", request.asked != NOTHING_ASKED),
+        ("--family-file", request.requested_family != NOTHING_ASKED),
     ):
         if is_set:
             raise UsageError(f"{option} does not apply to --keep {request.keep}.")
@@ -173,7 +173,7 @@ def capture(
         domains=domains,
         fold=request.fold,
         num_tokens=num_tokens,
-        family=request.asked,
+        family=request.requested_family,
         engine=engine,
         journal=None if request.fold else _journal(request, plan, engine),
         restart=request.restart,

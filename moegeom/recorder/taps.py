@@ -390,13 +390,13 @@ def identify(
         When the model's routers are not those of the checkpoint.
     """
     store = ModelStore(model)
-    running = load_routers(store, asked=family)
+    running = load_routers(store, requested_family=family)
     names = {name for router in running.routers for name in router.provenance.tensors}
     tensors = tuple((n, store.tensor(n), store.tensor(n)._version) for n in sorted(names))
     places = find_places(running.routers, store)
     if checkpoint is None:
         return Identity(running, places, "", "", running.checkpoint, tensors)
-    stored = load_routers(open_checkpoint(checkpoint), asked=family)
+    stored = load_routers(open_checkpoint(checkpoint), requested_family=family)
     by_name = {router.name: router for router in stored.routers}
     for router in running.routers:
         _refuse_other(router, by_name.get(router.name), store, stored.checkpoint)

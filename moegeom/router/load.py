@@ -122,7 +122,7 @@ def plan_routers(
 def load_routers(
     store: TensorStore,
     layers: str | None = None,
-    asked: RequestedFamily = NOTHING_ASKED,
+    requested_family: RequestedFamily = NOTHING_ASKED,
     with_listed: bool = False,
 ) -> RouterSet:
     """All routers of a checkpoint in natural order, in memory.
@@ -135,7 +135,7 @@ def load_routers(
     layers
         Layers to load, such as ``"0,3-7"`` (of every stack); all when None. The fingerprint and
         ``num_expected`` are those of the loaded layers.
-    asked
+    requested_family
         What somebody says about the family; the config decides where they say nothing.
     with_listed
         Routers whose choice does not follow from router and input are there too, behind the
@@ -151,7 +151,7 @@ def load_routers(
         If no router is in ``layers``.
     """
     started = time.perf_counter()
-    planned = plan_routers(store, layers, asked, with_listed)
+    planned = plan_routers(store, layers, requested_family, with_listed)
     store, family, settings = planned.store, planned.family, planned.settings
     hits, matches, layer_set = planned.hits, planned.matches, planned.layer_set
     listed, plans = planned.listed, planned.plans
@@ -170,9 +170,13 @@ def load_routers(
     num_expected, notes = count_expected(family, matches, places, settings, layer_set)
     num_expected = None if num_expected is None else num_expected + len(listed)
     layer_notes = tuple(notes)
-    notes += [] if asked.file or asked.pattern else recognition_notes(store.config, family)
+    notes += (
+        []
+        if requested_family.file or requested_family.pattern
+        else recognition_notes(store.config, family)
+    )
     notes += assumption_notes(matches, family, settings)
-    notes += asked_notes(store, routers) if asked.pattern else []
+    notes += asked_notes(store, routers) if requested_family.pattern else []
     notes += [note for router in routers for note in non_finite_notes(router)]
     routers += chosen_elsewhere
     first = routers[0]

@@ -83,7 +83,7 @@ def check_request(request: CellsRequest) -> None:
     """
     if (request.weights is None) == (not request.checkpoint):
         raise UsageError("expected a checkpoint, or --weights FILE.npz, and not both.")
-    if request.weights is not None and request.asked.top_k is None:
+    if request.weights is not None and request.requested_family.top_k is None:
         raise UsageError("--weights needs --top-k K: a matrix does not say how many are chosen.")
     if request.weights is not None and request.tokens is not None:
         raise UsageError("--tokens goes with a checkpoint, not with --weights.")

@@ -85,9 +85,9 @@ def cells(request: CellsRequest, watch: Watch | None = None) -> Enumerations:
 def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
     run, source, left_out, family = None, None, (), ""
     if request.weights is not None:
-        assert request.asked.top_k is not None
+        assert request.requested_family.top_k is not None
         name = request.weights.name
-        routers = [matrix_router(request.weights, request.asked.top_k)]
+        routers = [matrix_router(request.weights, request.requested_family.top_k)]
     else:
         opened = Session.open(request)
         name, routers, source = opened.routers.checkpoint, opened.recorded, opened.source

@@ -193,7 +193,7 @@ def side(
     """A checkpoint, or results, as parameters of a request; ``takes_held``: in memory too."""
     if isinstance(target, Checkpoint):
         default = Terms()
-        fields = ("layers", "remote", "asked")
+        fields = ("layers", "remote", "requested_family")
         terms = {n: getattr(target.terms, n) for n in fields}
         return {name: target.path} | {n: v for n, v in terms.items() if v != getattr(default, n)}
     if isinstance(target, ScanReport):

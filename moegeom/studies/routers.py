@@ -40,7 +40,7 @@ def routers(store: TensorStore, terms: ModelTerms) -> RouterSet:
     RouterError
         When there is none, or one that cannot be interpreted.
     """
-    model = load_routers(store, terms.layers, terms.asked)
+    model = load_routers(store, terms.layers, terms.requested_family)
     absent = layers_without_router(terms.layers, (router.name for router in model.routers))
     return replace(model, notes=(*model.notes, absent)) if absent else model
 

@@ -91,7 +91,7 @@ class HeldArrays:
 def _of_layers(keys: Sequence[str], request: Request) -> dict[str, str]:
     """Router by layer number, where one router alone has that layer."""
     names: dict[str, list[str]] = {}
-    for one in request.known:
+    for one in request.checkpoint_routers:
         names.setdefault(str(one.layer), []).append(one.name)
     return {key: names[key][0] for key in keys if len(names.get(key, ())) == 1}
 

@@ -25,7 +25,7 @@ def open_tokens(
     stage: str | None = None,
     router_map: Mapping[str, str] | None = None,
     routers: tuple[str, ...] = (),
-    known: tuple[KnownRouter, ...] = (),
+    checkpoint_routers: tuple[KnownRouter, ...] = (),
     dialect: str | None = None,
     expert_map: str | None = None,
     company: Company | None = None,
@@ -48,7 +48,9 @@ def open_tokens(
     named = path.paths[0] if isinstance(path, TokenFiles) else path
     with about("tokens", named):
         of_stage, by_key = stage_of(stage), dict(router_map or {})
-        request = Request(of_stage, by_key, routers, known, dialect, expert_map, company)
+        request = Request(
+            of_stage, by_key, routers, checkpoint_routers, dialect, expert_map, company
+        )
         with reading(Path(named), RecordingError):
             paths = paths_of(path)
             refuse_code_within(*paths)
@@ -133,7 +135,7 @@ def _is_stack_of_ids(path: Path, request: Request) -> bool:
         When the first axis is as long as there are routers, and nobody said what it is, or the
         second may be that of the layers.
     """
-    shape, routers, stage = _shape_of_one_array(path), request.known, request.stage
+    shape, routers, stage = _shape_of_one_array(path), request.checkpoint_routers, request.stage
     if not routers or shape is None or shape[0] not in (len(routers), len(request.routers)):
         return False
     may_be_trace = shape[1] in (len(routers), max(router.layer for router in routers) + 1)

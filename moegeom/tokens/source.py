@@ -47,16 +47,16 @@ class Company:
 class Request:
     """What the caller says about a file that cannot say it itself.
 
-    ``routers`` are the names of the routers to read, in the checkpoint's order, and ``known`` all
-    routers of the checkpoint; both are empty without a checkpoint. ``dialect`` is the name of a
-    dialect of traces, ``expert_map`` the file that says which expert lies at which physical place,
-    ``company`` what goes with a first pass over traces.
+    ``routers`` are the names of the routers to read, in the checkpoint's order, and
+    ``checkpoint_routers`` all of the checkpoint; both are empty without a checkpoint. ``dialect``
+    is the name of a dialect of traces, ``expert_map`` the file that says which expert lies at which
+    physical place, ``company`` what goes with a first pass over traces.
     """
 
     stage: Stage | None = None
     router_map: Mapping[str, str] = field(default_factory=dict)
     routers: tuple[str, ...] = ()
-    known: tuple[KnownRouter, ...] = ()
+    checkpoint_routers: tuple[KnownRouter, ...] = ()
     dialect: str | None = None
     expert_map: str | None = None
     company: Company | None = None

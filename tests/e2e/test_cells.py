@@ -54,7 +54,9 @@ def recording() -> str:
 
 
 def of_matrix(folder: Path, **asked) -> CellsRequest:
-    return CellsRequest("", weights=folder / "router.npz", asked=RequestedFamily(top_k=3), **asked)
+    return CellsRequest(
+        "", weights=folder / "router.npz", requested_family=RequestedFamily(top_k=3), **asked
+    )
 
 
 def of_sample(**asked) -> CellsRequest:

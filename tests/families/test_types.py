@@ -159,7 +159,7 @@ def test_a_named_family_reads_the_table_and_two_models_are_not_guessed_between(t
     with pytest.raises(RouterError, match="'never_seen' is not known"):
         load_routers(store)
     asked = RequestedFamily(file=Path("qwen3_moe"))
-    assert load_routers(store, asked=asked).routers[0].rule.top_k == 3
+    assert load_routers(store, requested_family=asked).routers[0].rule.top_k == 3
     store = _in_table("qwen3_moe", "text_config", tmp_path)
     store.config["llm_config"] = {"model_type": "mixtral"}
     with pytest.raises(RouterError, match="text_config of family qwen3_moe and llm_config of"):
@@ -235,7 +235,7 @@ def _followed(found: Suggestion, store: TensorStore, known: RouterSet) -> Router
         selection_bias=given.get("--selection-bias"),
         logit_bias=given.get("--logit-bias"),
     )
-    return load_routers(store, asked=asked)
+    return load_routers(store, requested_family=asked)
 
 
 #: By what may differ: a word of the phrase that must name it.

@@ -448,7 +448,7 @@ def _counts(name: str) -> Build:
 
 
 def _open_trace(path: Path, **settings: Any) -> Any:
-    return open_tokens(path, known=known(), routers=("text/1", "text/2"), **settings)
+    return open_tokens(path, checkpoint_routers=known(), routers=("text/1", "text/2"), **settings)
 
 
 def use_trace(dialect: str) -> Use:

@@ -302,7 +302,7 @@ def _family_file(folder: Path) -> str:
 
 def _trace(folder: Path) -> str:
     path = next(folder.iterdir())
-    return str(open_tokens(path, known=known(), routers=("text/1",), dialect="vllm"))
+    return str(open_tokens(path, checkpoint_routers=known(), routers=("text/1",), dialect="vllm"))
 
 
 def _tokens(folder: Path) -> str:
@@ -310,7 +310,7 @@ def _tokens(folder: Path) -> str:
 
 
 def _log(folder: Path) -> str:
-    return str(open_tokens(next(folder.iterdir()), known=known(), dialect="llama_cpp"))
+    return str(open_tokens(next(folder.iterdir()), checkpoint_routers=known(), dialect="llama_cpp"))
 
 
 def _log_probs(folder: Path) -> str:

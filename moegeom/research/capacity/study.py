@@ -71,10 +71,10 @@ def _of_sizes(request: CapacityRequest) -> Capacity:
     assert request.experts is not None
     assert request.width is not None
     assert request.hidden is not None
-    assert request.asked.top_k is not None
+    assert request.requested_family.top_k is not None
     sizes = LayerSizes(
         request.experts,
-        request.asked.top_k,
+        request.requested_family.top_k,
         request.width,
         request.hidden,
         request.shared * request.width,
@@ -216,7 +216,9 @@ def _check(request: CapacityRequest) -> None:
     else:
         sizes = {name: getattr(request, name) for name in ("experts", "width", "hidden")}
         missing = [
-            name for name, size in {**sizes, "top_k": request.asked.top_k}.items() if size is None
+            name
+            for name, size in {**sizes, "top_k": request.requested_family.top_k}.items()
+            if size is None
         ]
         if missing:
             raise UsageError(

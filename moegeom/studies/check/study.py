@@ -400,7 +400,10 @@ def _difference_from(opened: Session, opening: Callable[[], TensorStore]) -> dic
             and (store.shard_of, store.config) == (judged.shard_of, judged.config)
         ):
             return _NONE
-        routers = {r.name: r for r in load_routers(store, asked=opened.terms.asked).routers}
+        routers = {
+            r.name: r
+            for r in load_routers(store, requested_family=opened.terms.requested_family).routers
+        }
     except MoeGeomError as error:
         return {**_NONE, "reason": error.message.rstrip(".")}
     ours = {r.name: r for r in opened.routers.routers if not r.listed}
@@ -451,7 +454,7 @@ def _class_of_others(opened: Session) -> dict[str, str] | None:
     """The class that ``architectures`` names, where its family is not that of ``model_type``:
     transformers goes by the type, vLLM and SGLang by the class.
     """
-    if opened.terms.asked != NOTHING_ASKED:
+    if opened.terms.requested_family != NOTHING_ASKED:
         return None
     config = opened.store.config
     names, model_type = config.get("architectures"), str(config.get("model_type"))[:_NAME]

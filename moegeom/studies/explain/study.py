@@ -104,7 +104,8 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     elsewhere: Mapping[str, Router] = {}  # of what B may have loaded, made to read A's inputs
     if request.checkpoint_b is not None:
         loaded = load_routers(
-            open_checkpoint(request.checkpoint_b, request.remote), asked=request.asked
+            open_checkpoint(request.checkpoint_b, request.remote),
+            requested_family=request.requested_family,
         )
         elsewhere = routers_of_b(loaded, shared).routers
     if request.experts:

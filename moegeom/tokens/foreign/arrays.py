@@ -160,19 +160,20 @@ _HIDDEN_STATES = (
 def refuse_hidden_states(shape: tuple[int, ...], subject: str, request: Request) -> None:
     """Raises RecordingError for batches of inputs of one item more than there are routers."""
     if len(shape) == 4 and _are_hidden_states(shape[0], request):
-        message = f"{subject} has shape {shape}; the checkpoint has {len(request.known)} routers."
+        own = len(request.checkpoint_routers)
+        message = f"{subject} has shape {shape}; the checkpoint has {own} routers."
         raise RecordingError(message, _HIDDEN_STATES)
 
 
 def _are_hidden_states(num_layers: int, request: Request) -> bool:
-    return request.stage in INPUT_STAGES and num_layers == len(request.known) + 1 > 2
+    return request.stage in INPUT_STAGES and num_layers == len(request.checkpoint_routers) + 1 > 2
 
 
 def _other_layers(key: str, layers: Sequence[Rows], request: Request) -> str:
     """What to do with an array of another number of layers."""
     if _are_hidden_states(len(layers), request):
         return _HIDDEN_STATES
-    if layers[0].num_rows in (len(request.known), len(request.routers)):
+    if layers[0].num_rows in (len(request.checkpoint_routers), len(request.routers)):
         return f"Its layers come second: save {key}.swapaxes(0, 1)."
     return (
         "Choose the routers that it holds with --layers, or save one array for each "
@@ -251,7 +252,7 @@ def assign_routers(path: Path, keys: Collection[str], request: Request) -> dict[
     alone, so that a file may hold more than is asked for. Arrays of routers that the checkpoint has
     and that are not asked for are left alone always.
     """
-    everybody = (*(one.name for one in request.known), *request.routers)
+    everybody = (*(one.name for one in request.checkpoint_routers), *request.routers)
     names = {alias: router for router in everybody for alias in (router, slug(router))}
     router_map = expanded(request.router_map, keys)
     names |= router_map
@@ -287,7 +288,7 @@ def assign_layers(
     if len(layers) == 1:
         (router,) = assign_routers(path, (key,), request)
         return {router: layers[0]}
-    everybody = tuple(one.name for one in request.known)
+    everybody = tuple(one.name for one in request.checkpoint_routers)
     if len(layers) == len(everybody):
         of_layer = dict(zip(everybody, layers, strict=True))
         return {router: of_layer[router] for router in request.routers}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -169,12 +168,7 @@ class RecordingWriter:
             stop = min(start + ROW_GROUP_TOKENS, self.num_tokens)
             self._note_documents(columns.read(start, stop))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._is_open = False
         try:
             if kind is None:

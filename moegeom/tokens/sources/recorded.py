@@ -61,12 +61,12 @@ def open_traces(paths: Sequence[Path], request: Request) -> TokenSource:
     """
     dialect, files = dialect_and_files(paths, request.dialect)
     where = name_of(paths)
-    if not request.known:
+    if not request.checkpoint_routers:
         raise UsageError(
             f"{where}: a trace is read against all routers of its checkpoint.",
             "Use moegeom scan, or leave out --layers.",
         )
-    routers = main_stack(request.known, where)
+    routers = main_stack(request.checkpoint_routers, where)
     if request.expert_map is not None:
         dialect = mapped(dialect, read_expert_map(Path(request.expert_map)), routers)
     parts = [FileOf(file, dialect) for file in files]
@@ -76,7 +76,7 @@ def open_traces(paths: Sequence[Path], request: Request) -> TokenSource:
     except CountsAlone as counts:
         if len(files) > 1:
             raise
-        return counted_source(files[0], counts.trace, request.known, request.routers)
+        return counted_source(files[0], counts.trace, request.checkpoint_routers, request.routers)
     return trace_source(where, index, request.routers)
 
 

@@ -218,10 +218,10 @@ def test_a_request_is_made_of_parameters():
         Path("out"),
         layers="0,1",
         arithmetics=("bf16",),
-        asked=RequestedFamily(pattern="x", top_k=2),
+        requested_family=RequestedFamily(pattern="x", top_k=2),
     )
-    named = request_of(Terms, asked=RequestedFamily(pattern="y", top_k=2), top_k=3)
-    assert named.asked == RequestedFamily(pattern="y", top_k=3)
+    named = request_of(Terms, requested_family=RequestedFamily(pattern="y", top_k=2), top_k=3)
+    assert named.requested_family == RequestedFamily(pattern="y", top_k=3)
 
 
 def test_no_two_parameters_have_one_option_and_every_function_says_what_it_raises():

@@ -517,7 +517,7 @@ def test_tensors_that_would_share_a_name_keep_their_own(make_olmoe):
     folder = _renamed(make_olmoe(), lambda name: f"module.{name}")
     pattern = r"module\.model\.layers\.([0-9]+)\.mlp\.gate\.weight"
     asked = RequestedFamily(pattern=pattern, top_k=2, score="softmax")
-    assert len(load_routers(open_checkpoint(folder), asked=asked).routers) == 3
+    assert len(load_routers(open_checkpoint(folder), requested_family=asked).routers) == 3
 
 
 def _cut(folder: Path, target: Path, num_shards: int) -> Path:

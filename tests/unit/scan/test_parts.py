@@ -334,7 +334,7 @@ FOREIGN = {
     "stage": [5, ["logits"]],
     "record": [{}],
     "given": [{}],
-    "asked": [{}, None],
+    "requested_family": [{}, None],
     "unheard_of": [1],
 }
 

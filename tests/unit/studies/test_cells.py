@@ -185,7 +185,9 @@ def watched(folder: Path, weight: np.ndarray, bias=None, is_refused=False, **opt
     arrays = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     np.savez(folder / "w.npz", **arrays)
     notes = Notes()
-    request = CellsRequest("", weights=folder / "w.npz", asked=RequestedFamily(top_k=4), **options)
+    request = CellsRequest(
+        "", weights=folder / "w.npz", requested_family=RequestedFamily(top_k=4), **options
+    )
     with pytest.raises(UsageError, match="exact") if is_refused else nullcontext():
         cells(request, notes)
     return notes
@@ -234,7 +236,9 @@ def test_a_few_answers_in_exact_arithmetic_are_not_worth_a_word(tmp_path):
     """Two experts are equal, which leaves what they tie on to exact arithmetic."""
     weight = WEIGHT.copy()
     weight[5] = weight[2]
-    request = CellsRequest("", weights=tmp_path / "w.npz", asked=RequestedFamily(top_k=4))
+    request = CellsRequest(
+        "", weights=tmp_path / "w.npz", requested_family=RequestedFamily(top_k=4)
+    )
     assert watched(tmp_path, weight).notes == []
     (one,) = cells(request).routers
     assert one.cells is not None

@@ -49,7 +49,9 @@ def test_what_is_called_defective_fits_no_checkpoint(planted, name, tmp_path):
     (found,) = mg.routes(path).value.files
     try:
         routers = known(planted.num_experts)
-        source = open_tokens(path, known=routers, routers=tuple(r.name for r in routers))
+        source = open_tokens(
+            path, checkpoint_routers=routers, routers=tuple(r.name for r in routers)
+        )
     except RecordingError:
         return
     assert (found.state, found.defects) == ("sound", ())

@@ -381,7 +381,9 @@ def test_what_is_no_file_is_refused_by_every_reader(odd, tmp_path):
         for one in {path, tmp_path / name.split("/")[0]}:
             for stage, dialect in READ_AS:
                 with pytest.raises(MoeGeomError) as caught:
-                    open_tokens(one, stage, routers=ONE_ROUTER, known=KNOWN, dialect=dialect)
+                    open_tokens(
+                        one, stage, routers=ONE_ROUTER, checkpoint_routers=KNOWN, dialect=dialect
+                    )
                 assert len(str(caught.value)) < 1000, (name, dialect)
 
 
@@ -641,7 +643,9 @@ def test_traces_do_not_grow_with_their_files(tmp_path, monkeypatch):
         np.save(tmp_path / f"{number}.npy", np.roll(ids, number + 1, axis=0))
 
     def read(pattern):
-        opened = open_tokens(str(tmp_path / pattern), routers=("text/1",), known=known(64))
+        opened = open_tokens(
+            str(tmp_path / pattern), routers=("text/1",), checkpoint_routers=known(64)
+        )
         for start in range(0, opened.facts.num_tokens, 2**15):
             opened.read_chosen("text/1", start, start + 1024)
 

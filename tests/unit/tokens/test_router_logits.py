@@ -187,17 +187,17 @@ IDS = np.argsort(LOGITS, axis=2)[:, :, :3].astype(np.int32)
 def test_ids_by_layer_are_read_as_such_and_not_as_a_trace(tmp_path, name):
     """A trace is [tokens, layers, k]; ids of all routers are [layers, tokens, k], as logits are."""
     (np.save if name == "a.npy" else np.savez)(tmp_path / name, IDS)
-    source = opened(tmp_path / name, "ids", known=KNOWN)
+    source = opened(tmp_path / name, "ids", checkpoint_routers=KNOWN)
     assert (source.facts.routers, source.facts.num_tokens) == (ROUTERS, 90)
     for layer, router in enumerate(ROUTERS):
         np.testing.assert_array_equal(source.read_chosen(router, 3, 80), IDS[layer, 3:80])
     with pytest.raises(UsageError, match=r"\(4, 90, 3\); its first axis") as caught:
-        opened(tmp_path / name, None, known=KNOWN)
+        opened(tmp_path / name, None, checkpoint_routers=KNOWN)
     assert "--stage ids as [layers, tokens, k]" in caught.value.hint
     # a trace stays one whatever stage is named
     np.save(tmp_path / "b.npy", IDS.transpose(1, 0, 2))
     for stage in (None, "ids"):
-        source = opened(tmp_path / "b.npy", stage, known=KNOWN)
+        source = opened(tmp_path / "b.npy", stage, checkpoint_routers=KNOWN)
         np.testing.assert_array_equal(source.read_chosen("text/2", 0, 90), IDS[1])
 
 
@@ -207,10 +207,10 @@ def test_as_many_tokens_as_routers_are_tokens_unless_ids_by_layer_are_asked_for(
     trace[:, -4:] = IDS[:, :4].transpose(1, 0, 2)
     np.save(tmp_path / "a.npy", trace)
     for option in ({}, {"dialect": "vllm"}):
-        source = opened(tmp_path / "a.npy", None, known=KNOWN, **option)
+        source = opened(tmp_path / "a.npy", None, checkpoint_routers=KNOWN, **option)
         np.testing.assert_array_equal(source.read_chosen("text/2", 0, 4), IDS[1, :4])
     with pytest.raises(UsageError, match="may be layers or tokens") as caught:
-        opened(tmp_path / "a.npy", "ids", known=KNOWN)
+        opened(tmp_path / "a.npy", "ids", checkpoint_routers=KNOWN)
     assert "one array for each router" in caught.value.hint
 
 

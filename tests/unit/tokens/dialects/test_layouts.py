@@ -300,7 +300,7 @@ def test_what_a_log_shows_whole_is_read_and_what_it_elides_or_breaks_off_is_not(
     assert_read(text(path, long + llama_text(REQUEST.ids[:1])), FIRST_CHOICES[:1], note)
     refuse("elided: 1 batch, each of more than 6 tokens", text(path, long))
     many = llama_text(truth(top_k=8).written[0].ids[:1])
-    refuse("elided: 8 experts a token", text(path, many), known=known(top_k=8))
+    refuse("elided: 8 experts a token", text(path, many), checkpoint_routers=known(top_k=8))
     batch, path = llama_text(REQUEST.ids[:1]), tmp_path / "e.log"
     refuse("the log says", text(path, batch.replace("sum = ", "sum = 1", 1)))
     part = batch[: batch.index("ffn_moe_topk-3")]
@@ -338,9 +338,11 @@ def test_a_trace_is_read_against_the_routers_of_its_stack(tmp_path):
         open_tokens(tmp_path / "r.pt", routers=NAMES)
     twice = tuple(replace(router, name=f"{router.name}/b") for router in known())
     with pytest.raises(RecordingError, match="6 routers in 3 layers"):
-        open_tokens(tmp_path / "r.pt", known=(*known(), *twice), routers=NAMES)
+        open_tokens(tmp_path / "r.pt", checkpoint_routers=(*known(), *twice), routers=NAMES)
     heads = tuple(replace(r, name=f"mtp/{r.layer}", stack="mtp") for r in known())
-    source = open_tokens(tmp_path / "r.pt", known=(*known(), *heads), routers=("mtp/1", *NAMES))
+    source = open_tokens(
+        tmp_path / "r.pt", checkpoint_routers=(*known(), *heads), routers=("mtp/1", *NAMES)
+    )
     assert source.facts.routers == NAMES
 
 

@@ -31,7 +31,7 @@ def cleaned(path: Path, dialect: str, num_experts: int) -> TokenSource:
     one = path if files is None or not path.is_dir() else files(path)[0]
     routers = known(num_experts)
     names = tuple(router.name for router in routers)
-    return open_tokens(one, routers=names, known=routers, dialect=dialect)
+    return open_tokens(one, routers=names, checkpoint_routers=routers, dialect=dialect)
 
 
 def of_the_day() -> list[tuple[Planted, str]]:
@@ -96,7 +96,9 @@ def test_a_truncated_file_is_refused(name, tmp_path):
     for share in (0.2, 0.5, 0.9):
         file.write_bytes(raw[: int(share * len(raw))])
         with pytest.raises(RecordingError, match=r"\S"):
-            open_tokens(path, known=known(), routers=("text/1",), dialect=writer.dialect)
+            open_tokens(
+                path, checkpoint_routers=known(), routers=("text/1",), dialect=writer.dialect
+            )
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -107,7 +109,7 @@ def test_what_was_written_is_what_is_read(name, tmp_path):
     assert dialect is not None
     assert dialect.name == writer.dialect
     routers = ("text/1", "text/3")
-    source = open_tokens(tmp_path / writer.file, known=known(), routers=routers)
+    source = open_tokens(tmp_path / writer.file, checkpoint_routers=known(), routers=routers)
     assert source.facts.routers == routers
     assert source.facts.stage == "ids"
     for router, index in zip(routers, (0, 2), strict=True):

@@ -45,7 +45,11 @@ NAMES = tuple(router.name for router in known())
 
 def opened(path: Path | str | TokenFiles, dialect: str | None = None, **more: Any) -> TokenSource:
     return open_tokens(
-        path, routers=NAMES, known=more.pop("known", known()), dialect=dialect, **more
+        path,
+        routers=NAMES,
+        checkpoint_routers=more.pop("checkpoint_routers", known()),
+        dialect=dialect,
+        **more,
     )
 
 
