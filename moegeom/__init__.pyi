@@ -14,7 +14,7 @@ from moegeom.core.tokens import InputNoise
 from collections.abc import Iterable
 from typing import Literal
 from collections.abc import Mapping
-from moegeom.research.hmoe.study import Mixtures
+from moegeom.research.hmoe.record import Mixtures
 from moegeom.research.outputs.record import Outputs
 from pathlib import Path
 from moegeom.research.perturb.record import Perturbed
