@@ -12,6 +12,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 
 import numpy as np
@@ -115,10 +116,14 @@ class _Ends:
     start: float
     length: float
 
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        return _scaled(self.low, self.scale), _scaled(self.high, self.scale)
+
     def at(self, value: float) -> float:
         """The pixel of a value; ends of the axis for what lies beyond."""
-        low, high, value = (_scaled(v, self.scale) for v in (self.low, self.high, value))
-        share = (value - low) / (high - low) if high > low else 0.5
+        low, high = self._ends
+        share = (_scaled(value, self.scale) - low) / (high - low) if high > low else 0.5
         return self.start + min(max(share, 0.0), 1.0) * self.length
 
 
