@@ -264,8 +264,8 @@ PLANE = Drawing("plane", 70, "tokens in the plane of their widest directions", _
 
 
 #: Neighbours that a point is drawn to, about, and steps of the search: 500 points take half a
-#: second, and three times as many steps keep one near point in a hundred more. How coarsely far points are
-#: taken together (0.2 to 0.8) changes the time alone.
+#: second, and three times as many steps keep one near point in a hundred more. How coarsely far
+#: points are taken together (0.2 to 0.8) changes the time alone.
 PERPLEXITY, STEPS, COARSENESS = 30.0, 350, 0.8
 
 #: Points below which there is nothing to see.
