@@ -51,6 +51,7 @@ from moegeom.routing_cells.slices import (
     token_sample,
 )
 from moegeom.routing_cells.walk.enumeration import Enumeration
+from moegeom.studies.written import sizes_of
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch
@@ -257,6 +258,7 @@ class CellFiles:
         self._partial = self._work / "whole"  # with the rights of a folder that is made now
         self._partial.mkdir()
         self._tables: dict[str, list] = {name: [] for name in CELL_TABLES}
+        self._routers: list[Router] = []
 
     def __enter__(self) -> CellFiles:
         return self
@@ -270,6 +272,7 @@ class CellFiles:
         Returns how many witnesses were checked in integers; None without ``certify``.
         """
         num_checked = 0
+        self._routers.append(sliced.router)
         for cells in sliced.cells:
             if cells.is_whole:
                 self._tables["cells"].append(_cell_rows(sliced, cells))
@@ -289,7 +292,7 @@ class CellFiles:
         with writing(self._out):
             for name, parts in self._tables.items():
                 empty = cell_table(name, {"router": []})
-                table = keyed(pa.concat_tables([empty, *parts]))
+                table = keyed(pa.concat_tables([empty, *parts]), sizes_of(self._routers))
                 write_table(table, self._partial / f"{name}.parquet", use_dictionary=_RECURRING)
         names = sorted(path.name for path in self._partial.iterdir())
         # what is there was seen to hold cells

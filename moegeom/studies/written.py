@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import refuse_unwritable, write_whole
+from moegeom.core.router import Router
 
 
 def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str = "--out") -> None:
@@ -22,18 +23,32 @@ def refuse_out(out: Path, overwrite: bool, endings: Sequence[str], option: str =
 
 
 def write_rows(
-    out: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str, str, str]] = ()
+    out: Path,
+    rows: Iterable[Mapping[str, Any]],
+    routers: Iterable[Router] = (),
+    columns: Sequence[tuple[str, str, str, str]] = (),
 ) -> None:
     """Writes the rows as Parquet, with stack and layer of a router behind it; null where absent.
 
-    ``columns`` are name, type, unit and text of each; else they are in order of first appearance.
+    Of ``routers`` with the number of experts and top_k too. ``columns`` are name, type, unit and
+    text of each; else they are in order of first appearance.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from moegeom.results.schema import keyed, schema_of
 
+    rows = [*rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
     each = [{name: row.get(name) for name in names} for row in rows]
-    table = keyed(pa.Table.from_pylist(each, schema_of(columns) if columns else None))
+    table = pa.Table.from_pylist(each, schema_of(columns) if columns else None)
+    table = keyed(table, sizes_of(routers))
     write_whole(out, lambda file: pq.write_table(table, file))
+
+
+def sizes_of(routers: Iterable[Router]) -> list[dict[str, Any]]:
+    """Name, experts and top_k of routers, as tables have them behind their keys."""
+    return [
+        {"name": one.name, "num_experts": one.num_experts, "top_k": one.rule.top_k}
+        for one in routers
+    ]

@@ -289,7 +289,7 @@ def attention(request: AttentionRequest, watch: Watch | None = None) -> Attentio
                 on_tokens = None if record is None else layer_on_tokens(tensors, record)
                 layers.append(dataclasses.replace(layer, on_tokens=on_tokens))
     if request.out is not None:
-        write_rows(request.out, [row for one in layers for row in rows_of(one)])
+        write_rows(request.out, (row for one in layers for row in rows_of(one)))
     both = [] if family is None else [family.no_products, family.value.note if family.value else ""]
     return Attention(
         checkpoint=store.label,

@@ -62,7 +62,7 @@ def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
         report = _of_sizes(request)
     if request.out is not None:
         rows = [row for layer in report.layers for row in rows_of(layer)]
-        write_rows(request.out, rows, COLUMNS)
+        write_rows(request.out, rows, columns=COLUMNS)
         report = dataclasses.replace(report, written=request.out.name)
     return report
 

@@ -328,7 +328,7 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
         samples.append(some)
     if request.out is not None:
         rows = ({"router": one.router, **row} for one in routers for row in rows_of(one.crossing))
-        write_rows(request.out, [*rows])
+        write_rows(request.out, rows, chosen)
     return Continuity(
         run=opened.facts(chosen),
         routers=tuple(routers),

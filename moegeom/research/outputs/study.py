@@ -240,7 +240,7 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
         kinds = _write_recording(request.out, opened, source, sample, made)
     elif request.out is not None:
         rows = ({"router": one.router} | asdict(e) for one in reports for e in one.experts)
-        write_rows(request.out, [*rows])
+        write_rows(request.out, rows, routers)
     return Outputs(
         run=opened.facts(routers),
         routers=tuple(reports),

@@ -88,8 +88,8 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
             with threadpool_limits(1, user_api="blas"):  # small products gain nothing from threads
                 paths.append(router_paths(router, some.inputs, some.token, moved, request))
     if request.out is not None:
-        rows = [{"router": one.router, **row} for one in paths for row in rows_of(one)]
-        write_rows(request.out, rows)
+        rows = ({"router": one.router, **row} for one in paths for row in rows_of(one))
+        write_rows(request.out, rows, recorded)
     return Perturbed(
         run=opened.facts(recorded),
         routers=tuple(paths),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, product
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -318,7 +318,7 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
             one = dataclasses.replace(one, before=EarlierRegions(twin.ways, twin.plane))
         routers.append(one)
     if request.out is not None:
-        _write(request.out, routers)
+        write_rows(request.out, _rows(routers), chosen)
     return Regions(
         run=opened.facts(chosen),
         routers=tuple(routers),
@@ -349,17 +349,14 @@ def _before(
     return {r.name: [(named[r.name], open_experts(other.store, named[r.name]))] for r in routers}
 
 
-def _write(out: Path, routers: Sequence[RouterRegions]) -> None:
-    rows = []
+def _rows(routers: Sequence[RouterRegions]) -> Iterator[dict[str, Any]]:
+    """One row for each way, and one for each cell of the plane."""
     for router in routers:
         for one, is_before in ((router, False), (router.before, True)):
             if one is None:
                 continue
             same = {"router": router.router, "against": is_before}
-            rows += [same | dataclasses.asdict(way) for way in one.ways]
+            yield from (same | dataclasses.asdict(way) for way in one.ways)
             cells = zip(one.plane.expert_sets, one.plane.of_cell, strict=True)
-            rows += [
-                same | {"way": "plane", "cell": list(cell), "regions": float(number)}
-                for cell, number in cells
-            ]
-    write_rows(out, rows)
+            for cell, number in cells:
+                yield same | {"way": "plane", "cell": list(cell), "regions": float(number)}

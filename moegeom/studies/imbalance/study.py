@@ -108,11 +108,13 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         gates = tensors.get(router.name)
         routers.append(router_imbalance(router, sample, kernels, level, request, gates))
     if request.out is not None and request.out.suffix == ".parquet":
-        write_rows(request.out, [row for one in routers for row in _law_rows(one)])
+        write_rows(request.out, (row for one in routers for row in _law_rows(one)), recorded)
     elif request.out is not None:
         write_biases(request.out, recorded, routers)
     if request.measure is not None:
-        write_rows(request.measure, [row for one in routers for row in _measured_rows(one)])
+        write_rows(
+            request.measure, (row for one in routers for row in _measured_rows(one)), recorded
+        )
     return Imbalance(
         run=opened.facts(recorded),
         routers=tuple(routers),

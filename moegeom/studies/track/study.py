@@ -180,7 +180,7 @@ def write_series(folder: Path, series: Series) -> None:
     for name, kinds, rows in tables:
         columns = zip(*rows, strict=True) if rows else ((),) * len(kinds)
         arrays = [pa.array(of, kind) for of, kind in zip(columns, kinds.values(), strict=True)]
-        table = keyed(pa.Table.from_arrays(arrays, names=[*kinds]))
+        table = keyed(pa.Table.from_arrays(arrays, names=[*kinds]), series.run["routers"])
         with_table = functools.partial(pq.write_table, table)
         write_whole(folder / f"{name}.parquet", with_table)
     write_whole(folder / "series.json", render(document(series, View()), "json"))
