@@ -129,7 +129,7 @@ def test_rows_are_in_natural_order_and_say_stack_layer_and_size_of_their_router(
 ON_SAMPLE = (SAMPLE / "step_1500", SAMPLE / "rec/step_1500")
 
 #: Studies that write a table of routers, on the middle one of a sample.
-WRITTEN = {
+STUDY_TABLES = {
     "imbalance": lambda to: mg.imbalance(*ON_SAMPLE, layers=1, out=to),
     "perturb": lambda to: mg.perturb(*ON_SAMPLE, layers=1, at=(5,), out=to),
     "outputs": lambda to: mg.outputs(*ON_SAMPLE, layers=1, out=to),
@@ -138,9 +138,9 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("study", by_day(WRITTEN, ["perturb", "outputs"]))
+@pytest.mark.parametrize("study", by_day(STUDY_TABLES, ["perturb", "outputs"]))
 def test_a_table_of_a_study_has_the_sizes_of_its_routers_behind_their_names(tmp_path, study):
-    WRITTEN[study](tmp_path / "rows.parquet")
+    STUDY_TABLES[study](tmp_path / "rows.parquet")
     table = pq.read_table(tmp_path / "rows.parquet")
     assert table.column_names[:5] == ["router", *ROUTER_FACTS.names]
     assert {*zip(*(table[n].to_pylist() for n in ROUTER_FACTS.names), strict=True)} == {
