@@ -43,6 +43,7 @@ State = Literal[
     "needs a baseline",
     "needs tokens in the baseline",
     "needs experts",
+    "needs more",
     "does not apply",
     "ignored",
 ]

@@ -31,6 +31,7 @@ _UNJUDGED: dict[State, tuple[str, str]] = {
         "need a baseline made with tokens",
     ),
     "needs experts": ("needs experts", "need experts"),
+    "needs more": ("needs more", "need more"),
 }
 
 #: Checks that are about nothing here, or whose findings a profile accepts.

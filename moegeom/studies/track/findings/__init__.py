@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from moegeom.checks.check import Check, Claim, Inputs
 from moegeom.checks.profile import DEFAULT, FAMILY_WISE_ERROR
 from moegeom.checks.run import JudgedCheck, verdict_of
-from moegeom.core.finding import Finding, Severity, Verdict
+from moegeom.core.finding import Finding, Severity, State, Verdict
 from moegeom.core.registry import Rooms, record_of_function
 from moegeom.core.row_keys import is_domain
 from moegeom.core.text import number_of
@@ -101,7 +101,8 @@ def _judge(check: Check, history: History) -> JudgedCheck:
     if check.inputs != "series" and not history.has_tokens and lacking != _NO_BIAS:
         return JudgedCheck(check, state="needs tokens", reason="no tokens: --tokens")
     if lacking:
-        return JudgedCheck(check, state="does not apply", reason=lacking)
+        state: State = "does not apply" if lacking == _NO_BIAS else "needs more"
+        return JudgedCheck(check, state=state, reason=lacking)
     return JudgedCheck(check, tuple(check.judge(history)))
 
 
