@@ -102,14 +102,14 @@
     if (rows.length < 2 || rows.some((row) => text(row, 0) === "")) continue;
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) => {
-      const button = make("button", "↕", { title: `sort by ${head.textContent.trim()}` });
+      const button = make("button", "\u2195", { title: `sort by ${head.textContent.trim()}` });
       button.addEventListener("click", () => {
         const next = { none: "descending", descending: "ascending", ascending: "none" };
         const state = next[head.ariaSort ?? "none"];
         for (const one of heads) one.ariaSort = "none";
-        for (const one of all("th button", table)) one.textContent = "↕";
+        for (const one of all("th button", table)) one.textContent = "\u2195";
         head.ariaSort = state;
-        button.textContent = { none: "↕", descending: "↓", ascending: "↑" }[state];
+        button.textContent = { none: "\u2195", descending: "\u2193", ascending: "\u2191" }[state];
         const direction = state === "descending" ? -1 : 1;
         body.append(...(state === "none" ? every : [...sorted(rows, column, direction), ...rest]));
       });

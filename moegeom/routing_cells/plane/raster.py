@@ -20,7 +20,7 @@ own rounding is within the share ``SPARE``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import combinations
@@ -62,11 +62,15 @@ class Enclosure:
     rest: Float64[np.ndarray, "rectangles experts"]
     half: Float64[np.ndarray, "rectangles 2"]
 
-    def each(self, part: Callable[[np.ndarray], np.ndarray]) -> Enclosure:
-        """The same of a linear part of the quantities."""
+    def each(
+        self,
+        part: Callable[[np.ndarray], np.ndarray],
+        half: Float64[np.ndarray, "_ 2"] | None = None,
+    ) -> Enclosure:
+        """The same of a linear part of the quantities; ``half`` is that of other rectangles."""
         arrays = (self.value, self.along_x, self.along_y, self.rest)
         value, along_x, along_y, rest = map(part, arrays)
-        return Enclosure(value, along_x, along_y, rest, self.half)
+        return Enclosure(value, along_x, along_y, rest, self.half if half is None else half)
 
     @cached_property
     def reach(self) -> np.ndarray:
@@ -678,7 +682,7 @@ def _taken(scores: Enclosure, experts: np.ndarray) -> Enclosure:
 
 def _rows(scores: Enclosure, rows: np.ndarray) -> Enclosure:
     """Some of the rectangles."""
-    return replace(scores.each(lambda array: array[rows]), half=scores.half[rows])
+    return scores.each(lambda array: array[rows], scores.half[rows])
 
 
 #: Samples of a pixel: its corners, a little to the inside, opposite ones first, and its centre.

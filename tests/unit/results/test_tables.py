@@ -93,7 +93,7 @@ def test_every_router_has_rows_for_itself_its_null_and_its_domains(disk):
     for table in metric_tables(OF_A_SCAN):
         names = pq.read_schema(disk.undisturbed / f"{table}.parquet").names
         assert names[:7] == [*(column.name for column in KEYS), *ROUTER_FACTS.names]
-        by_topic = ("num_tokens", "gini", "num_expert_sets", "z_loss", "margin_p50", "row_rank")
+        by_topic = ("num_tokens", "z_loss", "gini", "num_expert_sets", "margin_p50", "row_rank")
         assert table != "layers" or sorted(by_topic, key=names.index) == [*by_topic]
     rows = open_results(disk.undisturbed).rows("layers")
     populations = ("all", "domain=code", "outliers")

@@ -319,7 +319,7 @@ def test_a_flip_costs_what_the_other_experts_make_of_the_input_and_none_nothing(
     other = sides(BALANCED, 1000)[1]
     found = mg.explain(CKPT, REC, run_b=other, layers=1, experts=True)
     (cost,) = found.value.costs
-    assert "changes by" in str(found)
+    assert "change the output of the routed experts" in " ".join(str(found).split())
     mine, theirs = (
         next(iter(load_file(folder / "chosen-text.1-00000.safetensors").values())).astype(np.int64)
         for folder in (REC, other)

@@ -4,6 +4,7 @@ file, and in a scan it gives load figures of its choices, everything else null w
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,6 @@ from tests.unit.tokens.dialects.written import (
     packed,
     prime_rl_batch,
     refuse,
-    replace,
     truth,
     tunix_arrays,
     write_flame,
