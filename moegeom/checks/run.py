@@ -172,6 +172,8 @@ def _unread(check: Check, measured: Measured) -> tuple[State, str] | None:
 def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
     """Why a check cannot be judged; None when it can."""
     if "tokens" in check.inputs and not measured.has_tokens:
+        if measured.run.get("tokens"):
+            return "inconclusive", "not one of the tokens is finite"
         return "needs tokens", "there are no tokens (--tokens)"
     if unread := _unread(check, measured):
         return unread

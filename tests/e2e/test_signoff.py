@@ -184,7 +184,7 @@ def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
     for copy in ("copy", "again"):
         shutil.copytree(folder / REC_A, folder / copy)
     asked = (folder, "signoff", A, A, "--tokens", REC_A, "--tokens", "copy")
-    said = moegeom(*asked, "--rerun", "rec_a2").words
+    said = moegeom(*asked, "--rerun", "rec_a2", code=4).words
     assert "5 things not checked" in said
     assert "whether the recordings of A and of B are of two runs (their files are equal" in said
     assert "of A and --rerun" not in said
@@ -286,7 +286,7 @@ def test_an_unfinished_checkpoint_is_skipped_with_its_reason(moegeom, tmp_path):
     ran = moegeom(tmp_path, "track", "step_*", "--ascii", code=4)
     assert "skipped step_700: it is empty" in ran.words
     assert "none: weights alone" in ran.out
-    assert "1 step, and it takes 2" in ran.words
+    assert "1 step; needs 2" in ran.words
     assert ran.out.isascii()
 
 

@@ -59,7 +59,7 @@ def document(gate: Gate, view: View) -> Document:
             [Excerpt([], [checks_table(verdict)], f"All checks ({len(verdict.outcomes)})")],
             [
                 # what the built-in profile ``release`` would say of a checkpoint that passed
-                *([Note(f"release: {_would(gate.release)}")] if gate.release else []),
+                *([Note(f"--profile release: {_would(gate.release)}")] if gate.release else []),
                 *_ending(verdict, summary),
             ],
         ],

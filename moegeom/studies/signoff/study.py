@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import filecmp
 import itertools
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,7 +181,11 @@ def _text_line(
     # a run with the same kernels in the same batches would repeat itself to the bit
     other_kernels = "" if "eager" in first.facts.engine else "--eager "
     again = capture_command(request.a, f"{other_kernels}--out REC_A2")
-    return measured_line(between, rerun, request.max_flipped, names, again)
+    line = measured_line(between, rerun, request.max_flipped, names, again)
+    if line.state == "passed" and (what := _equal_bytes(*request.tokens)):
+        text = f"{line.sentence} Their {what} are equal byte by byte, as those of a copy are."
+        return dataclasses.replace(line, state="inconclusive", sentence=text)
+    return line
 
 
 def _recorded(side: Session, tokens: Tokens) -> Session:
@@ -560,6 +565,9 @@ def _evidence(one: JudgedRouter) -> dict[str, Any]:
 #: Tokens that ``moegeom capture`` records when nothing is said.
 _TOKENS = 16_384
 
+#: Where none of n tokens differs, the share lies below this over n with 95 % confidence.
+_NONE_SEEN = 3.0
+
 #: Without a limit, B may differ from A so many times as often as A differs from itself.
 _TIMES_RERUN = 2.0
 
@@ -623,6 +631,10 @@ def measured_line(
         state = "failed" if is_above else state
         side = "More than" if is_above else "Within"
         judged = f"{side} the limit of {_percent(limit)} ({source})."
+        least = math.ceil(_NONE_SEEN / limit) if limit else 1
+        if not is_above and between.num_tokens < least:
+            state = "inconclusive"
+            judged += f" Too few tokens to show that: {least:,} or more are needed."
     details = [_rerun_sentence(rerun, times), *map(_sentence, between.notes)]
     if between.log_probs is not None:
         details.append(_sentence(between.log_probs.sentence.removesuffix(".")))

@@ -194,7 +194,10 @@ def first_pass(
         if company.advanced is not None:
             company.advanced(number + 1, len(files))
     if kind is None:
-        raise RecordingError(f"{where}: no request of it holds choices.")
+        raise RecordingError(
+            f"{where}: no request of it holds choices where its engine writes them.",
+            "docs/capture/engines.md shows a line of each engine; --dialect names the engine.",
+        )
     axes = axes_of(evidence, routers, kind.layers, where)
     if any(survey.axes not in (None, axes.key) for survey in surveys):
         raise RecordingError(

@@ -248,3 +248,10 @@ def test_the_page_says_what_the_docstrings_say():
 def test_types_of_the_functions_are_those_of_their_requests():
     written = (ROOT / "moegeom/__init__.pyi").read_text("utf-8")
     assert written == script("refresh_stubs").stub(), "run python docs/refresh_stubs.py"
+
+
+def test_tokens_of_which_none_is_finite_leave_the_gate_open():
+    blank = {f"text/{layer}": np.full((256, 16), np.nan, np.float32) for layer in range(3)}
+    judged = mg.check(CKPT, blank, stage="logits", non_finite="skip")
+    assert judged.exit_code == 4
+    assert "not one of the tokens is finite" in " ".join(str(judged).split())

@@ -192,12 +192,12 @@ def test_a_pass_says_in_one_line_what_would_fail_a_release(judged):
     for name, exit_code in (("default", 0), ("release", 1)):
         assert gate(GateRequest("model", profile=Path(name))).exit_code == exit_code
     text = render(document(report, View(200)), "table", View(200))
-    lines = [line for line in text.splitlines() if line.startswith("release: ")]
+    lines = [line for line in text.splitlines() if line.startswith("--profile release: ")]
     codes = [o.code for o in report.release.outcomes if report.release.fails(o)]
     assert "MGN118" in codes
     counted = len(report.release.findings)
     noun = "finding" if counted == 1 else "findings"
-    assert lines == [f"release: would fail on {', '.join(codes)} ({counted} {noun})"]
+    assert lines == [f"--profile release: would fail on {', '.join(codes)} ({counted} {noun})"]
     for name in RENDERERS.names():
         assert "MGN118" in render(document(report, View(200)), name, View(200)), name
     as_json = json.loads(render(document(report, View()), "json"))["release"]
@@ -207,7 +207,7 @@ def test_a_pass_says_in_one_line_what_would_fail_a_release(judged):
 def test_a_healthy_checkpoint_would_pass_a_release_and_passes_it(judged):
     text = render(document(judged(), View()), "table", View())
     assert [line for line in text.splitlines() if "release: " in line] == [
-        "release: would pass on what was checked"
+        "--profile release: would pass on what was checked"
     ]
     release = gate(GateRequest("model", profile=RELEASE))
     assert (release.exit_code, release.verdict.profile) == (0, ("built-in profile release",))

@@ -288,7 +288,7 @@ def states(run: Run) -> dict[str, str]:
 
 def test_what_was_not_looked_at_stands_in_the_verdict_with_its_reason():
     run = healthy("walk", 19, steps=5)
-    assert any("MGT201, MGT202 (5 steps, and it takes 19)" in one for one in run.judged().unseen)
+    assert any("MGT201, MGT202 (5 steps; needs 19)" in one for one in run.judged().unseen)
     run.has_tokens = False
     said = states(run)
     assert [code for code in said if said[code] == "needs tokens"] == [

@@ -16,8 +16,14 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
 from moegeom.studies.changes.edit import EDITS, Exported
 from moegeom.studies.signoff.document import document
-from moegeom.studies.signoff.record import LINE_NAMES, SignOff
-from moegeom.studies.signoff.study import SignOffRequest, judge, rotation_line, sign_off
+from moegeom.studies.signoff.record import LINE_NAMES, Flips, SignOff
+from moegeom.studies.signoff.study import (
+    SignOffRequest,
+    judge,
+    measured_line,
+    rotation_line,
+    sign_off,
+)
 from moegeom.tokens.recording.writer import RecordingWriter
 from tests.museum.checkpoint import (
     BF16,
@@ -442,6 +448,14 @@ def test_a_limit_below_the_share_fails_and_one_at_it_passes(on_text):
         assert (at.exit_code, below.exit_code) == (0, 1)
         assert "Within the limit" in text_of(at, 3)
         assert "More than the limit" in text_of(below, 3)
+
+
+def test_no_limit_is_shown_to_hold_by_fewer_tokens_than_its_inverse_thrice():
+    for tokens, state in ((1, "inconclusive"), (149, "inconclusive"), (150, "passed")):
+        none = Flips(tokens, tokens, 0, 1, 0.0, None, 0.0, {"text/0": 0.0})
+        line = measured_line(none, None, 0.02, ["text/0"], "again")
+        assert line.state == state
+        assert ("Too few tokens to show that: 150 or more" in line.sentence) == (tokens < 150)
 
 
 @pytest.mark.parametrize(("name", "code"), [("b", 1), ("b_near", 0)])

@@ -45,7 +45,7 @@ def series_check(
             return _NO_BIAS
         if of_each_step:
             is_series = len(history.steps) > 1 or history.unread or history.broken
-            return "" if is_series else "1 step, and it takes 2"
+            return "" if is_series else "1 step; needs 2"
         if not history.routers:
             return "no router is at every step with the same experts"
         domains = {p for r in history.routers for p in r.concentrations if is_domain(p)}
@@ -55,7 +55,7 @@ def series_check(
             return history.other_text
         least, steps = least_steps(history), len(history.steps)
         if steps < least:
-            return f"{number_of(steps, 'step')}, and it takes {least}"
+            return f"{number_of(steps, 'step')}; needs {least}"
         return too_little(history)
 
     return Check(
