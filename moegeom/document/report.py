@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from moegeom.core.errors import ResultsError
 from moegeom.core.finding import Finding
-from moegeom.document.beside import beside_document
 from moegeom.document.drawing import figure_named
 from moegeom.document.model import Document, Fact, View
 from moegeom.document.paper import refuse_undrawable, write_figure
@@ -151,6 +150,8 @@ class ScanReport(Report[Results]):
         ResultsError
             When they have no router in common.
         """
+        from moegeom.document.beside import beside_document
+
         pair = (self.value, other.value)
         a, b = ([router["name"] for router in one.run["routers"]] for one in pair)
         if not {*a} & {*b}:
