@@ -103,15 +103,15 @@ def word_of(text: str) -> str:
     return max((word for word in WORDS if text.lower().startswith(word.lower())), key=len)
 
 
-#: What the page looks like and what it does: files beside this one.
-_HERE = "moegeom.document.renderers"
-_STYLE, _SCRIPT = (shipped_text(_HERE, "page", suffix) for suffix in (".css", ".js"))
-
-#: Nothing may be loaded and no script but that one may run, whatever a name smuggles in.
-_HASH = b64encode(sha256(_SCRIPT.encode()).digest()).decode()
-_POLICY = (
-    f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{_HASH}'"
-)
+@cache
+def _files() -> tuple[str, str, str]:
+    """What a page looks like, what it does, and its policy: nothing may be loaded and no script
+    but that one may run, whatever a name smuggles in.
+    """
+    style, script = (shipped_text("moegeom.document.renderers", "page", s) for s in (".css", ".js"))
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    rules = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return style, script, f"{rules}; script-src 'sha256-{digest}'"
 
 
 #: Looks of what was judged: a bar of their colour stands beside it.
@@ -121,18 +121,19 @@ _JUDGED = ("good", "warning", "error")
 def render(document: Document, view: View) -> str:
     """The page; every text in it is escaped."""
     del view
+    style, script, policy = _files()
     heading = escape(f"moegeom {document.kind}: {document.name}")
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{heading}</title><style>{_STYLE}{STYLE}</style></head><body><h1>{heading}</h1>"
+        f"<title>{heading}</title><style>{style}{STYLE}</style></head><body><h1>{heading}</h1>"
     )
     bodies = ("".join(_blocks([_untitled(b, document.name) for b in s])) for s in document.sections)
     first, *others = [f"<section>{text}</section>" for text in bodies if text] or [""]
     numbers = count(1)
     rest = _TABLE.sub(lambda match: f'{match[0]} id="table-{next(numbers)}"', "\n".join(others))
-    end = f"<script>{_SCRIPT}</script></body></html>"
+    end = f"<script>{script}</script></body></html>"
     return "\n".join((head, first, _contents(rest), rest, _words(first + rest), end, ""))
 
 
