@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.core.finding import Finding
 from moegeom.core.text import figure_text, half_width, number_of
 from moegeom.document.chart import Axis, Chart, Panel, Polyline
 from moegeom.document.excerpts import in_part, worst_excerpt
@@ -30,11 +29,12 @@ def beside_document(first: Results, second: Results, view: View) -> Document:
     pairs = [(rows[0][router], rows[1][router]) for router in routers]
     names = [place(router, routers) for router in routers]
     alone = [len(one) - len(routers) for one in rows]
+    apart = _apart(a, b)
     return Document(
         "report",
         f"{pair[0].name} and {pair[1].name}",
         [
-            _result(a, b),
+            _result(apart),
             [
                 Fact(
                     "A", f"{pair[0].name}: {a.run['checkpoint']['name']}, tokens {tokens_line(a)}"
@@ -43,7 +43,7 @@ def beside_document(first: Results, second: Results, view: View) -> Document:
                     "B", f"{pair[1].name}: {b.run['checkpoint']['name']}, tokens {tokens_line(b)}"
                 ),
             ],
-            [in_part([*_findings(a, b)], "line", view.detail, least=2)],
+            [in_part([*_findings(apart)], "line", view.detail, least=2)],
             [
                 worst_excerpt(
                     [*zip(names, pairs, strict=True)],
@@ -63,17 +63,22 @@ def beside_document(first: Results, second: Results, view: View) -> Document:
     )
 
 
-def _apart(summary: Summary) -> dict[tuple[str, str], Finding]:
-    """Findings by code and router; what is about the whole checkpoint has none."""
-    return {(f.code, router): f for f in summary.findings for router in f.routers or ("",)}
+#: Code and router of a finding; what is about the whole checkpoint has none.
+Findings = set[tuple[str, str]]
 
 
-def _result(a: Summary, b: Summary) -> list[Block]:
-    of_a, of_b = _apart(a), _apart(b)
-    alone_a, alone_b, both = of_a.keys() - of_b, of_b.keys() - of_a, of_a.keys() & of_b
-    counts = {"in A alone": len(alone_a), "in B alone": len(alone_b), "in both": len(both)}
+def _apart(a: Summary, b: Summary) -> dict[str, tuple[Summary, Findings]]:
+    """Findings of B alone, of A alone and of both, with the side that says them."""
+    of_a, of_b = (
+        {(f.code, router) for f in one.findings for router in f.routers or ("",)} for one in (a, b)
+    )
+    return {"B alone": (b, of_b - of_a), "A alone": (a, of_a - of_b), "both": (b, of_a & of_b)}
+
+
+def _result(apart: Mapping[str, tuple[Summary, Findings]]) -> list[Block]:
+    counts = {f"in {where}": len(apart[where][1]) for where in ("A alone", "B alone", "both")}
     text = ", ".join(f"{count} {where}" for where, count in counts.items())
-    looks: dict[str, Look] = {"in B alone": "warning"} if alone_b else {}
+    looks: dict[str, Look] = {"in B alone": "warning"} if counts["in B alone"] else {}
     numbers: list[tuple[str, str, Look]] = [
         (str(count), f"findings {where}, by check and layer", looks.get(where, "plain"))
         for where, count in counts.items()
@@ -82,14 +87,9 @@ def _result(a: Summary, b: Summary) -> list[Block]:
     return [fact, Headline(numbers)]
 
 
-def _findings(a: Summary, b: Summary) -> Iterator[Fact]:
+def _findings(apart: Mapping[str, tuple[Summary, Findings]]) -> Iterator[Fact]:
     """A line for each finding and side; what both have once."""
-    of_a, of_b = _apart(a), _apart(b)
-    for label, summary, keys in (
-        ("B alone", b, of_b.keys() - of_a),
-        ("A alone", a, of_a.keys() - of_b),
-        ("both", b, of_a.keys() & of_b),
-    ):
+    for label, (summary, keys) in apart.items():
         for finding in summary.findings:
             routers = [r for r in finding.routers or ("",) if (finding.code, r) in keys]
             if routers:

@@ -27,6 +27,16 @@ Scale = Literal["linear", "log2", "log10"]
 Numbers = Sequence[float | None]
 
 
+def percents(shares: Numbers) -> list[float | None]:
+    """Shares in percent; None stays."""
+    return [None if share is None else 100.0 * share for share in shares]
+
+
+def padded(rows: Sequence[Numbers], width: int) -> list[list[float | None]]:
+    """Rows of one length, as a heat map has them: None behind what a shorter one holds."""
+    return [[*row, *[None] * (width - len(row))] for row in rows]
+
+
 @dataclass(frozen=True)
 class Axis:
     """``label`` in words, with the unit. ``names`` stand at 0, 1, 2 ... on an axis of things.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moegeom.core.router import format_layers, parse_layers
+from moegeom.core.row_keys import layer_of
 
 
 def layers_without_router(layers: str | None, routers: Iterable[str]) -> str:
@@ -14,7 +15,7 @@ def layers_without_router(layers: str | None, routers: Iterable[str]) -> str:
     """
     if layers is None:
         return ""
-    absent = parse_layers(layers) - {int(name.split("/")[1]) for name in routers}
+    absent = parse_layers(layers) - {layer_of(name) for name in routers}
     if not absent:
         return ""
     several = len(absent) > 1

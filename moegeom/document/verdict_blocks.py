@@ -85,15 +85,10 @@ def _unjudged(verdict: Verdict, run: Mapping[str, Any]) -> Iterator[Fact]:
 
 
 def checks_table(verdict: Verdict) -> Table:
-    """Every check by what holds when it passes, and its state."""
+    """Every check by what holds when it passes, and its state; a row has the name of its check."""
     rows = [(o.code, o.statement or o.title, _state(o)) for o in verdict.outcomes]
-    anchors = [anchor(outcome) for outcome in verdict.outcomes]
+    anchors = [f"check-{outcome.code}" for outcome in verdict.outcomes]
     return Table([("check", "statement", "state")], rows, left=(0, 1, 2), anchors=anchors)
-
-
-def anchor(outcome: Outcome) -> str:
-    """The name of the row of a check, which figures lead to."""
-    return f"check-{outcome.code}"
 
 
 def _state(outcome: Outcome) -> str:

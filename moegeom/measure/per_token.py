@@ -12,7 +12,7 @@ from moegeom.core.files import writing
 from moegeom.core.parquet import opened
 from moegeom.core.router import Router
 from moegeom.kernels.batch import TokenBatch
-from moegeom.results.schema import ROUTER_FACTS, router_facts
+from moegeom.results.schema import ROUTER_FACTS, router_facts, sizes_of
 
 
 class PerTokenFile:
@@ -41,8 +41,7 @@ class PerTokenFile:
             ]
         )
         self._router = router
-        facts = {"num_experts": router.num_experts, "top_k": router.rule.top_k}
-        self._facts = router_facts([router.name], {router.name: facts})
+        self._facts = router_facts([router.name], {router.name: sizes_of([router])[0]})
         self._path = path
         with writing(path):
             self._file = opened(path, "wb")

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from moegeom.core.metric import Column, Metric
+from moegeom.core.router import Router
 from moegeom.core.row_keys import layer_of, row_order
 from moegeom.core.text import spelled
 from moegeom.results.reader import EMPTY_COLUMNS, SCHEMA_VERSION, plain_value
@@ -180,6 +181,14 @@ def other_schema(table: str) -> pa.Schema:
     """Schema of a table that no metric fills."""
     fields = [_field(column) for column in OTHER_TABLES[table]]
     return pa.schema(fields, metadata={"moegeom_schema": str(SCHEMA_VERSION)})
+
+
+def sizes_of(routers: Iterable[Router]) -> list[dict[str, Any]]:
+    """Name, experts and top_k of routers, as run.json says them."""
+    return [
+        {"name": one.name, "num_experts": one.num_experts, "top_k": one.rule.top_k}
+        for one in routers
+    ]
 
 
 def router_facts(names: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> pa.Table:

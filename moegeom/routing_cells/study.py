@@ -22,7 +22,7 @@ from moegeom.core.router import Router
 from moegeom.core.row_keys import slug
 from moegeom.engine.plan import num_workers
 from moegeom.engine.session import Session
-from moegeom.results.schema import keyed, schema_of
+from moegeom.results.schema import keyed, schema_of, sizes_of
 from moegeom.routing_cells.ball.ball_cells import facet_distances
 from moegeom.routing_cells.exact.certificate import cell_certificate, check_witness
 from moegeom.routing_cells.exact.certificate_check import CellPoint, Weights, check_certificate
@@ -51,7 +51,6 @@ from moegeom.routing_cells.slices import (
     token_sample,
 )
 from moegeom.routing_cells.walk.enumeration import Enumeration
-from moegeom.studies.written import sizes_of
 
 if TYPE_CHECKING:
     from moegeom.pipeline import Watch

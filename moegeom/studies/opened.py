@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Router, RouterSet, format_layers
+from moegeom.core.row_keys import layer_of
 from moegeom.core.text import number_of
 from moegeom.core.tokens import StoredValues
 from moegeom.document.model import Document, Table, Title
@@ -135,13 +136,13 @@ class Recording:
             facts, dtype = source.facts, ""
             if isinstance(source, StoredValues) and facts.stage in VALUE_STAGES:
                 dtype = f" in {source.stored_dtype(facts.routers[0])}"
-            layers = format_layers({int(name.split("/")[1]) for name in facts.routers})
+            numbers = {n for name in facts.routers if (n := layer_of(name)) is not None}
             num_documents = facts.num_documents
             documents = f" in {number_of(num_documents, 'document')}" if num_documents else ""
             parts += [
                 f"{number_of(facts.num_tokens, 'token')}{documents}",
                 f"{facts.stage} of {number_of(len(facts.routers), 'router')}{dtype}",
-                f"layers {layers}",
+                f"layers {format_layers(numbers)}",
                 f"{'with' if facts.has_chosen else 'without'} the model's choices",
             ]
         return f"Recording({', '.join(parts)})"

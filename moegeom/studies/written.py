@@ -36,7 +36,7 @@ def write_rows(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from moegeom.results.schema import keyed, schema_of
+    from moegeom.results.schema import keyed, schema_of, sizes_of
 
     rows = [*rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -44,11 +44,3 @@ def write_rows(
     table = pa.Table.from_pylist(each, schema_of(columns) if columns else None)
     table = keyed(table, sizes_of(routers))
     write_whole(out, lambda file: pq.write_table(table, file))
-
-
-def sizes_of(routers: Iterable[Router]) -> list[dict[str, Any]]:
-    """Name, experts and top_k of routers, as tables have them behind their keys."""
-    return [
-        {"name": one.name, "num_experts": one.num_experts, "top_k": one.rule.top_k}
-        for one in routers
-    ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from moegeom.core.row_keys import RANDOM
 from moegeom.core.text import figure_text, number_of
-from moegeom.document.chart import Axis, Bars, Chart, Guide, Heat, Panel, Polyline
+from moegeom.document.chart import Axis, Bars, Chart, Guide, Heat, Panel, Polyline, padded
 from moegeom.document.drawing import Drawing, FigureResults, interval
 
 
@@ -87,7 +87,7 @@ def _draw_load_map(source: FigureResults) -> Iterator[Chart]:
     if not rows:
         return
     widest = max(len(row["load"]) for row in rows.values())
-    values = [[*row["load"], *[None] * (widest - len(row["load"]))] for row in rows.values()]
+    values = padded([row["load"] for row in rows.values()], widest)
     loads = [
         (v, r, e) for r, row in rows.items() for e, v in enumerate(row["load"]) if v is not None
     ]

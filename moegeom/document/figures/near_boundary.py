@@ -8,7 +8,7 @@ from typing import Any
 
 from moegeom.core.row_keys import AS_STORED, RANDOM, is_random, under_random
 from moegeom.core.text import figure_text, percent
-from moegeom.document.chart import Axis, Bars, Chart, Heat, Mark, Numbers, Panel, Polyline
+from moegeom.document.chart import Axis, Bars, Chart, Heat, Mark, Panel, Polyline, percents
 from moegeom.document.drawing import Drawing, FigureResults, interval, middle
 from moegeom.document.figures.load import units_of
 
@@ -74,11 +74,11 @@ def _panel(
     shares, errors = [share for share, _ in points], [error for _, error in points]
     ends = interval(shares, errors, source.blocks(worst))
     name = f"layer {source.names[worst]}"
-    marks: list[Mark] = [Polyline(name, "tokens", steps, *map(_percents, (shares, *ends)))]
+    marks: list[Mark] = [Polyline(name, "tokens", steps, *map(percents, (shares, *ends)))]
     if len(curves) > 1:
-        marks.append(Polyline("median layer", "dim", steps, _percents(middle)))
+        marks.append(Polyline("median layer", "dim", steps, percents(middle)))
     if random:
-        of_random = _percents(_median_of(random, steps))
+        of_random = percents(_median_of(random, steps))
         marks.append(Polyline("random router", "random", steps, of_random))
     thresholds = [x for x, m in zip(steps, middle, strict=True) if m and m < 1.0] or steps
     axis = Axis(words, "log2", low=min(thresholds), high=max(thresholds) * 2)
@@ -90,10 +90,6 @@ def _panel(
     )
     share = Axis("tokens nearer, %", "log10", low=100.0 * least, high=100.0)
     return Panel("", axis, share, marks, False), sentence
-
-
-def _percents(shares: Numbers) -> Numbers:
-    return [None if share is None else 100.0 * share for share in shares]
 
 
 def _median_of(curves: Mapping[str, Curve], steps: Sequence[float]) -> list[float | None]:
@@ -122,7 +118,7 @@ def _draw_flips(source: FigureResults) -> Iterator[Chart]:
     random = {name: source.layers("flipped_share", variant=under_random(name)) for name in shares}
     worst = {name: max(values, key=lambda r: values[r]) for name, values in shares.items()}
     marks = [
-        Bars(text, role, _percents(values))
+        Bars(text, role, percents(values))
         for text, role, values in (
             ("worst layer", "other", [shares[name][worst[name]] for name in shares]),
             ("median layer", "tokens", [middle(values) for values in shares.values()]),
@@ -133,7 +129,7 @@ def _draw_flips(source: FigureResults) -> Iterator[Chart]:
     table = [[shares[name].get(router) for router in routers] for name in shares]
     most = max(max(values.values()) for values in shares.values())
     layers = Heat(
-        [*map(_percents, table)],
+        [*map(percents, table)],
         "tokens that flip, %",
         0.0,
         100.0 * (most or 1.0),

@@ -12,7 +12,7 @@ import numpy as np
 
 from moegeom.core.router import format_layers
 from moegeom.core.text import figure_text, number_of, percent
-from moegeom.document.chart import Axis, Chart, Heat, Numbers, Panel
+from moegeom.document.chart import Axis, Chart, Heat, Numbers, Panel, padded
 from moegeom.document.excerpts import worst_excerpt
 from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Fact, Gallery, Look, Table, Title, View
@@ -405,7 +405,7 @@ def _maps(
         if not numbers:
             continue
         least, most = min(numbers), max(numbers)
-        rows = [[*row, *[None] * (widest - len(row))] for row in rows]
+        rows = padded(rows, widest)
         heat = Heat(rows, text, min(0.0, least), most or 1.0, 0.0 if least < 0.0 else None)
         if column.endswith("_norm"):
             heat = Heat(rows, text, _SHORT, _LONG, 1.0, "log2")

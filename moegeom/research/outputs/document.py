@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from moegeom.core.text import percent
-from moegeom.document.chart import Axis, Chart, Heat, Panel
+from moegeom.document.chart import Axis, Chart, Heat, Panel, padded
 from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Fact, Gallery, Table, View
@@ -187,7 +187,7 @@ def outputs_figures(report: Outputs) -> Iterator[Chart]:
     experts = max(router.num_experts for router in routers)
     shares = [[one.energy_share * r.num_experts for one in r.experts] for r in routers]
     heat = Heat(
-        [[*row, *[None] * (experts - len(row))] for row in shares],
+        padded(shares, experts),
         "energy of the contributions, in shares of an even division",
         0.0,
         max(2.0, *(value for row in shares for value in row)),

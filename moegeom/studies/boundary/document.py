@@ -121,7 +121,7 @@ def _against(report: BoundaryReport) -> Iterator[Fact]:
 def _verdict(report: BoundaryReport) -> Iterator[Block]:
     yield Fact("VERDICT", _verdict_sentence(report))
     if report.variants:
-        most = max(report.variants, key=lambda variant: variant.flipped)
+        most = report.most_flipped
         shares = {
             f"of the choices flip under {most.name}": most.mean("flipped_share"),
             "of the tokens flip at some layer": most.any_share,
@@ -491,7 +491,7 @@ def _verdict_sentence(report: BoundaryReport) -> str:
     if not report.variants:
         names = " or ".join(report.recorded)
         return f"NOT JUDGED under {names}: A was recorded with that rounding. {_RECORD}"
-    most = max(report.variants, key=lambda variant: variant.flipped)
+    most = report.most_flipped
     share = most.mean("flipped_share")
     if not share:
         return _nothing_flips(report)

@@ -123,6 +123,11 @@ class BoundaryReport:
     results: Results
     recorded: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    @property
+    def most_flipped(self) -> VariantFlips:
+        """The variant that flips most; of a report that has some."""
+        return max(self.variants, key=lambda variant: variant.flipped)
+
     def place(self, router: str) -> str:
         """The name of a router in words."""
         return self.summary.places([router])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from moegeom.core.text import all_of, figure_text, number_of, percent
-from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel
+from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel, padded
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
 from moegeom.document.model import (
@@ -434,9 +434,10 @@ def row_figures(report: Difference) -> Iterator[Chart]:
         panel = Panel("", layers, Axis("change of a row, %"), bars)
     else:
         width = max(map(len, moved))
-        rows = [[*row, *[None] * (width - len(row))] for row in moved]
         experts = Axis("expert", names=[*map(str, range(width))])
-        panel = Panel("", experts, layers, [Heat(rows, "change of a row, %", 0.0, max(most))])
+        panel = Panel(
+            "", experts, layers, [Heat(padded(moved, width), "change of a row, %", 0.0, max(most))]
+        )
     worst = max(range(len(most)), key=most.__getitem__)
     expert = max(range(len(moved[worst])), key=lambda row: moved[worst][row] or 0.0)
     still = sum(not value for value in most)

@@ -18,7 +18,7 @@ from moegeom.checks.statistics import detectable_shift, holm_rejects, p_differs,
 from moegeom.core.errors import UsageError, about
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import RouterSet, Rule, parse_layers
-from moegeom.core.row_keys import is_whole
+from moegeom.core.row_keys import is_whole, layer_of
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE
 from moegeom.document.header import left_out_text
@@ -86,7 +86,7 @@ class OpenedSide:
             return [router.name for router in self.routers.routers]
         layers = None if self.terms.layers is None else parse_layers(self.terms.layers)
         names = (router["name"] for router in self.weights.run["routers"])
-        return [name for name in names if layers is None or int(name.split("/")[1]) in layers]
+        return [name for name in names if layers is None or layer_of(name) in layers]
 
 
 def open_side(target: str | Results, request: DifferenceRequest) -> OpenedSide:
@@ -359,7 +359,7 @@ def _of_layers(results: ResultsView, layers: str | None) -> ResultsView:
     if layers is None:
         return results
     numbers = parse_layers(layers)
-    rows = [row for row in results.rows("layers") if int(row["router"].split("/")[1]) in numbers]
+    rows = [row for row in results.rows("layers") if layer_of(row["router"]) in numbers]
     return MemoryResults(results.run, {"layers": rows})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from moegeom.checks.catalogue.tokens import MOST_PULL
 from moegeom.core.text import figure_text, number_of, percent
-from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel, Polyline
+from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel, Polyline, padded, percents
 from moegeom.document.excerpts import in_part, worst_excerpt, worst_rows
 from moegeom.document.model import (
     Block,
@@ -632,11 +632,9 @@ def _chart_of_bias(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
     """Changes in spreads of the scores, so that layers compare."""
     results = [router.evening for router in routers]
     experts = max(router.num_experts for router in routers)
-    scaled = [
-        [c / one.spread if one.spread else None for c in one.change]
-        + [None] * (experts - len(one.change))
-        for one in results
-    ]
+    scaled = padded(
+        [[c / one.spread if one.spread else None for c in one.change] for one in results], experts
+    )
     most = max((abs(v) for row in scaled for v in row if v is not None), default=0.0) or 1.0
     words = "change of the bias, in standard deviations of the scores"
     far = max(
@@ -667,10 +665,7 @@ def _chart_of_bias(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
 def _chart_of_near(routers: Sequence[RouterImbalance], names: Sequence[str]) -> Chart:
     by_law = [{one.law: one.figures.near_share for one in router.laws} for router in routers]
     shares = {law: [near.get(law) for near in by_law] for law in _LAWS}
-    marks = [
-        Bars(law, role, [None if share is None else 100.0 * share for share in shares[law]])
-        for law, role in _LAWS.items()
-    ]
+    marks = [Bars(law, role, percents(shares[law])) for law, role in _LAWS.items()]
     pairs = [*zip(shares["tokens"], shares["ball"], strict=True)]
     apart = [0.0 if a is None or b is None else abs(a - b) for a, b in pairs]
     own, ball = pairs[far := apart.index(max(apart))]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moegeom.core.text import all_of, half_width, number_of, percent
-from moegeom.document.chart import Axis, Bars, Chart, Guide, Mark, Panel
+from moegeom.document.chart import Axis, Bars, Chart, Guide, Mark, Panel, percents
 from moegeom.document.excerpts import in_part
 from moegeom.document.model import Block, Command, Document, Fact, Headline, Look, Note, View
 from moegeom.document.place import place
@@ -201,7 +201,7 @@ def _shares(flips: Mapping[str, Any], routers: Sequence[str]) -> list[float | No
 def _bars(text: str, role: str, flips: Mapping[str, Any], routers: Sequence[str]) -> Bars:
     """Shares, with the interval of that of all layers, the only one whose error is known."""
     share, error, unknown = 100.0 * flips["share"], flips["error"], [None] * len(routers)
-    height = [None if one is None else 100.0 * one for one in _shares(flips, routers)]
+    height = percents(_shares(flips, routers))
     if error is None:
         return Bars(text.partition(",")[0], role, height)
     reach = 100.0 * half_width(error, flips["num_documents"])

@@ -76,7 +76,7 @@ def flips(share: float, error: float | None) -> dict:
 def signed(**evidence) -> list[Chart]:
     text = Line("routing on text", "passed", "s", evidence=evidence)
     lines = (Line("storage", "passed", "s"), text)
-    return [*sign_off_figures(SignOff((None, None), lines))]  # type: ignore[arg-type]
+    return [*sign_off_figures(SignOff((None, None), lines))]
 
 
 def test_routing_on_text_is_drawn_against_its_limit_and_a_run_again():
@@ -111,7 +111,7 @@ def test_what_changed_in_each_router_is_red_where_it_failed():
 def rows_moved(num_routers: int) -> Chart:
     moved = [(0.1, 0.02, np.inf), (0.0, 0.0)]
     routers = [RouterChange(f"text/{n}", (), (), (), moved[n > 0]) for n in range(num_routers)]
-    (figure,) = row_figures(Difference((None, None), routers))  # type: ignore[arg-type]
+    (figure,) = row_figures(Difference((None, None), routers))
     return figure
 
 
@@ -124,7 +124,7 @@ def test_rows_that_moved_are_bars_by_router_and_of_many_a_map_of_every_row():
     assert isinstance(heat, Heat)
     assert (list(heat.values[0]), list(heat.values[1])) == ([10.0, 2.0, None], [0.0, 0.0, None])
     still = RouterChange("text/0", (), (), (), (0.0, 0.0))
-    assert [*row_figures(Difference((None, None), [still]))] == []  # type: ignore[arg-type]
+    assert [*row_figures(Difference((None, None), [still]))] == []
 
 
 def test_figures_of_studies_hold_the_numbers_of_their_records():
