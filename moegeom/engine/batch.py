@@ -295,7 +295,11 @@ class LazyBatch(TokenBatch):
 
     def _kept(self, array: np.ndarray) -> np.ndarray:
         """The kept rows; the array itself when all are."""
-        return array if self._row is None else np.ascontiguousarray(array[self._row])
+        return array if self._row is None else np.ascontiguousarray(array[self._row], like=array)
+
+    def _recorded_choice(self) -> Int32[np.ndarray, "tokens k"] | None:
+        recorded = recorded_choice(self.task, self.start, self.stop)
+        return None if recorded is None else self._kept(recorded)
 
     def _output(self, kind: str) -> np.ndarray | None:
         output = recorded_output(self.task, kind, self.start, self.stop)
@@ -351,12 +355,12 @@ class LazyBatch(TokenBatch):
 
     @quantity
     def matches_recording(self) -> Bool[np.ndarray, "tokens"] | None:
-        recorded = recorded_choice(self.task, self.start, self.stop)
+        recorded = self._recorded_choice()
         if recorded is None:
             return None
         if self._has_threshold:
-            return same_sets(self.chosen, self._kept(recorded))
-        return self.task.kernels["same_set"](self.chosen, self._kept(recorded))
+            return same_sets(self.chosen, recorded)
+        return self.task.kernels["same_set"](self.chosen, recorded)
 
     # ---------------------------------------------------------------------------- the choice
     @quantity
@@ -412,8 +416,12 @@ class LazyBatch(TokenBatch):
     @quantity
     def fill_decides(self) -> Bool[np.ndarray, "tokens"] | None:
         groups = self._prepared.router.rule.groups
-        last = self._compared[0][np.arange(len(self.chosen)), self.chosen[:, -1]]
-        return fill_decides(last, np.nan if groups is None else groups.fill)  # nan: nothing is
+        return fill_decides(self.last_score, np.nan if groups is None else groups.fill)
+
+    @quantity
+    def last_score(self) -> Float[np.ndarray, "tokens"]:
+        """What the last chosen expert was compared by."""
+        return np.take_along_axis(self._compared[0], self.chosen[:, -1:], axis=1)[:, 0]
 
     @quantity
     def float_bound(self) -> Float64[np.ndarray, "tokens"] | None:
@@ -436,7 +444,7 @@ class LazyBatch(TokenBatch):
     ) -> Float[np.ndarray, "tokens experts"]:
         router = self._prepared.router
         if router.rule.is_affine and router.selection_bias is not None:
-            return logits - router.selection_bias.astype(logits.dtype)
+            return logits - np.asarray(router.selection_bias, logits.dtype, like=logits)
         return mapped_logits(logits, router.rule.logit_map)
 
     @quantity
@@ -477,7 +485,9 @@ class LazyBatch(TokenBatch):
             shared = self._inputs.astype(np.float64) @ router.shared_rows.T.astype(np.float64)
             shared_sum = score_sum(shared, router.rule)
         weights = self.task.kernels["routing_weights"](mapped, chosen, router.rule, shared_sum)
-        return weights if router.expert_scale is None else weights * router.expert_scale[chosen]
+        if router.expert_scale is None:
+            return weights
+        return weights * np.asarray(router.expert_scale, like=weights)[chosen]
 
     # -------------------------------------------------------------------------- boundaries
     @quantity

@@ -105,8 +105,10 @@ def float_bound(
     if scale is not None:
         bound = bound * scale
     if rule.is_affine:
-        token = np.arange(len(logits))
-        first, last = (logits[token, chosen[:, rank]].astype(np.float64) for rank in (0, -1))
+        ends = (chosen[:, :1], chosen[:, -1:])
+        first, last = (
+            np.take_along_axis(logits, end, axis=1)[:, 0].astype(np.float64) for end in ends
+        )
         if logit_map is not None:
             return _behind_map(rule.score, logit_map, bound, first, last, margin)
         return 2.0 * bound + score_resolution(rule.score, first, last, last - margin)

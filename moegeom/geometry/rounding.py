@@ -211,7 +211,7 @@ def score_resolution(
     """
     unit = 8.0 * unit
     if score == "identity":
-        return np.zeros(len(last))
+        return np.zeros_like(last)
     lost = following < -largest_exponent
     if score == "softmax":
         spread = largest - following
@@ -220,7 +220,7 @@ def score_resolution(
         resolution = unit * (1.0 + np.exp(np.minimum(last, 700.0)))
     else:
         resolution = 2.0 * unit * np.maximum(last, 1.0)
-    return np.where(np.isneginf(following), 0.0, np.where(lost, np.inf, resolution))
+    return np.where(following == -np.inf, 0.0, np.where(lost, np.inf, resolution))
 
 
 def bf16_noise_scale(
@@ -248,7 +248,7 @@ def flip_probability(
 
     with np.errstate(divide="ignore", invalid="ignore"):
         sigmas = np.where(distance == 0.0, 0.0, distance / noise_scale)
-    probability = np.zeros(len(sigmas))
+    probability = np.zeros_like(sigmas)
     near = sigmas < FARTHEST_SIGMAS
     probability[near] = ndtr(-sigmas[near])
     return probability

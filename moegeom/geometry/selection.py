@@ -140,7 +140,7 @@ def fill_decides(last: Float[np.ndarray, "tokens"], fill: float) -> Bool[np.ndar
     Source: docs/theory.md E2. Oracle in tests: the rule with the other fill.
     """
     if np.isnan(fill):
-        return np.zeros(len(last), dtype=bool)
+        return np.zeros_like(last, dtype=bool)
     return last < 0.0 if np.isneginf(fill) else last <= 0.0
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32, Int64
+
+
+def on_host(array: Any) -> Any:
+    """An array, wherever it lies, in memory of the host; waits for a device."""
+    return array.get() if hasattr(array, "get") else array
 
 
 # ------------------------------------------------------------------------ what other choices change

@@ -14,7 +14,7 @@ import numpy as np
 
 from moegeom.core.errors import ResultsError
 from moegeom.core.registry import Rooms
-from moegeom.core.shapes import Float64
+from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.geometry.histogram import NUM_BINS
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 
@@ -25,7 +25,7 @@ Kernels = Mapping[str, Callable[..., Any]]
 @dataclass(frozen=True)
 class Extent:
     """Sizes that fix the shape of a state; ``num_tokens`` is the length of the whole stream, None
-    while nobody knows it.
+    while nobody knows it. Counters lie where the array ``like`` does, on the host by default.
     """
 
     num_populations: int
@@ -33,10 +33,15 @@ class Extent:
     top_k: int
     hidden_size: int = 1
     num_tokens: int | None = 0
+    like: Any = None
 
     def zeros(self, *tail: int) -> np.ndarray:
         """A counter array [populations, blocks, *tail]."""
-        return np.zeros((self.num_populations, NUM_BLOCKS, *tail), dtype=np.int64)
+        return self.empty(self.num_populations, NUM_BLOCKS, *tail, dtype=np.int64)
+
+    def empty(self, *shape: int, dtype: Any) -> np.ndarray:
+        """An array of zeros, beside ``like``."""
+        return np.zeros(shape, dtype, like=self.like)
 
 
 class Accumulator(Protocol):
@@ -210,7 +215,7 @@ def block_counters(
         return read(block_total(state["counts"], population, without))
 
     def start(extent: Extent) -> np.ndarray:
-        return np.zeros((NUM_BLOCKS, *shape(extent)), dtype=np.int64)
+        return extent.empty(NUM_BLOCKS, *shape(extent), dtype=np.int64)
 
     return Reduction(name, needs, _counting(start, fold), added, select, use=use)
 
@@ -226,6 +231,23 @@ def block_total(counts: np.ndarray, population: int | None, without: int | None)
 def added(first: State, second: State) -> State:
     """The sum of two states, array by array."""
     return {name: first[name] + second[name] for name in first}
+
+
+def run_starts(values: np.ndarray) -> Bool[np.ndarray, "values"]:
+    """Whether a value differs from the one before it; the first one does."""
+    is_first = np.ones_like(values, dtype=bool)
+    is_first[1:] = values[1:] != values[:-1]
+    return is_first
+
+
+def run_sums(
+    count: Int64[np.ndarray, "values"], start: Int64[np.ndarray, "runs"]
+) -> Int64[np.ndarray, "runs"]:
+    """Sums of the runs that begin at ``start``, the first at 0."""
+    below = np.cumsum(count)
+    total = below[start] - count[start]
+    total[:-1], total[-1:] = total[1:] - total[:-1], below[-1:] - total[-1:]
+    return total
 
 
 def _counting(start: Callable[[Extent], np.ndarray], fold: Fold) -> Callable[[Extent], Accumulator]:

@@ -146,7 +146,7 @@ def expert_set_key(
 
     Independent of the order. Two of n distinct sets share a key with probability about n^2 / 2^65.
     """
-    codes = np.append(expert_codes(num_experts), np.uint64(0))
+    codes = np.asarray(np.append(expert_codes(num_experts), np.uint64(0)), like=chosen)
     return mix(codes[chosen].sum(axis=1, dtype=np.uint64))
 
 
@@ -155,7 +155,7 @@ def same_set(
 ) -> Bool[np.ndarray, "tokens"]:
     """True where both rows hold the same set of experts, in whatever order."""
     if chosen.shape[1] != recorded.shape[1]:
-        return np.zeros(len(chosen), dtype=bool)
+        return np.zeros_like(chosen[:, 0], dtype=bool)
     return (np.sort(chosen, axis=1) == np.sort(recorded, axis=1)).all(axis=1)
 
 

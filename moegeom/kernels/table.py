@@ -49,7 +49,7 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("expert_set_key", 0.0, "64-bit key of the chosen set, whatever its order"),
     Kernel("same_set", 0.0, "is the recorded set the chosen set"),
     Kernel("score_statistics", 2e-5, "scores as probabilities, their entropy, log-sum-exp"),
-    Kernel("add_scores", 0.0, "sums of probabilities by population, block and expert"),
+    Kernel("add_scores", 0.0, "sums of probabilities by population, block and expert", True),
     Kernel("rounding_sigmas", 1e-10, "nearest boundary in standard deviations of input rounding"),
     Kernel("boundary_angle", 1e-14, "angle to the nearest boundary, before the norm in front"),
     Kernel("near_ties", 0.0, "experts that nearly tie at the border of the choice, by width"),

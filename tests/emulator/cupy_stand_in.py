@@ -40,7 +40,9 @@ class Array(np.ndarray):
 
     def get(
         self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True
-    ) -> None:
+    ) -> Any:
+        if out is None:
+            return np.array(self, subok=False)
         assert not isinstance(out, Array) and out.flags.c_contiguous
         assert (out.shape, out.dtype) == (self.shape, self.dtype)
         assert stream is not None and not blocking
@@ -149,7 +151,7 @@ class CupyStandIn:
             holder = self.memory.empty(shape, dtype)
         except OutOfDeviceMemory as error:
             raise self.cuda.memory.OutOfMemoryError(str(error)) from None
-        made = holder.held.view(Array)
+        made = holder.view(np.ndarray).view(Array)
         made.holder = holder  # whose end gives the memory back
         return made
 

@@ -11,7 +11,8 @@ import ctypes
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -22,34 +23,131 @@ from moegeom.kernels.cuda.program import Program
 from tests.emulator.host_program import host_call
 
 
-class EmulatedArray:
-    """Memory of the device: the host sees its shape and cuts rows from it, and no more.
+class Memory:
+    """What an array and all that is cut from it lie in; it ends with the last of them."""
 
-    Rows keep the array alive that they were cut from, its ``owner``. What ``is_adopted`` belongs to
-    somebody else, who sees to it that it stays.
+    def __init__(self, device: "EmulatedDevice | None", is_adopted: bool = False) -> None:
+        self.device, self.is_adopted = device, is_adopted
+
+
+#: Functions of NumPy that CuPy has by the same name and that arrays of a device are given to.
+FUNCTIONS = (
+    "all any append arange argsort ascontiguousarray asarray clip concatenate cumsum diff empty "
+    "empty_like flatnonzero full full_like max min nan_to_num nonzero ones_like prod ravel roll "
+    "searchsorted sort stack sum take take_along_axis where zeros zeros_like"
+).split()
+
+#: Those of them that copy from the host.
+COPYING = ("asarray",)
+
+
+class EmulatedArray(np.ndarray):
+    """Memory of the device.
+
+    Its shape is known and rows can be cut from it at any time. Everything else is work of the queue
+    that is the current one, is refused with arrays of the host, as by CuPy, and gives arrays of the
+    device, single numbers among them. ``memory`` belongs to somebody else where it is adopted.
     """
 
-    def __init__(
-        self, held: np.ndarray, owner: "EmulatedArray | None" = None, is_adopted: bool = False
-    ) -> None:
-        self.held, self.owner, self.is_adopted = held, owner, is_adopted
+    memory: Memory | None = None
 
-    def __len__(self) -> int:
-        return len(self.held)
+    def __array_finalize__(self, of: object) -> None:
+        self.memory = getattr(of, "memory", None)
 
-    def __getitem__(self, rows: slice) -> "EmulatedArray":
-        return EmulatedArray(self.held[rows], self.owner or self, self.is_adopted)
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **given):
+        with self._at_work(*inputs, *out):
+            if out:
+                given["out"] = tuple(map(_plain, out))
+            assert method in ("__call__", "reduce"), f"CuPy has no {ufunc.__name__}.{method}"
+            result = getattr(ufunc, method)(*map(_plain, inputs), **given)
+        return out[0] if len(out) == 1 else self._made(result)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.held.shape
+    def __array_function__(self, function, types, arguments, given):
+        name = function.__name__
+        assert name in FUNCTIONS, f"no array of a device is given to np.{name}"
+        with self._at_work(*(() if name in COPYING else arguments), *given.values()):
+            result = function(*_plain(arguments), **{key: _plain(v) for key, v in given.items()})
+        return self._made(result)
 
-    @property
-    def dtype(self) -> np.dtype:
-        return self.held.dtype
+    def __getitem__(self, place):
+        if isinstance(place, slice) or not self.ndim:
+            return super().__getitem__(place)
+        with self._at_work(*(place if isinstance(place, tuple) else (place,))):
+            return self._made(_plain(self)[_plain(place)])
 
-    def __array__(self, *_: object) -> np.ndarray:
+    def __setitem__(self, place, values) -> None:
+        with self._at_work(*(place if isinstance(place, tuple) else (place,)), values):
+            _plain(self)[_plain(place)] = _plain(values)
+
+    def astype(self, dtype, **_):
+        with self._at_work():
+            return self._made(_plain(self).astype(dtype))
+
+    def copy(self, *_):
+        with self._at_work():
+            return self._made(_plain(self).copy())
+
+    def argsort(self, **given):
+        with self._at_work():
+            return self._made(_plain(self).argsort(**given))
+
+    def get(self) -> np.ndarray:
+        with self._at_work():
+            return _plain(self).copy()
+
+    def _number(self):
+        with self._at_work():
+            return _plain(self).item()
+
+    def __bool__(self) -> bool:
+        return bool(self._number())
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __repr__(self) -> str:
+        return f"EmulatedArray({self.dtype}{list(self.shape)})"
+
+    def tolist(self):
         raise AssertionError("the host reads memory of the device")
+
+    @contextmanager
+    def _at_work(self, *operands: object) -> Iterator[None]:
+        """Work that is done now: behind what waits in the current queue, and in no other."""
+        device = self.memory.device if self.memory else None
+        queue = device.current if device else None
+        assert queue is not None, "the host reads memory of the device"
+        for one in _leaves(operands):
+            is_foreign = isinstance(one, np.ndarray) and not isinstance(one, EmulatedArray)
+            if is_foreign and one.ndim:
+                raise TypeError("an array of the host beside one of the device")
+        queue.finish()
+        yield
+
+    def _made(self, result):
+        if isinstance(result, tuple):
+            return tuple(map(self._made, result))
+        array = np.asarray(result).view(EmulatedArray)
+        # a pool gives it to nobody else before the queue has done what waits in it
+        array.memory = Memory(self.memory.device, is_adopted=True)
+        return array
+
+
+def _leaves(values: object) -> Iterator[object]:
+    if isinstance(values, tuple | list):
+        for value in values:
+            yield from _leaves(value)
+    else:
+        yield values
+
+
+def _plain(value):
+    if isinstance(value, EmulatedArray):
+        return value.view(np.ndarray)
+    return type(value)(map(_plain, value)) if isinstance(value, tuple | list) else value
 
 
 class EmulatedDevice:
@@ -71,6 +169,7 @@ class EmulatedDevice:
         self.products: list[tuple[int, ...]] = []
         self.launches: list[Program] = []
         self.uploaded_bytes = 0
+        self.current: EmulatedQueue | None = None
         self._product = product or (lambda values, rows: values @ rows.T)
 
     def free_bytes(self) -> int:
@@ -85,8 +184,9 @@ class EmulatedDevice:
         self.peak = max(self.peak, self.used)
         # memory as it is found: nobody may count on zeros
         array.reshape(-1).view(np.uint8)[...] = 0xA5
-        made = EmulatedArray(array)
-        weakref.finalize(made, self._give_back, array.nbytes).atexit = False
+        made = array.view(EmulatedArray)
+        made.memory = Memory(self)
+        weakref.finalize(made.memory, self._give_back, array.nbytes).atexit = False
         return made
 
     def _give_back(self, size: int) -> None:
@@ -94,11 +194,11 @@ class EmulatedDevice:
 
     def put(self, array: np.ndarray) -> EmulatedArray:
         made = self.empty(array.shape, array.dtype)
-        made.held[...] = array
+        _plain(made)[...] = array
         return made
 
     def get(self, array: EmulatedArray) -> np.ndarray:
-        return array.held.copy()
+        return _plain(array).copy()
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype)
@@ -134,15 +234,24 @@ class EmulatedQueue:
 
         What waits keeps no memory from being given back: whoever queued it must hold that.
         """
-        arrays = [v for v in given if isinstance(v, EmulatedArray) and not v.is_adopted]
-        holders = [weakref.ref(array.owner or array) for array in arrays]
-        values = [v.held if isinstance(v, EmulatedArray) else v for v in given]
+        held = [v.memory for v in given if isinstance(v, EmulatedArray)]
+        holders = [weakref.ref(memory) for memory in held if not memory.is_adopted]
+        del held
+        values = [_plain(value) for value in given]
 
         def do() -> None:
             assert all(holder() is not None for holder in holders), "memory was given back"
             work(*values)
 
         self.waiting.append(do)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        before, self._device.current = self._device.current, self
+        try:
+            yield
+        finally:
+            self._device.current = before
 
     def upload(self, to: EmulatedArray, values: np.ndarray) -> None:
         assert to.shape == values.shape and to.dtype == values.dtype
@@ -158,7 +267,9 @@ class EmulatedQueue:
 
     def adopt(self, tensor: Any) -> EmulatedArray:
         found = np.asarray(tensor) if isinstance(tensor, np.ndarray) else np.from_dlpack(tensor)
-        return EmulatedArray(np.ascontiguousarray(found), is_adopted=True)
+        adopted = np.ascontiguousarray(found).view(EmulatedArray)
+        adopted.memory = Memory(self._device, is_adopted=True)
+        return adopted
 
     def launch(self, program: Program, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
         assert 0 < grid < 2**31 and 0 < block <= 1024, "CUDA refuses to launch this"
@@ -169,7 +280,7 @@ class EmulatedQueue:
         # cuBLAS is told sizes alone: whatever does not fit is read and written past its end
         assert out.shape == (len(values), len(rows)) and values.shape[1] == rows.shape[1]
         assert values.dtype == rows.dtype
-        assert all(array.held.flags.c_contiguous for array in (out, values, rows))
+        assert all(array.flags.c_contiguous for array in (out, values, rows))
         self._later(
             lambda to, *operands: np.copyto(to, self._device.product(*operands)), out, values, rows
         )

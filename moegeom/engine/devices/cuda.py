@@ -1,48 +1,37 @@
-"""The loop on GPUs: batches are read, copied, worked on and folded, each while others are."""
+"""The loop on GPUs: batches are read, copied, routed and folded, each while others are."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from moegeom.core.shapes import Shaped
-from moegeom.core.tokens import TILE, StoredValues, TokenColumns
+from moegeom.core.tokens import TILE, StoredValues
 from moegeom.engine.batch import refuse_non_finite
-from moegeom.engine.choice import RecordedQuantities
-from moegeom.engine.devices.device_router import (
-    DeviceRouter,
-    device_router,
-    kept_on_device,
-    refuse,
-    route_batch,
-    start_counters,
-    states_of,
-)
+from moegeom.engine.devices.device_router import device_router, refuse, route_batch
+from moegeom.engine.devices.fold import GatheredRows, Reduced, TokenRows
 from moegeom.engine.loop import (
     NO_HOOKS,
     Folded,
     Hooks,
     Pace,
     Progress,
-    Threads,
     TokenRange,
-    Workers,
     token_ranges,
     with_states,
 )
-from moegeom.engine.plan import MAX_TILES
 from moegeom.engine.prepared import check_width
-from moegeom.engine.task import Task, block_of
-from moegeom.kernels.batch import NUM_BLOCKS
+from moegeom.engine.task import Task
 from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError, OutOfDeviceMemory, Queue
-from moegeom.kernels.cuda.program import NOT_COUNTED
-from moegeom.kernels.cuda.route import RouteCounters, RouteOutputs
+from moegeom.kernels.cuda.parts import kernels_in
+from moegeom.kernels.cuda.route import RouteOutputs
 from moegeom.kernels.reduction import REDUCTIONS, State
 
 
@@ -58,13 +47,11 @@ def scan_on_devices(
     batch_tokens: int | None = None,
     on_message: Callable[[str], None] | None = None,
 ) -> Progress:
-    """As :func:`moegeom.engine.loop.scan_router`, with the products and the counting on devices.
+    """As :func:`moegeom.engine.loop.scan_router`, with products, counting and folds on devices.
 
-    Batches go to the devices in turn. Reductions that the devices do not keep are folded by
-    ``pace.num_workers`` threads of the host from the logits and choices that the devices give, so
-    both see the same choices. ``batch_tokens`` is the size of a batch, by default what suits a GPU
-    and its free memory; that of ``pace`` is meant for processors. ``on_message`` hears of a batch
-    that had to be halved for lack of memory.
+    Batches go to the devices in turn. ``batch_tokens`` is the size of a batch, by default what
+    suits a GPU and its free memory; that of ``pace`` is meant for processors. ``on_message`` hears
+    of a batch that had to be halved for lack of memory.
 
     Raises
     ------
@@ -77,8 +64,7 @@ def scan_on_devices(
     """
     run = _Run(task, pace, skip_non_finite, hooks, begin or Progress())
     run.make_slots(devices, batch_tokens, on_message)
-    with run.workers() as workers:
-        return run.scan(tiles, workers)
+    return run.scan(tiles)
 
 
 class _Run:
@@ -89,12 +75,9 @@ class _Run:
         self._task, self._pace, self._hooks = task, pace, hooks
         self._skip_non_finite = skip_non_finite
         self._progress = begin
-        self._on_device = kept_on_device(task)
-        self._on_host = tuple(name for name in task.reductions if name not in self._on_device)
-        self._folds = bool(self._on_host) or hooks.rows is not None
         self._reader = input_reader(task)
         self._refuse(begin.non_finite)
-        self._by_device: list[tuple[Device, list[Slot]]] = []
+        self._by_device: list[list[Slot]] = []
 
     def make_slots(
         self,
@@ -107,11 +90,11 @@ class _Run:
         free = min(device.free_bytes() for device in devices)
         row_bytes = reader.width * reader.dtype.itemsize
         tokens = product_tokens(row_bytes, free, task.source.facts.num_tokens, batch_tokens)
+        with_rows = self._hooks.rows is not None
         while True:
             try:
                 self._by_device = [
-                    (d, make_slots(task, d, reader, self._on_device, tokens, self._folds))
-                    for d in devices
+                    make_slots(task, device, reader, tokens, with_rows) for device in devices
                 ]
             except OutOfDeviceMemory:
                 if tokens <= TILE:
@@ -125,40 +108,37 @@ class _Run:
                 self._batch_tiles = tokens // TILE
                 return
 
-    @contextmanager
-    def workers(self) -> Iterator[Workers | None]:
-        """Threads of the host; None where devices do everything."""
-        if not self._folds:
-            yield None
-            return
-        with Threads(self._pace.num_workers) as threads:
-            count = self._pace.num_workers
-            yield Workers(self._task, threads, count, self._hooks, self._on_host)
-
-    def scan(self, tiles: Sequence[int], workers: Workers | None) -> Progress:
+    def scan(self, tiles: Sequence[int]) -> Progress:
         """Everything from the first tile that is not folded in yet."""
-        slots = _in_turn([slots for _, slots in self._by_device])
+        slots, num_tokens = _in_turn(self._by_device), self._task.source.facts.num_tokens
         busy: deque[Slot] = deque()
-        num_tokens = self._task.source.facts.num_tokens
+        reading: tuple[Slot, TokenRange, list[Future[None]]] | None = None
         last_snapshot = time.monotonic()
         with self._waiting_for_devices(), ThreadPoolExecutor(self._pace.num_workers) as readers:
             first = self._progress.next_tile
-            for batch in token_ranges(tiles, first, num_tokens, self._batch_tiles):
-                slot = next(slots)
-                if len(busy) == sum(len(made) for _, made in self._by_device):
-                    self._finish(busy.popleft(), workers)
-                self._fill(slot, batch, readers)
-                slot.start(batch)
-                busy.append(slot)
-                if len(busy) > len(self._by_device):
-                    self._fold(busy[-1 - len(self._by_device)], workers)
+            ranges = token_ranges(tiles, first, num_tokens, self._batch_tiles)
+            for batch in (*ranges, None):
+                begun = reading
+                if batch is not None:  # is read while the one before is copied
+                    slot = next(slots)
+                    if slot.rows is not None:
+                        self._finish(busy.popleft())
+                    values = slot.values[: batch.stop - batch.start]
+                    reads = self._reader.start(batch.start, batch.stop, values, readers)
+                    reading = slot, batch, reads
+                if begun is not None:
+                    self._start(*begun)
+                    busy.append(begun[0])
+                # the last batch of each device is on its way while others are folded
+                while len(busy) > len(self._by_device):
+                    self._finish(busy.popleft())
                 due = time.monotonic() - last_snapshot > self._pace.snapshot_seconds
-                if self._hooks.snapshot and due:
-                    self._finish_all(busy, workers)
-                    self._hooks.snapshot(with_states(self._progress, self._states(workers)))
+                if self._hooks.snapshot and due and busy:
+                    self._finish_all(busy)
+                    self._hooks.snapshot(with_states(self._progress, self._states()))
                     last_snapshot = time.monotonic()
-            self._finish_all(busy, workers)
-        return with_states(self._progress, self._states(workers))
+            self._finish_all(busy)
+        return with_states(self._progress, self._states())
 
     @contextmanager
     def _waiting_for_devices(self) -> Iterator[None]:
@@ -166,76 +146,50 @@ class _Run:
         try:
             yield
         finally:
-            for _, slots in self._by_device:
+            for slots in self._by_device:
                 for slot in slots:
                     with suppress(DeviceError):
                         slot.queue.finish()
 
-    def _fill(self, slot: Slot, batch: TokenRange, readers: ThreadPoolExecutor) -> None:
-        """Values and labels of a batch, into memory that the device copies from."""
-        tokens = batch.stop - batch.start
-        reads = self._reader.start(batch.start, batch.stop, slot.values[:tokens], readers)
-        task = self._task
+    def _start(self, slot: Slot, batch: TokenRange, reads: Sequence[Future[None]]) -> None:
+        """Queues the work on a batch once its values are in memory that the device copies from."""
+        task, token = self._task, np.arange(batch.start, batch.stop)
         columns = task.source.read_columns(batch.start, batch.stop)
-        block = block_of(columns, batch.start, task.source.facts.num_documents)
-        label = task.populations.label(columns) * NUM_BLOCKS + block
-        slot.columns = columns
-        slot.label[:tokens] = np.where(task.options.counted(columns), label, NOT_COUNTED)
+        rows = TokenRows(token, columns, task.options.counted(columns))
+        slot.label[: len(rows)] = rows.labels(task)
+        drawn = slot.reduced.drawn(token, task.source.facts.num_tokens)
         for read in reads:
             read.result()
+        if len(drawn):
+            rows = dataclasses.replace(rows, inputs=GatheredRows(drawn, slot.values[drawn]))
+        slot.start(batch, rows)
 
-    def _fold(self, slot: Slot, workers: Workers | None) -> None:
-        """Waits for the device, and hands its answers to the host's threads.
-
-        Without threads nobody is waited for here, so that two batches may be on their way to a
-        device while the next one is read.
-        """
-        if workers is None or slot.batch is None or slot.folds:
-            return
-        slot.queue.finish()
-        step = MAX_TILES * TILE
-        for start in range(slot.batch.start, slot.batch.stop, step):
-            stop = min(start + step, slot.batch.stop)
-            rows = start - slot.batch.start, stop - slot.batch.start
-            slot.folds.append(workers.submit(start, stop, slot.known(*rows, self._reader)))
-
-    def _finish(self, slot: Slot, workers: Workers | None) -> None:
+    def _finish(self, slot: Slot) -> None:
         """Takes a batch out of its slot; batches are finished in the order of their tokens."""
-        self._fold(slot, workers)
-        batch = slot.batch
-        assert batch is not None
-        tokens = batch.stop - batch.start
-        if workers is not None:
-            folded = [fold.result() for fold in slot.folds]
-            lost = tuple(token for part in folded for token in part.non_finite)
-        else:
-            slot.queue.finish()
-            folded, is_lost = [], slot.answers["is_lost"][:tokens] != 0
-            is_lost &= slot.label[:tokens] != NOT_COUNTED
-            lost = tuple((np.flatnonzero(is_lost) + batch.start).tolist())
-        slot.batch, slot.folds = None, []
-        self._progress = self._progress.after(batch.next_tile, tokens, lost)
-        self._refuse(lost)
-        for part in folded:
-            if self._hooks.written:
-                self._hooks.written(part.rows)
+        rows, slot.rows = slot.rows, None
+        assert rows is not None
+        folded, tokens = slot.fold(rows, self._hooks), len(rows)
+        self._progress = self._progress.after(slot.next_tile, tokens, folded.non_finite)
+        self._refuse(folded.non_finite)
+        if self._hooks.written:
+            self._hooks.written(folded.rows)
         if self._hooks.advanced:
             self._hooks.advanced(tokens)
 
-    def _finish_all(self, busy: deque[Slot], workers: Workers | None) -> None:
+    def _finish_all(self, busy: deque[Slot]) -> None:
         while busy:
-            self._finish(busy.popleft(), workers)
+            self._finish(busy.popleft())
 
     def _refuse(self, lost: tuple[int, ...]) -> None:
         if not self._skip_non_finite:
-            name, source = self._task.prepared.router.name, self._task.source.facts.name
-            refuse_non_finite(name, source, lost, self._progress.num_tokens)
+            router, source = self._task.prepared.router.name, self._task.source.facts.name
+            refuse_non_finite(router, source, lost, self._progress.num_tokens)
 
-    def _states(self, workers: Workers | None) -> dict[str, State]:
-        """States of the host and of all devices; only while nothing is on its way."""
-        merged = {} if workers is None else workers.states()
-        for device, slots in self._by_device:
-            for name, state in states_of(device, slots[0].counters).items():
+    def _states(self) -> dict[str, State]:
+        """The states of all devices merged."""
+        merged: dict[str, State] = {}
+        for slots in self._by_device:
+            for name, state in slots[0].reduced.states(slots[0].queue).items():
                 merged[name] = (
                     REDUCTIONS[name].merge(merged[name], state) if name in merged else state
                 )
@@ -243,10 +197,11 @@ class _Run:
 
 
 def _in_turn(slots: Sequence[Sequence[Slot]]) -> Iterator[Slot]:
-    """The first slot of each device, then the second, for ever."""
+    """First slot of each device, second slot of each device ..., and again."""
     while True:
-        for of_one_turn in zip(*slots, strict=True):
-            yield from of_one_turn
+        for number in range(SLOTS):
+            for of_device in slots:
+                yield of_device[number]
 
 
 # -------------------------------------------------------------------------------------------- slots
@@ -274,16 +229,6 @@ class InputReader:
         """Of the memory that is read into."""
         return np.dtype(np.uint16 if self.kind == "bfloat16" else np.float32)
 
-    def numbers(
-        self, rows: Shaped[np.ndarray, "tokens width"]
-    ) -> Shaped[np.ndarray, "tokens width"]:
-        """What was read, as numbers."""
-        if self.kind == "float32":
-            return rows
-        import ml_dtypes
-
-        return rows.view(ml_dtypes.bfloat16)
-
     def start(
         self, start: int, stop: int, out: Shaped[np.ndarray, "tokens width"], pool: Executor
     ) -> list[Future[None]]:
@@ -297,7 +242,9 @@ class InputReader:
         part = out[: last - first]
         if self.kind == "bfloat16":
             assert isinstance(source, StoredValues)
-            source.read_stored(name, first, self.numbers(part))
+            import ml_dtypes
+
+            source.read_stored(name, first, part.view(ml_dtypes.bfloat16))
         else:
             part[...] = source.read_values(name, first, last)
 
@@ -345,81 +292,53 @@ def product_tokens(
     return tokens
 
 
-#: Names and dtypes of what is asked of the device for folding on the host.
-_ANSWERS = {
-    "is_lost": np.uint8,
-    "logits": np.float32,
-    "chosen": np.int32,
-    "margin": np.float64,
-    "group_margin": np.float64,
-    "distance": np.float64,
-    "pair": np.int32,
-}
-
-
 @dataclass(eq=False)
 class Slot:
     """A batch on its way through one device; used again and again."""
 
-    router: DeviceRouter
+    task: Task
+    reduced: Reduced
     queue: Queue
-    counters: RouteCounters
     values: np.ndarray
     label: np.ndarray
     device_values: DeviceArray
     device_label: DeviceArray
     device_logits: DeviceArray
     device_norm: DeviceArray | None
-    outputs: RouteOutputs
-    answers: dict[str, np.ndarray]
-    columns: TokenColumns | None = None
-    batch: TokenRange | None = None
-    folds: list[Future[Folded]] = field(default_factory=list)
+    outputs: dict[str, DeviceArray]
+    rows: TokenRows | None = None
+    next_tile: int = 0
 
-    def start(self, batch: TokenRange) -> None:
+    def start(self, batch: TokenRange, rows: TokenRows) -> None:
         """Queues the work on a batch whose values and labels are in place."""
-        tokens = batch.stop - batch.start
-        self.batch = batch
+        self.rows, self.next_tile, tokens = rows, batch.next_tile, len(rows)
         self.queue.upload(self.device_values[:tokens], self.values[:tokens])
         self.queue.upload(self.device_label[:tokens], self.label[:tokens])
         route_batch(
             self.queue,
-            self.router,
+            self.reduced.router,
             self.device_values,
             self.device_label,
             tokens,
             self.device_logits,
             self.device_norm,
-            self.outputs,
-            self.counters,
+            RouteOutputs(**self.outputs),
+            self.reduced.counters,
         )
-        for name, array in (vars(self.outputs) | {"input_norm": self.device_norm}).items():
-            if name in self.answers:
-                assert array is not None
-                self.queue.download(self.answers[name][:tokens], array[:tokens])
 
-    def known(self, first: int, last: int, reader: InputReader) -> RecordedQuantities:
-        """What the device found out about rows ``[first, last)``, once the queue is finished."""
-        # copies: whoever keeps them must not see the next batch
-        rows = {name: array[first:last].copy() for name, array in self.answers.items()}
-        assert self.columns is not None
-        rows["is_lost"] = rows["is_lost"].astype(bool)
-        return RecordedQuantities(
-            **rows,
-            columns=self.columns.at(slice(first, last)),
-            values=None if self.router.rows is None else reader.numbers(self.values[first:last]),
-        )
+    def fold(self, rows: TokenRows, hooks: Hooks) -> Folded:
+        """Folds the batch, which is done when this returns."""
+        left = {"logits": self.device_logits, **self.outputs}
+        if self.device_norm is not None:
+            left["input_norm"] = self.device_norm
+        answers = {name: array[: len(rows)] for name, array in left.items()}
+        return self.reduced.fold(self.task, self.queue, answers, [rows], hooks)
 
 
 def make_slots(
-    task: Task,
-    device: Device,
-    reader: InputReader,
-    names: Collection[str],
-    tokens: int,
-    with_answers: bool,
+    task: Task, device: Device, reader: InputReader, tokens: int, with_rows: bool
 ) -> list[Slot]:
-    """Slots of ``tokens`` rows that share one router and its counters ``names`` on a device.
+    """Slots of ``tokens`` rows that share one router and what its tokens are folded into.
 
     Raises
     ------
@@ -427,53 +346,26 @@ def make_slots(
         When they do not fit; nothing is kept then.
     """
     router = device_router(task, device, reader.kind)
-    counters = start_counters(task, device, names)
-    return [
-        _slot(task, device, reader, router, counters, tokens, with_answers) for _ in range(SLOTS)
-    ]
+    reduced = Reduced(task, device, router, device.queue())
+    return [_slot(task, device, reader, reduced, tokens, with_rows) for _ in range(SLOTS)]
 
 
 def _slot(
-    task: Task,
-    device: Device,
-    reader: InputReader,
-    router: DeviceRouter,
-    counters: RouteCounters,
-    tokens: int,
-    with_answers: bool,
+    task: Task, device: Device, reader: InputReader, reduced: Reduced, tokens: int, with_rows: bool
 ) -> Slot:
+    router, queue = reduced.router, device.queue()
     values = device.empty((tokens, reader.width), reader.dtype)
-    recorded = router.rows is None
-    names = _asked(router, with_answers)
-    columns = {"logits": router.rule.num_experts, "chosen": router.rule.top_k, "pair": 2}
-    shapes = {n: (tokens, columns[n]) if n in columns else (tokens,) for n in _ANSWERS}
-    outputs = {name: device.empty(shapes[name], np.dtype(_ANSWERS[name])) for name in names}
-    answers = {name: device.pinned(shapes[name], np.dtype(_ANSWERS[name])) for name in names}
-    norm = device.empty((tokens,), np.dtype(np.float64)) if router.needs_norm else None
-    if norm is not None and with_answers:
-        answers["input_norm"] = device.pinned((tokens,), np.dtype(np.float64))
+    logits = (tokens, router.logit_columns)
+    float32, float64, uint16 = map(np.dtype, (np.float32, np.float64, np.uint16))
     return Slot(
-        router=router,
-        queue=device.queue(),
-        counters=counters,
+        task=dataclasses.replace(task, kernels=kernels_in(queue)),
+        reduced=reduced,
+        queue=queue,
         values=device.pinned((tokens, reader.width), reader.dtype),
-        label=device.pinned((tokens,), np.dtype(np.uint16)),
+        label=device.pinned((tokens,), uint16),
         device_values=values,
-        device_label=device.empty((tokens,), np.dtype(np.uint16)),
-        device_logits=values
-        if recorded
-        else device.empty((tokens, router.logit_columns), np.dtype(np.float32)),
-        device_norm=norm,
-        outputs=RouteOutputs(**outputs),
-        answers=answers,
+        device_label=device.empty((tokens,), uint16),
+        device_logits=values if router.rows is None else device.empty(logits, float32),
+        device_norm=device.empty((tokens,), float64) if router.needs_norm else None,
+        outputs=reduced.outputs(tokens, with_rows, with_logits=False),
     )
-
-
-def _asked(router: DeviceRouter, with_answers: bool) -> list[str]:
-    """Answers that the host wants: which tokens are lost, always; the rest to fold them itself."""
-    if not with_answers:
-        return ["is_lost"]
-    names = ["is_lost", "logits", "chosen", "margin"]
-    if router.rule.groups is not None:
-        names.append("group_margin")
-    return [*names, "distance", "pair"] if router.tables.inverse is not None else names

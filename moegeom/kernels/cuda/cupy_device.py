@@ -196,7 +196,7 @@ class _CupyQueue:
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
     @contextmanager
-    def _current(self) -> Iterator[Any]:
+    def current(self) -> Iterator[Any]:
         with self._device.current() as cupy, self._stream:
             yield cupy
 
@@ -207,15 +207,15 @@ class _CupyQueue:
                 _cublas().destroy(self._handle)
 
     def upload(self, to: DeviceArray, values: np.ndarray) -> None:
-        with self._current():
+        with self.current():
             to.set(values, stream=self._stream)
 
     def download(self, to: np.ndarray, values: DeviceArray) -> None:
-        with self._current():
+        with self.current():
             values.get(stream=self._stream, out=to, blocking=False)
 
     def fill(self, array: DeviceArray, byte: int) -> None:
-        with self._current() as cupy:
+        with self.current() as cupy:
             cupy.cuda.runtime.memsetAsync(array.data.ptr, byte, array.nbytes, self._stream.ptr)
 
     def adopt(self, tensor: Any) -> DeviceArray:
@@ -225,7 +225,7 @@ class _CupyQueue:
             # a tensor of CuPy is exported to the stream that is current then: that of this queue,
             # which would wait for itself
             self._stream.wait_event(cupy.cuda.get_current_stream().record())
-        with self._current() as cupy:
+        with self.current() as cupy:
             with _exporting():
                 array = cupy.from_dlpack(tensor)
             # CuPy names bfloat16 by the dtype of ml_dtypes; here it is its bits
@@ -238,13 +238,13 @@ class _CupyQueue:
     def launch(self, program: Program, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
         operands = tuple(_NULL if value is None else value for value in arguments)
         kernel = self._device.kernel(program)
-        with self._current():
+        with self.current():
             kernel((grid, 1, 1), (block, 1, 1), operands)
 
     def product(self, out: DeviceArray, values: DeviceArray, rows: DeviceArray) -> None:
         kind = _FLOAT32 if values.dtype == np.float32 else _BFLOAT16
         tokens, hidden = values.shape
-        with self._current():
+        with self.current():
             cublas = _cublas()
             if not self._handle:
                 self._handle = cublas.create()

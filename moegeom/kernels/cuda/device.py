@@ -1,12 +1,13 @@
 """What kernels and the engine ask of a device; :mod:`moegeom.kernels.cuda.cupy_device` gives it.
 
-The arrays of a device are opaque here: they have a shape, and slices of rows. Work is put into a
-queue and done in its order, some time before the queue is finished; queues do not wait for each
-other.
+The arrays of a device have a shape and slices of rows; within a queue that is the current one they
+are arrays like NumPy's, whose functions they answer to. Work is put into a queue and done in its
+order, some time before the queue is finished; queues do not wait for each other.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,13 @@ class OutOfDeviceMemory(DeviceError):
 
 class Queue(Protocol):
     """Work in order; every call returns at once, except :meth:`finish`."""
+
+    def current(self) -> AbstractContextManager[Any]:
+        """While it lasts, what NumPy's functions do to arrays of the device goes into this queue.
+
+        Arrays of the host are refused among them; what reads a number of the device waits.
+        """
+        ...
 
     def upload(self, to: DeviceArray, values: np.ndarray) -> None:
         """Copies from pinned memory of the host, which must stay as it is until ``finish``."""

@@ -1,9 +1,11 @@
-"""Single CUDA kernels on host arrays: copy to the device, run, copy back."""
+"""Single CUDA kernels, on arrays of a device or, copied there and back, of the host."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from moegeom.geometry.boundary.linear import NO_BOUNDARY, RowDistances
 from moegeom.kernels.cuda.cupy_device import first_device
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue
 from moegeom.kernels.cuda.program import SCORE_KINDS, TALLY_DEFINES, LaneLayout, Program, layout_of
+from moegeom.kernels.reduction import Kernels
+from moegeom.kernels.table import load_kernels
 
 #: Threads of a block in kernels that give a token to a thread.
 _THREADS = 256
@@ -189,46 +193,56 @@ def boundary_distance(
 
 
 # ------------------------------------------------------------------------------------------- counts
-def counts_program(entry: str) -> Program:
+#: Tokens of a block of threads, by kernel: ``RUN`` and ``ROWS`` of counts.cu.
+_TOKENS_OF_BLOCK = {"count_labels": 16 * _THREADS, "add_scores": 128}
+
+
+def counts_program(entry: str, probability: str = "float") -> Program:
     """``entry`` of ``counts.cu``; the layout of its headers is not used."""
-    defines = (*layout_of(1, 1).defines(1), *TALLY_DEFINES)
+    defines = (*layout_of(1, 1).defines(1), *TALLY_DEFINES, ("PROBABILITY", probability))
     return Program(entry, ("lanes.cuh", "tally.cuh", "counts.cu"), defines)
 
 
-def count_bins(
-    histogram: np.ndarray,
-    values: np.ndarray,
-    population: np.ndarray,
-    block: np.ndarray,
-    device: Device | None = None,
+def launch_count(
+    queue: Queue, entry: str, counts: DeviceArray, values: DeviceArray, *labels: DeviceArray
 ) -> None:
-    """Adds 1 at (population, block, bin of the value)."""
-    inputs = [values, population, block]
-    program = counts_program("count_bins")
-    (counts,) = run_part(device or first_device(), program, None, inputs, [histogram])
-    histogram[...] = counts
+    """Adds what ``entry`` of ``counts.cu`` counts; arrays lie on the device, one row a token."""
+    if not len(labels[0]):
+        return
+    is_of_choice = entry in ("count_experts", "count_pairs")
+    experts = (counts.shape[-1],) if is_of_choice or entry == "add_scores" else ()
+    sizes = (len(labels[0]), *((values.shape[1],) if is_of_choice else ()), *experts)
+    program = counts_program(entry, c_type(values))
+    grid = -(-len(labels[0]) // _TOKENS_OF_BLOCK.get(entry, _THREADS))
+    queue.launch(program, grid, _THREADS, (*map(np.int64, sizes), values, *labels, counts))
 
 
-def count_experts(
-    counts: np.ndarray,
-    chosen: np.ndarray,
-    population: np.ndarray,
-    block: np.ndarray,
-    device: Device | None = None,
+def _count(
+    entry: str, counts: np.ndarray, *arrays: np.ndarray, device: Device | None = None
 ) -> None:
-    """Adds 1 at (population, block, expert) for each chosen slot; -1 is an empty slot."""
-    sizes = [np.int64(chosen.shape[1]), np.int64(counts.shape[-1])]
-    program = counts_program("count_experts")
-    inputs = [chosen, population, block]
-    (totals,) = run_part(device or first_device(), program, None, inputs, [counts], sizes)
-    counts[...] = totals
+    """The same for arrays of the host."""
+    on = device or first_device()
+    queue, copies = on.queue(), [on.put(np.ascontiguousarray(array)) for array in (counts, *arrays)]
+    launch_count(queue, entry, *copies)
+    queue.finish()
+    counts[...] = on.get(copies[0])
 
 
-def count_pairs(
-    counts: np.ndarray, chosen: np.ndarray, block: np.ndarray, device: Device | None = None
-) -> None:
-    """Adds 1 at (block, i, j) for each two slots of a token with i <= j; -1 is an empty slot."""
-    sizes = [np.int64(chosen.shape[1]), np.int64(counts.shape[-1])]
-    program = counts_program("count_pairs")
-    (totals,) = run_part(device or first_device(), program, None, [chosen, block], [counts], sizes)
-    counts[...] = totals
+count_bins = functools.partial(_count, "count_bins")
+count_experts = functools.partial(_count, "count_experts")
+count_pairs = functools.partial(_count, "count_pairs")
+add_scores = functools.partial(_count, "add_scores")
+
+
+def kernels_in(queue: Queue) -> Kernels:
+    """Kernels of arrays that lie on a device, to be called while ``queue`` is the current one.
+
+    The definitions of the reference are programs over arrays of either machine; counts are CUDA.
+    """
+    names = ("count_bins", "count_experts", "count_pairs", "count_labels", "add_scores")
+    counts = {name: functools.partial(_launch_in, queue, name) for name in names}
+    return MappingProxyType({**load_kernels("reference"), **counts})
+
+
+def _launch_in(queue: Queue, entry: str, counts: DeviceArray, *arrays: DeviceArray) -> None:
+    launch_count(queue, entry, counts, *(np.ascontiguousarray(one, like=one) for one in arrays))

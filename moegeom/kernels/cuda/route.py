@@ -138,7 +138,10 @@ class RouteTables:
 
 @dataclass(frozen=True, eq=False)
 class RouteOutputs:
-    """What the kernel writes of each token; None is not written."""
+    """What the kernel writes of each token; None is not written.
+
+    ``label`` is that of the outliers where a token is one, ``NOT_COUNTED`` where it is lost.
+    """
 
     is_lost: DeviceArray | None = None
     logits: DeviceArray | None = None
@@ -147,6 +150,8 @@ class RouteOutputs:
     group_margin: DeviceArray | None = None
     distance: DeviceArray | None = None
     pair: DeviceArray | None = None
+    label: DeviceArray | None = None
+    last_score: DeviceArray | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
 from moegeom.core.shapes import Bool, Int64
 from moegeom.core.tokens import TILE
-from moegeom.kernels.batch import TokenBatch
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch, on_host
 from moegeom.kernels.reduction import (
     Extent,
     Kernels,
@@ -19,6 +17,7 @@ from moegeom.kernels.reduction import (
     Use,
     block_counters,
     counters,
+    run_starts,
 )
 
 # ------------------------------------------------------------------------------------------- tokens
@@ -59,14 +58,15 @@ class _Agreement:
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         matches, effective_margin = batch.matches_recording, batch.effective_margin
         assert matches is not None and effective_margin is not None
-        bound = 0.0 if batch.float_bound is None else batch.float_bound
-        outcome = np.where(matches, EQUAL, np.where(effective_margin <= bound, NEAR_TIE, BEYOND))
-        np.add.at(self._counts, (batch.population, batch.block, outcome), 1)
+        is_near = effective_margin <= (0.0 if batch.float_bound is None else batch.float_bound)
+        outcomes = {EQUAL: matches, NEAR_TIE: ~matches & is_near, BEYOND: ~matches & ~is_near}
+        for outcome, is_one in outcomes.items():
+            self._counts[..., outcome] += batch.count_labels(len(self._counts), is_one)
         differing = np.flatnonzero(~matches)
-        if differing.size:
+        if len(differing):
+            token, margin = on_host(batch.token[differing]), on_host(effective_margin[differing])
             self._token, self._margin = _first(
-                np.append(self._token, batch.token[differing]),
-                np.append(self._margin, effective_margin[differing]),
+                np.append(self._token, token), np.append(self._margin, margin)
             )
 
     def state(self) -> State:
@@ -196,16 +196,19 @@ TILES, LARGEST = range(2)
 
 
 def _count_tiles(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
-    tile = batch.token // TILE
-    borders = [*np.flatnonzero(np.diff(tile, prepend=-1)).tolist(), len(tile)]
-    for start, stop in pairwise(borders):
-        if stop - start < LEAST_TOKENS:
-            continue
-        # the first count is of empty slots
-        slots = np.bincount(batch.chosen[start:stop].ravel() + 1, minlength=2)[1:]
-        share = np.rint(slots.max() / max(slots.sum(), 1) * _SHARES)
-        counts[batch.block[start], TILES] += 1
-        counts[batch.block[start], LARGEST] += np.int64(share)
+    if not len(batch.token):
+        return
+    starts = run_starts(batch.token // TILE)
+    first, row = np.flatnonzero(starts), (np.cumsum(starts) - 1).astype(np.int32)
+    experts = max(int(batch.chosen.max()), 0) + 1  # -1 is an empty slot
+    table = np.zeros((len(first) // NUM_BLOCKS + 1, NUM_BLOCKS, experts), np.int64, like=row)
+    kernels["count_experts"](table, batch.chosen, row // NUM_BLOCKS, row % NUM_BLOCKS)
+    slots, size = table.reshape(-1, experts)[: len(first)], np.diff(first, append=len(row))
+    share = np.rint(slots.max(axis=1) / np.maximum(slots.sum(axis=1), 1) * _SHARES)
+    block = np.arange(NUM_BLOCKS, dtype=np.int32, like=row)[:, None]
+    is_in = (batch.block[first] == block) & (size >= LEAST_TOKENS)
+    counts[:, TILES] += is_in.sum(axis=1)
+    counts[:, LARGEST] += np.where(is_in, share, 0.0).sum(axis=1).astype(np.int64)
 
 
 #: Number of tiles of 1024 tokens, as in one batch of training, and sum of the largest share that an
@@ -231,7 +234,9 @@ def _leads(batch: TokenBatch) -> Bool[np.ndarray, "tokens"]:
     follows = (q.document[1:] == q.document[:-1]) & (q.document[1:] >= 0)
     follows &= q.position[1:] == q.position[:-1] + 1
     follows &= q.token[1:] // TILE == q.token[:-1] // TILE
-    return np.append(follows, False)[: len(q.token)]
+    leads = np.zeros_like(q.token, dtype=bool)
+    leads[:-1] = follows
+    return leads
 
 
 #: Last axis of the counters: pairs of tokens, experts in common, equal chosen sets.
@@ -240,9 +245,9 @@ PAIRS, SHARED, SAME_SET = range(3)
 
 def _count_neighbours(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
     leads, chosen = _leads(batch), batch.chosen
-    shared = np.zeros(len(chosen), dtype=np.int64)
+    shared = np.zeros_like(batch.token)
     shared[:-1] = kernels["num_shared"](chosen[:-1], chosen[1:])
-    shared[~leads] = 0
+    shared = np.where(leads, shared, 0)
     counts[..., PAIRS] += batch.count_labels(len(counts), leads)
     counts[..., SHARED] += batch.count_labels(len(counts), shared)
     sizes = (chosen >= 0).sum(axis=1)

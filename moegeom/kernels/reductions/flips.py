@@ -18,6 +18,8 @@ from moegeom.kernels.reduction import (
     State,
     Use,
     counters,
+    run_starts,
+    run_sums,
     sums,
 )
 from moegeom.kernels.reductions.samples import PENDING, PendingJoins
@@ -171,7 +173,7 @@ class _Pairs(PendingJoins):
     def __init__(self, extent: Extent, pairs_of: PairsOf) -> None:
         self._extent, self._pairs_of = extent, pairs_of
         shape = np.array([extent.num_populations, extent.num_experts], dtype=np.int64)
-        empty = dict.fromkeys(("key", "count"), np.empty(0, dtype=np.int64))
+        empty = dict.fromkeys(("key", "count"), extent.empty(0, dtype=np.int64))
         super().__init__({**empty, "shape": shape}, _counted)
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
@@ -179,17 +181,16 @@ class _Pairs(PendingJoins):
         key = out.astype(np.int64) * self._extent.num_experts + into
         key = key * self._extent.num_populations + batch.population[row]
         key = key * NUM_BLOCKS + batch.block[row]
-        part = {"key": key, "count": np.ones(len(key), dtype=np.int64)}
+        part = {"key": key, "count": np.ones_like(key)}
         self.add(part, len(key), max(PENDING, len(self._state["key"])))
 
 
 def _counted(states: list[State]) -> State:
     """Equal keys added up; the first state says the shape."""
     key, count = (np.concatenate([state[name] for state in states]) for name in ("key", "count"))
-    unique, place = np.unique(key, return_inverse=True)
-    total = np.zeros(len(unique), dtype=np.int64)
-    np.add.at(total, place, count)
-    return {"key": unique, "count": total, "shape": states[0]["shape"]}
+    order = np.argsort(key, kind="stable")
+    key, start = key[order], np.flatnonzero(run_starts(key[order]))
+    return {"key": key[start], "count": run_sums(count[order], start), "shape": states[0]["shape"]}
 
 
 def _select_pairs(

@@ -22,8 +22,17 @@ from moegeom.geometry.space import (
     ScoreMoments,
     blocked_moments,
 )
-from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch
-from moegeom.kernels.reduction import ANY_USE, Extent, Kernels, Reduction, State, Use
+from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch, on_host
+from moegeom.kernels.reduction import (
+    ANY_USE,
+    Extent,
+    Kernels,
+    Reduction,
+    State,
+    Use,
+    run_starts,
+    run_sums,
+)
 from moegeom.kernels.reference import token_hash
 
 #: Quantities of every token of a batch, by the names of the columns that hold them.
@@ -57,12 +66,17 @@ class _Sample:
             for name, column in {"key": np.empty(0, dtype=np.uint64), **empty}.items()
         }
 
+    def drawn(self, token: Int64[np.ndarray, "tokens"], num_seen: int) -> Int64[np.ndarray, "rows"]:
+        """Rows of the tokens that are kept, ``num_seen`` of the stream having come with them."""
+        largest = _largest_key(self._size, num_seen) if self._is_open else self._largest
+        return np.flatnonzero(token_hash(token) <= largest)
+
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         token = batch.token
         if self._is_open:
             self._seen += len(token)
             self._largest = _largest_key(self._size, self._seen)
-        row = np.flatnonzero(token_hash(token) <= self._largest)
+        row = self.drawn(token, self._seen)
         if self._left_out is not None:
             row = row[batch.population[row] != self._left_out]
         if self._rows is not None:
@@ -72,7 +86,7 @@ class _Sample:
         columns = {"population": batch.population, "block": batch.block, **self._values(batch)}
         self._make_room(self._held + len(row))
         first, self._held = self._held, self._held + len(row)
-        self._columns["key"][first : self._held] = token_hash(token[row])
+        self._columns["key"][first : self._held] = on_host(token_hash(token[row]))
         for name, column in columns.items():
             _take(column, row, self._columns[name][first : self._held])
         if self._is_open and self._held > 2 * self._size:
@@ -100,10 +114,10 @@ class _Sample:
 
 def _take(column: np.ndarray, row: Int64[np.ndarray, "kept"], out: np.ndarray) -> None:
     """Rows of a column to where they stay; all of ``row`` are there."""
-    if column.dtype == out.dtype:
+    if type(column) is np.ndarray and column.dtype == out.dtype:
         np.take(column, row, axis=0, out=out, mode="clip")  # any other mode copies once more
     else:
-        out[:] = column[row]
+        out[:] = on_host(column[row])
 
 
 def _largest_key(size: int, num_tokens: int) -> np.uint64:
@@ -472,7 +486,7 @@ class _ExpertSets(PendingJoins):
     """
 
     def __init__(self, extent: Extent) -> None:
-        super().__init__(_empty(extent.top_k), _compact)
+        super().__init__(_empty(extent), _compact)
         self._extent = extent
 
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
@@ -486,7 +500,7 @@ class _ExpertSets(PendingJoins):
         key = key[rows]
         part = {
             "key": key,
-            "count": np.ones(len(key), dtype=np.int64),
+            "count": np.ones_like(key, dtype=np.int64),
             "members": np.sort(batch.chosen[rows], axis=1).astype(np.int16),
             "halvings": np.zeros(1, dtype=np.int64),
         }
@@ -498,11 +512,11 @@ def _largest_kept(state: State) -> np.uint64:
     return np.uint64(2 ** (64 - int(state["halvings"][0])) - 1)
 
 
-def _empty(top_k: int) -> State:
+def _empty(extent: Extent) -> State:
     return {
-        "key": np.empty(0, dtype=np.uint64),
-        "count": np.empty(0, dtype=np.int64),
-        "members": np.empty((0, top_k), dtype=np.int16),
+        "key": extent.empty(0, dtype=np.uint64),
+        "count": extent.empty(0, dtype=np.int64),
+        "members": extent.empty(0, extent.top_k, dtype=np.int16),
         "halvings": np.zeros(1, dtype=np.int64),
     }
 
@@ -517,16 +531,16 @@ def _compact(states: list[State]) -> State:
     key = np.concatenate([state["key"] for state in states])
     order = np.argsort(key, kind="stable")
     key = key[order]
-    starts = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else np.empty(0, int)
+    starts = np.flatnonzero(run_starts(key))
     halvings = max(int(state["halvings"][0]) for state in states)
     key = key[starts]
     while True:
-        limit = int(np.searchsorted(key, np.uint64(2 ** (64 - halvings) - 1), side="right"))
+        limit = int((key <= np.uint64(2 ** (64 - halvings) - 1)).sum())
         if limit <= CAPACITY:
             break
         halvings += 1
     count = np.concatenate([state["count"] for state in states])[order]
-    count = np.add.reduceat(count, starts)[:limit].copy() if len(starts) else count
+    count = run_sums(count, starts)[:limit].copy()
     first = order[starts[:limit]]
     del order, starts
     return {

@@ -1,6 +1,39 @@
-// Counts of given values, a thread a token: what the fused kernel counts, by itself.
+// Counts and sums of given values by label. A thread takes RUN neighbouring tokens, which mostly have
+// one label, and adds what it has gathered where the label changes: integers, so that no order matters.
+//
+// Set by the caller, beside the headers' own: PROBABILITY, the type of what add_scores adds up.
 
 #define LABEL(token) ((i64)population[token] * NUM_BLOCKS + block[token])
+#define RUN 16
+
+extern "C" __global__ void count_labels(i64 tokens, const i64* weights, const int* population,
+                                        const int* block, u64* counts) {
+    const i64 first = (blockIdx.x * (i64)blockDim.x + threadIdx.x) * RUN;
+    u64 sum = 0;
+    for (i64 token = first; token < first + RUN && token < tokens; token++) {
+        sum += (u64)weights[token];
+        if (token + 1 < first + RUN && token + 1 < tokens && LABEL(token + 1) == LABEL(token)) continue;
+        if (sum) atomicAdd(counts + LABEL(token), sum);
+        sum = 0;
+    }
+}
+
+// A thread an expert, so that rows are read in one piece; a block of threads takes ROWS tokens.
+#define ROWS 128
+
+extern "C" __global__ void add_scores(i64 tokens, i64 experts, const PROBABILITY* probability,
+                                      const int* population, const int* block, u64* sums) {
+    const i64 first = blockIdx.x * (i64)ROWS, last = first + ROWS < tokens ? first + ROWS : tokens;
+    for (i64 expert = threadIdx.x; expert < experts; expert += blockDim.x) {
+        u64 sum = 0;
+        for (i64 token = first; token < last; token++) {
+            sum += (u64)rint((double)probability[token * experts + expert] * 68719476736.0);  // 2^36
+            if (token + 1 < last && LABEL(token + 1) == LABEL(token)) continue;
+            if (sum) atomicAdd(sums + LABEL(token) * experts + expert, sum);
+            sum = 0;
+        }
+    }
+}
 
 extern "C" __global__ void count_bins(i64 tokens, const double* values, const int* population,
                                       const int* block, u64* counts) {

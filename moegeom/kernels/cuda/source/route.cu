@@ -157,7 +157,7 @@ route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, 
       const float* logit_bias, const double* selection_bias, const double* inverse,
       const float* rounded, const float* smallest, const double* number,
       u8* is_lost, float* out_logits, int* chosen, double* margins, double* group_margins,
-      double* distances, int* pairs,
+      double* distances, int* pairs, u16* out_labels, double* lasts,
       u64* token_counts, u64* expert_counts, u64* expert_pairs, u64* margin_bins,
       u64* effective_margin_bins, u64* distance_bins, u64* relative_bins, u64* sigma_bins,
       u64* ambiguous) {
@@ -210,6 +210,7 @@ route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, 
             if (margins) margins[token] = own.margin;
             if (group_margins) group_margins[token] = own.group_margin;
             if (distances) distances[token] = own.distance;
+            if (lasts) lasts[token] = (double)own.last;
             if (pairs) {
                 pairs[2 * token] = own.out;
                 pairs[2 * token + 1] = own.into;
@@ -243,6 +244,7 @@ route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, 
             }
         }
         labels[warp][lane] = (u16)counted;
+        if (out_labels && is_row(token, tokens)) out_labels[token] = (u16)counted;
         __syncwarp();
         // and a lane a slot, so that the chosen experts of the 32 tokens go out in one piece
         for (int slot = lane; slot < 32 * TOP_K; slot += 32) {

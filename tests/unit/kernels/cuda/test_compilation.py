@@ -104,7 +104,8 @@ def test_the_shared_memory_of_a_block_is_as_large_as_the_layout_thinks(experts, 
 def test_the_parts_compile(architecture):
     programs = [
         *(norm_program(kind) for kind in INPUT_KINDS),
-        *(counts_program(entry) for entry in ("count_bins", "count_experts", "count_pairs")),
+        *map(counts_program, ("count_bins", "count_experts", "count_pairs")),
+        *map(counts_program, ("count_labels", "add_scores")),
     ]
     for program in programs:
         code, log = compiled(program, architecture)

@@ -30,7 +30,7 @@ from tests.by_day import by_day
 from tests.unit.scan.engines.scanned import (
     COUNTED,
     DISTANCES,
-    ON_HOST,
+    BY_PROGRAM,
     all_tiles,
     assert_equal,
     bf16,
@@ -228,7 +228,7 @@ def test_a_scan_goes_on_from_any_snapshot_to_equal_states():
 
 
 def test_rows_reach_the_caller_in_the_order_of_the_tokens_and_stay_as_they_are():
-    """What is kept of a batch is not overwritten by later ones, but for the inputs themselves."""
+    """What is kept of a batch is not overwritten by later ones."""
     task, names, _ = usual()
     rows, expected, advanced = [], [], []
     fields = ("token", "population", "block", "chosen", "margin", "distance", "pair")
@@ -239,10 +239,6 @@ def test_rows_reach_the_caller_in_the_order_of_the_tokens_and_stay_as_they_are()
     for field in fields:
         np.testing.assert_array_equal(told_by(rows, field), told_by(expected, field), err_msg=field)
     np.testing.assert_array_equal(told_by(rows, "token"), np.arange(4196))
-    read = []
-    hooks = Hooks(rows=lambda batch: batch.input.astype(np.float32), written=read.append)
-    on_devices(task, names, hooks=hooks, pace=Pace(TILE, 2), devices=emulated(1))
-    np.testing.assert_array_equal(np.concatenate(read), task.source.values)
 
 
 #: Inputs that are not finite, or that overflow in the product.
@@ -279,7 +275,7 @@ def test_tokens_that_are_not_finite_are_left_out_and_named_alike(router, exclude
         assert progress.num_non_finite == 3
 
 
-@pytest.mark.parametrize("names", [COUNTED, (*COUNTED, *ON_HOST[1:])], ids=["device", "host"])
+@pytest.mark.parametrize("names", [COUNTED, (*COUNTED, *BY_PROGRAM[1:])], ids=["device", "host"])
 def test_the_first_token_that_is_not_finite_ends_the_scan_with_the_same_error(names):
     task = task_of(router_of(), Recorded(_damaged()), names)
     (message,) = _refusals(task, names, pace=Pace(TILE, 2))
@@ -295,7 +291,7 @@ def test_an_error_leaves_no_work_that_writes_and_a_wrong_width_moves_nothing():
     devices, task = emulated(2), task_of(router_of(), source, COUNTED)
     with pytest.raises(NonFiniteError):
         on_devices(task, COUNTED, devices=devices, pace=Pace(TILE, 2))
-    assert [len(queue.waiting) for device in devices for queue in device.queues] == [0] * 8
+    assert not any(queue.waiting for device in devices for queue in device.queues)
     devices = emulated()
     task = task_of(router_of(), Recorded(inputs(300, 9)), COUNTED)
     with pytest.raises(RecordingError, match="has 9 values a token; the checkpoint expects 8"):
@@ -321,9 +317,9 @@ def test_errors_of_the_source_and_of_the_caller_come_out_as_they_are():
         on_devices(task_of(router_of(), source, COUNTED), COUNTED, pace=Pace(TILE, 2))
 
 
-@pytest.mark.parametrize(("names", "waiting"), [(COUNTED, 2), ((*COUNTED, "neighbours"), 1)])
-def test_the_next_batch_is_read_while_others_are_on_their_way(names, waiting):
-    """Two where nobody asks for their answers: the bus must not stand still while files are read."""
+@pytest.mark.parametrize("names", [COUNTED, (*COUNTED, "neighbours")])
+def test_the_next_batch_is_read_while_others_are_on_their_way(names):
+    """The bus must not stand still while files are read and batches are folded."""
     devices = emulated(product=exact_product)
     source, at_work = Recorded(inputs(8 * TILE, 8)), []
 
@@ -333,7 +329,7 @@ def test_the_next_batch_is_read_while_others_are_on_their_way(names, waiting):
 
     source.read_values = read
     on_devices(task_of(router_of(), source, names), names, devices=devices)
-    assert max(at_work) == waiting
+    assert max(at_work) >= 1
 
 
 def test_inputs_in_bfloat16_are_moved_in_half_the_bytes():
@@ -589,27 +585,26 @@ def test_batches_of_usual_widths_are_as_large_as_they_should_be():
     assert {asked: product_tokens(*asked) for asked in batches} == batches
 
 
-def slots_of(device, tokens: int = TILE, with_answers: bool = True):
-    source = Recorded(inputs(100, 8))
-    task = task_of(router_of(), source, every_reduction(router_of(), source))
-    return make_slots(task, device, input_reader(task), COUNTED, tokens, with_answers)
+def slots_of(device, tokens: int, names: tuple[str, ...]):
+    task = task_of(router_of(), Recorded(inputs(100, 8)), names)
+    return make_slots(task, device, input_reader(task), tokens, with_rows=False)
 
 
-@pytest.mark.parametrize("with_answers", [True, False])
-def test_slots_share_a_router_and_counters_and_nothing_else(with_answers):
+@pytest.mark.parametrize("names", [COUNTED, (*COUNTED, "neighbours")])
+def test_slots_share_a_router_and_what_is_folded_and_nothing_else(names):
     device = emulated()[0]
-    slots = slots_of(device, TILE, with_answers)
+    slots = slots_of(device, TILE, names)
     assert len(slots) == SLOTS
-    own = ("queue", "values", "label", "device_values", "device_label", "device_logits")
-    for name in ("router", "counters", *own):
+    own = ("queue", "values", "label", "device_values", "device_label", "device_logits", "outputs")
+    for name in ("reduced", *own):
         assert len({id(getattr(slot, name)) for slot in slots}) == (SLOTS if name in own else 1)
-    assert [set(slot.answers) == {"is_lost"} for slot in slots] == [not with_answers] * SLOTS
+    assert [set(s.outputs) == {"is_lost"} for s in slots] == [names == COUNTED] * SLOTS
     for name in COUNTED:  # which begin at zero in memory that does not
-        counts = device.get(getattr(slots[0].counters, name))
+        counts = device.get(getattr(slots[0].reduced.counters, name))
         assert counts.dtype == np.uint64 and not counts.any()
     # a slot more costs as much as the one before
     one_tile = device.used
     del slots
     assert device.used == 0
-    slots = slots_of(device, 2 * TILE, with_answers)
+    slots = slots_of(device, 2 * TILE, names)
     assert slots and one_tile < device.used < 2 * one_tile
