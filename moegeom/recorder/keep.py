@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from moegeom.core.tokens import (
 from moegeom.recorder.request import ATTENTION
 from moegeom.recorder.taps import Place, as_array
 from moegeom.tokens.recording.writer import Values
+
+Rows = TypeVar("Rows", np.ndarray, torch.Tensor)
 
 # ---------------------------------------------------------------------------------- rows of routers
 #: What people write for outputs of experts, which are kept beside what routers read, and the kinds.
@@ -337,12 +340,23 @@ class Shard:
     outputs: Mapping[str, Mapping[str, np.ndarray]] | None = None
 
 
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Rows one below the other, where they lie."""
+    if len(parts) == 1:
+        return parts[0]
+    is_host = isinstance(parts[0], np.ndarray)
+    return np.concatenate(parts) if is_host else torch.cat(parts)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
 @dataclass(frozen=True, eq=False)
 class InputRows:
-    """Router inputs of some tokens, and the model's own choices (empty where it gives none)."""
+    """Router inputs of some tokens, and the model's own choices (empty where it gives none).
+
+    Inputs that are folded on a GPU stay there, as tensors.
+    """
 
     columns: TokenColumns
-    values: Mapping[str, np.ndarray]
+    values: Mapping[str, Any]
     chosen: Mapping[str, np.ndarray]
 
     @classmethod
@@ -370,7 +384,7 @@ class InputRows:
         """These and those that follow."""
         return InputRows(
             self.columns.then(more.columns),
-            {n: np.concatenate([self.values[n], rows]) for n, rows in more.values.items()},
+            {n: joined([self.values[n], rows]) for n, rows in more.values.items()},
             {n: np.concatenate([self.chosen[n], rows]) for n, rows in more.chosen.items()},
         )
 

@@ -21,6 +21,7 @@ from moegeom.recorder.sinks import (
     SinkFacts,
     StagedPass,
     Staging,
+    folding_device,
     num_recorded,
     open_sink,
     refuse_unfoldable,
@@ -31,6 +32,10 @@ from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 #: Bytes of a shard: what is held before it is written.
 _SHARD_BYTES = 128 << 20
 _MOST_TOKENS, _LEAST_TOKENS = 65_536, 1024
+
+#: The same of inputs that stay on their device until they are folded there: they are not copied,
+#: and few large pieces cost the model less than many.
+_DEVICE_SHARD_BYTES = 512 << 20
 
 
 class Taps(Protocol):
@@ -296,9 +301,11 @@ class RouterRecorder:
         size = 4 if values is None else values.element_size()
         row = sum(self.keep.bytes_per_token(place.router, size) for place in places)
         least = 1 if self.keep.outputs else _LEAST_TOKENS
-        shard = min(max(_SHARD_BYTES // row, least), _MOST_TOKENS)
+        device = folding_device(self._facts, values)
+        shard_bytes = _SHARD_BYTES if device is None else _DEVICE_SHARD_BYTES
+        shard = min(max(shard_bytes // row, least), _MOST_TOKENS)
         self._sink = sink
-        self._staging = Staging(sink, shard, self._domains, self.has_chosen)
+        self._staging = Staging(sink, shard, self._domains, self.has_chosen, device)
 
     def __exit__(
         self,

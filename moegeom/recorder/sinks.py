@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,18 +29,23 @@ from moegeom.core.shapes import Float32, Int32
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
+from moegeom.engine.devices.device_router import refusal
+from moegeom.engine.devices.resident import BLOCK_TOKENS, DeviceFold
 from moegeom.engine.loop import Progress, extent_of
 from moegeom.engine.parts import merged
 from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS, num_workers, rounds_won
 from moegeom.engine.prepared import PreparedRouter, prepare
+from moegeom.engine.task import Task
 from moegeom.engine.trust import Trust, examine
+from moegeom.kernels.cuda.cupy_device import open_device
+from moegeom.kernels.cuda.device import Device, DeviceError
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import MeasuredRouter
-from moegeom.measure.passes import MAIN, Pass, RouterRun, finish_passes, plan_passes
+from moegeom.measure.passes import MAIN, Pass, Plan, RouterRun, finish_passes, plan_passes
 from moegeom.metrics import metrics_of_scan
 from moegeom.pipeline import ScanRequest, write_folded
-from moegeom.recorder.keep import NO_ROWS, InputRows, Keep, RouterRows, Shard, Step
+from moegeom.recorder.keep import NO_ROWS, InputRows, Keep, RouterRows, Shard, Step, joined
 from moegeom.recorder.ranks import Ranks, merge_when_complete, part_path
 from moegeom.recorder.taps import Identity, Place, as_array
 from moegeom.tokens.recording.journal import recorded_tokens
@@ -174,20 +180,46 @@ def _joined_parts(first: _Parts, second: _Parts, most: int | None) -> dict[int, 
     return both
 
 
+#: The device of a task and the tokens of one fold, None for the host.
+DeviceOfTask = Callable[[Task], tuple[Device, int] | None]
+
+
 class _RouterFold:
     """All passes of one router; they are planned when the first tile has come."""
 
-    def __init__(self, router: Router, source: LiveSource, is_open: bool) -> None:
-        self._run = RouterRun(router, source, metrics_of_scan())
-        self._is_open = is_open
+    def __init__(
+        self, router: Router, source: LiveSource, is_open: bool, device: DeviceOfTask
+    ) -> None:
+        self._run, self._source = RouterRun(router, source, metrics_of_scan()), source
+        self._is_open, self._device = is_open, device
         self._folds: tuple[_Fold, ...] = ()
+        self._on_device: DeviceFold | None = None
+        self._planned: Plan | None = None
         self._seconds = 0.0
 
-    def take(self, tiles: Sequence[tuple[int, int]]) -> None:
-        """Folds the tokens of these ranges, a tile or the beginning of one each."""
-        began = time.perf_counter()
-        if not self._folds:
+    def take_on_device(self, tiles: Sequence[tuple[int, int]]) -> None:
+        """Folds the tokens of these ranges into the pass over all tokens, if a device does it."""
+        if self._planned is None:
             self._plan(tiles[0])
+        fold, name = self._on_device, self._run.router.name
+        if fold is None:
+            return
+        began, rows = time.perf_counter(), self._source.rows
+        token = np.concatenate([np.arange(*tile, dtype=np.int64) for tile in tiles])
+        fold.take(rows.values[name], rows.columns, rows.chosen.get(name), token)
+        refuse_non_finite(name, self._source.facts.name, fold.non_finite, tiles[-1][1])
+        self._seconds += time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Waits until a device has read what was taken."""
+        if self._on_device is not None:
+            self._on_device.wait()
+
+    def take(self, tiles: Sequence[tuple[int, int]]) -> None:
+        """Folds the tokens of these ranges, a tile or the beginning of one each, into the passes
+        that no device does.
+        """
+        began = time.perf_counter()
         for start, stop in tiles:
             # one batch for all passes of a router: what one of them computes is there for the next
             batches: dict[PreparedRouter, LazyBatch] = {}
@@ -203,22 +235,33 @@ class _RouterFold:
                     fold.take(batch)
         self._seconds += time.perf_counter() - began
 
-    def _plan(self, first: tuple[int, int]) -> None:
+    def _plan(self, first: tuple[int, int]) -> Plan:
         folds = []
-        self._planned = plan_passes(self._run, first)
-        for planned in self._planned.passes:
+        self._planned = plan = plan_passes(self._run, first)
+        for planned in plan.passes:
             extent = extent_of(planned.task)
             if self._is_open:
                 extent = dataclasses.replace(extent, num_tokens=None)
-            folds.append(_Fold(planned, self._most(planned.name), extent))
+            device = self._device(planned.task) if planned.name == MAIN else None
+            if device is None:
+                folds.append(_Fold(planned, self._most(planned.name), extent))
+            else:
+                self._on_device = DeviceFold(planned.task, *device, extent)
         self._folds = tuple(folds)
+        return plan
 
     def _most(self, name: str) -> int | None:
         return _MOST_TILES.get(name) if self._is_open else None
 
     def parts(self) -> dict[str, dict[int, _Part]]:
         """Parts of every pass, by its name; none while no token has come."""
-        return {fold.planned.name: fold.parts() for fold in self._folds}
+        parts = {fold.planned.name: fold.parts() for fold in self._folds}
+        if self._on_device is not None:
+            progress = self._on_device.progress()
+            name, seen = self._run.router.name, progress.num_tokens
+            refuse_non_finite(name, self._source.facts.name, progress.non_finite, seen)
+            parts[MAIN] = {0: _Part(-(-seen // TILE), progress)}
+        return parts
 
     def joined(
         self, first: Mapping[str, _Parts], second: Mapping[str, _Parts]
@@ -230,9 +273,8 @@ class _RouterFold:
 
     def finish(self, parts: Mapping[str, _Parts], num_tokens: int) -> MeasuredRouter:
         """Rows from what all processes folded of the stream of ``num_tokens`` tokens."""
-        if not self._folds:
-            self._plan((0, 0))
-        passes = self._planned.passes
+        plan = self._planned or self._plan((0, 0))
+        passes = plan.passes
         progress = {
             planned.name: merged([part.progress for part in parts[planned.name].values()])
             for planned in passes
@@ -242,7 +284,7 @@ class _RouterFold:
                 planned.name: _ended(planned, progress[planned.name], num_tokens)
                 for planned in passes
             }
-        return finish_passes(self._run, self._planned, progress, self._seconds)
+        return finish_passes(self._run, plan, progress, self._seconds)
 
 
 def _ended(planned: Pass, progress: Progress, num_tokens: int) -> Progress:
@@ -252,6 +294,34 @@ def _ended(planned: Pass, progress: Progress, num_tokens: int) -> Progress:
         name: REDUCTIONS[name].ended(state, extent) for name, state in progress.states.items()
     }
     return dataclasses.replace(progress, states=states)
+
+
+#: Bytes of what waits on devices to be folded, at all routers together, and those of a token beside
+#: its logits, about.
+_BLOCKS_BYTES, _ANSWER_BYTES = 1 << 30, 128
+
+
+def device_of(values: Any) -> Device | None:
+    """The device that inputs lie on, where they are folded there; None for the host."""
+    if not isinstance(values, torch.Tensor) or values.device.type != "cuda":
+        return None
+    return open_device(values.device.index)
+
+
+def folding_device(facts: SinkFacts, values: torch.Tensor | None) -> torch.device | None:
+    """Where the first inputs lie that are folded where they are; None for inputs of the host.
+
+    A GPU that cannot be used is told of, and its inputs are folded on the processor.
+    """
+    if not facts.fold or values is None or values.device.type != "cuda":
+        return None
+    try:
+        open_device(values.device.index)
+    except DeviceError as error:
+        message = f"folding on the processor, which takes longer: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return None
+    return values.device
 
 
 class FoldSink:
@@ -287,12 +357,29 @@ class FoldSink:
             ranks,
         )
         self._folds = {
-            r.name: _RouterFold(r, self._source, num_tokens is None) for r in self._routers
+            r.name: _RouterFold(r, self._source, num_tokens is None, self._device_of)
+            for r in self._routers
         }
         self._trust: Trust | None = None
         self._documents: set[int] = set()
         self._left: InputRows | None = None
         self._num_folded = 0
+
+    def _device_of(self, task: Task) -> tuple[Device, int] | None:
+        """The device where a task's inputs are folded, and tokens of a fold; None for the host."""
+        values = self._source.rows.values.get(task.prepared.router.name)
+        device = None if values is None else device_of(values)
+        if device is None:
+            return None
+        if reason := refusal(task):
+            name = task.prepared.router.name
+            warnings.warn(
+                f"router {name} is folded on the processor, since {reason}.", stacklevel=2
+            )
+            return None
+        row_bytes = sum(4 * one.num_experts + _ANSWER_BYTES for one in self._routers)
+        tokens = 1 << (_BLOCKS_BYTES // row_bytes).bit_length() - 1
+        return device, min(max(tokens, 4 * TILE), BLOCK_TOKENS)
 
     def __enter__(self) -> FoldSink:
         self._started = time.perf_counter()
@@ -337,9 +424,13 @@ class FoldSink:
         with threadpool_limits(1, user_api="blas"):
             if self._trust is None:
                 self._trust = self._examine()
+            for fold in self._folds.values():
+                fold.take_on_device(tiles)
             taken = [self._pool.submit(fold.take, tiles) for fold in self._folds.values()]
             for one in taken:
                 one.result()
+            for fold in self._folds.values():
+                fold.wait()
 
     def _examine(self) -> Trust:
         return examine(
@@ -426,6 +517,11 @@ class LiveSource:
         """Moves the window to tokens of which the first is number ``start`` of this process."""
         self._start, self._rows = start, rows
 
+    @property
+    def rows(self) -> InputRows:
+        """What can be read now."""
+        return self._rows
+
     def tiles(self) -> list[tuple[int, int]]:
         """Where in the stream the tiles lie that can be read now; the last one may be short."""
         stop = self._start + len(self._rows)
@@ -452,7 +548,10 @@ class LiveSource:
     def read_values(
         self, router: str, start: int, stop: int
     ) -> Float32[np.ndarray, "tokens width"]:
-        return self._rows.values[router][self._places(start, stop)].astype(np.float32, copy=False)
+        rows = self._rows.values[router][self._places(start, stop)]
+        if isinstance(rows, torch.Tensor):
+            rows = as_array(rows)
+        return rows.astype(np.float32, copy=False)
 
     def read_chosen(
         self, router: str, start: int, stop: int
@@ -580,12 +679,21 @@ class StagedPass:
 
 
 class Staging:
-    """Holds passes until ``shard_tokens`` rows are there, and hands them to the sink as a shard."""
+    """Holds passes until ``shard_tokens`` rows are there, and hands them to the sink as a shard.
+
+    Values of GPUs stay there where they are folded there: ``device`` is one of them. A stream of
+    the thread's own works on them, so that the model's runs on.
+    """
 
     def __init__(
-        self, sink: Sink, shard_tokens: int, domains: Sequence[str], has_chosen: bool
+        self,
+        sink: Sink,
+        shard_tokens: int,
+        domains: Sequence[str],
+        has_chosen: bool,
+        device: torch.device | None = None,
     ) -> None:
-        self._sink, self._shard_tokens = sink, shard_tokens
+        self._sink, self._shard_tokens, self._device = sink, shard_tokens, device
         self._domains, self._has_chosen = domains, has_chosen
         self._staged: list[StagedPass] = []
         self._rows = 0
@@ -613,7 +721,13 @@ class Staging:
         if self._staged:
             staged = [(_on_host(one.step), one) for one in self._staged]
             moved = [
-                StagedPass(step, {name: _rows_on_host(rows) for name, rows in one.rows.items()})
+                StagedPass(
+                    step,
+                    {
+                        name: _rows_on_host(rows, self._device is not None)
+                        for name, rows in one.rows.items()
+                    },
+                )
                 for step, one in staged
             ]
             arrived = _when_arrived(self._staged[0].step.token_id, self._staged[0].rows)
@@ -630,6 +744,10 @@ class Staging:
         self, staged: Sequence[StagedPass], domains: tuple[str, ...], arrived: Callable[[], None]
     ) -> None:
         arrived()
+        with _stream_beside(self._device):
+            self._hand_over(staged, domains)
+
+    def _hand_over(self, staged: Sequence[StagedPass], domains: tuple[str, ...]) -> None:
         steps = [one.step.columns() for one in staged]
         first, *others = [columns for columns, _ in steps]
         columns = first.then(*others)
@@ -671,10 +789,23 @@ def _values(
 
 
 def _joined(tensors: Sequence[torch.Tensor | None], rows: Sequence[np.ndarray]) -> np.ndarray:
-    arrays = [as_array(tensor) for tensor in tensors if tensor is not None]
+    arrays = [_where_folded(tensor) for tensor in tensors if tensor is not None]
     # without padding a row is copied once at most
-    parts = [a if flags.all() else a[flags] for a, flags in zip(arrays, rows, strict=True)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    parts = [
+        a if flags.all() else a[flags if isinstance(a, np.ndarray) else torch.from_numpy(flags)]
+        for a, flags in zip(arrays, rows, strict=True)
+    ]
+    return joined(parts)
+
+
+def _where_folded(tensor: torch.Tensor) -> Any:
+    """An array of the host; a tensor that has stayed on its device, as it is."""
+    return tensor if tensor.device.type == "cuda" else as_array(tensor)
+
+
+def _stream_beside(device: torch.device | None) -> AbstractContextManager[Any]:
+    """A stream other than the model's, in which this thread works on a device."""
+    return nullcontext() if device is None else torch.cuda.stream(torch.cuda.Stream(device))
 
 
 def _on_host(step: Step) -> Step:
@@ -687,10 +818,12 @@ def _on_host(step: Step) -> Step:
     )
 
 
-def _rows_on_host(rows: RouterRows) -> RouterRows:
-    values, expert, chosen = (
-        None if t is None else _to_host(t) for t in (rows.values, rows.expert, rows.chosen)
-    )
+def _rows_on_host(rows: RouterRows, stays: bool) -> RouterRows:
+    """Rows on their way to the host, but for values that are folded where they are."""
+    expert, chosen = (None if t is None else _to_host(t) for t in (rows.expert, rows.chosen))
+    values = rows.values
+    if values is not None:
+        values = values.detach() if stays else _to_host(values)
     outputs = {kind: _to_host(tensor) for kind, tensor in rows.outputs.items()}
     return RouterRows(values, expert, chosen, outputs)
 

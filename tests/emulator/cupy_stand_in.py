@@ -14,7 +14,7 @@ import numpy as np
 
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
 from moegeom.kernels.cuda.program import Program
-from tests.emulator.emulated_device import EmulatedArray, EmulatedDevice
+from tests.emulator.emulated_device import EmulatedArray, EmulatedDevice, plain
 from tests.emulator.host_program import host_call
 
 NULL_STREAM = "the null stream"
@@ -27,6 +27,10 @@ class Array(np.ndarray):
     """Memory of the device."""
 
     holder: EmulatedArray
+
+    def __array_function__(self, function, types, arguments, given):
+        made = function(*plain(arguments), **{name: plain(value) for name, value in given.items()})
+        return made.view(Array) if isinstance(made, np.ndarray) else made
 
     @property
     def data(self) -> SimpleNamespace:
@@ -47,6 +51,7 @@ class Array(np.ndarray):
         assert (out.shape, out.dtype) == (self.shape, self.dtype)
         assert stream is not None and not blocking
         np.copyto(out, np.asarray(self))
+        return out
 
 
 class Tensor:

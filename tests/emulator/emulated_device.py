@@ -57,47 +57,47 @@ class EmulatedArray(np.ndarray):
     def __array_ufunc__(self, ufunc, method, *inputs, out=(), **given):
         with self._at_work(*inputs, *out):
             if out:
-                given["out"] = tuple(map(_plain, out))
+                given["out"] = tuple(map(plain, out))
             assert method in ("__call__", "reduce"), f"CuPy has no {ufunc.__name__}.{method}"
-            result = getattr(ufunc, method)(*map(_plain, inputs), **given)
+            result = getattr(ufunc, method)(*map(plain, inputs), **given)
         return out[0] if len(out) == 1 else self._made(result)
 
     def __array_function__(self, function, types, arguments, given):
         name = function.__name__
         assert name in FUNCTIONS, f"no array of a device is given to np.{name}"
         with self._at_work(*(() if name in COPYING else arguments), *given.values()):
-            result = function(*_plain(arguments), **{key: _plain(v) for key, v in given.items()})
+            result = function(*plain(arguments), **{key: plain(v) for key, v in given.items()})
         return self._made(result)
 
     def __getitem__(self, place):
         if isinstance(place, slice) or not self.ndim:
             return super().__getitem__(place)
         with self._at_work(*(place if isinstance(place, tuple) else (place,))):
-            return self._made(_plain(self)[_plain(place)])
+            return self._made(plain(self)[plain(place)])
 
     def __setitem__(self, place, values) -> None:
         with self._at_work(*(place if isinstance(place, tuple) else (place,)), values):
-            _plain(self)[_plain(place)] = _plain(values)
+            plain(self)[plain(place)] = plain(values)
 
     def astype(self, dtype, **_):
         with self._at_work():
-            return self._made(_plain(self).astype(dtype))
+            return self._made(plain(self).astype(dtype))
 
     def copy(self, *_):
         with self._at_work():
-            return self._made(_plain(self).copy())
+            return self._made(plain(self).copy())
 
     def argsort(self, **given):
         with self._at_work():
-            return self._made(_plain(self).argsort(**given))
+            return self._made(plain(self).argsort(**given))
 
     def get(self) -> np.ndarray:
         with self._at_work():
-            return _plain(self).copy()
+            return plain(self).copy()
 
     def _number(self):
         with self._at_work():
-            return _plain(self).item()
+            return plain(self).item()
 
     def __bool__(self) -> bool:
         return bool(self._number())
@@ -144,10 +144,11 @@ def _leaves(values: object) -> Iterator[object]:
         yield values
 
 
-def _plain(value):
-    if isinstance(value, EmulatedArray):
+def plain(value):
+    """Arrays as NumPy's own, in tuples and lists too."""
+    if isinstance(value, np.ndarray):
         return value.view(np.ndarray)
-    return type(value)(map(_plain, value)) if isinstance(value, tuple | list) else value
+    return type(value)(map(plain, value)) if isinstance(value, tuple | list) else value
 
 
 class EmulatedDevice:
@@ -194,11 +195,11 @@ class EmulatedDevice:
 
     def put(self, array: np.ndarray) -> EmulatedArray:
         made = self.empty(array.shape, array.dtype)
-        _plain(made)[...] = array
+        plain(made)[...] = array
         return made
 
     def get(self, array: EmulatedArray) -> np.ndarray:
-        return _plain(array).copy()
+        return plain(array).copy()
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype)
@@ -237,7 +238,7 @@ class EmulatedQueue:
         held = [v.memory for v in given if isinstance(v, EmulatedArray)]
         holders = [weakref.ref(memory) for memory in held if not memory.is_adopted]
         del held
-        values = [_plain(value) for value in given]
+        values = [plain(value) for value in given]
 
         def do() -> None:
             assert all(holder() is not None for holder in holders), "memory was given back"

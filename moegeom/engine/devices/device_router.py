@@ -30,6 +30,16 @@ from moegeom.kernels.reduction import REDUCTIONS, State
 _OF_NORM = frozenset({"input_norm", "float_bound", "noise_scale"})
 
 
+#: What a device knows of each token, or makes of what it knows.
+QUANTITIES = frozenset(
+    {
+        *("chosen", "margin", "group_margin", "last_score", "fill_decides", "weights"),
+        *("distance", "distance_upper", "pair", "noise_scale", "float_bound"),
+        *("input", "input_norm", "matches_recording", "document", "position", "token_id"),
+        *("probability", "entropy", "log_sum_exp"),
+    }
+)
+
 #: Stages of recordings that a device routes.
 DEVICE_STAGES = ("router_input", "logits")
 
@@ -51,6 +61,9 @@ def refusal(task: Task) -> str:
         return "distances to curved or grouped boundaries are found there"
     if router.weight.dtype != np.float32:
         return "rows are stored in float64"
+    others = [n for n in task.reductions if not QUANTITIES.issuperset(REDUCTIONS[n].needs)]
+    if others:
+        return f"{', '.join(others)} look at what a device does not know of a token"
     return _rule(task, 1).refusal
 
 

@@ -30,7 +30,7 @@ from moegeom.engine.task import Task, block_of
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch, on_host
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue
 from moegeom.kernels.cuda.program import NOT_COUNTED
-from moegeom.kernels.reduction import REDUCTIONS, Accumulator, State
+from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
 
 #: What the kernel leaves of each token.
 _ANSWERS = {
@@ -188,17 +188,29 @@ class Drawing(Protocol):
 class Reduced:
     """What a task's tokens are folded into on one device, by whichever queue."""
 
-    def __init__(self, task: Task, device: Device, router: DeviceRouter, queue: Queue) -> None:
+    def __init__(
+        self,
+        task: Task,
+        device: Device,
+        router: DeviceRouter,
+        queue: Queue,
+        extent: Extent | None = None,
+    ) -> None:
         self.task, self.router, self._device = task, router, device
         fused = kept_on_device(task)
         self.counters = start_counters(task, device, fused)
         self._accumulators: dict[str, Accumulator] = {}
         with queue.current():
-            extent = dataclasses.replace(extent_of(task), like=router.tables.number)
+            extent = dataclasses.replace(extent or extent_of(task), like=router.tables.number)
             for name in task.reductions:
                 if name not in fused:
                     self._accumulators[name] = REDUCTIONS[name].start(extent)
         queue.finish()
+
+    @property
+    def folds(self) -> bool:
+        """Whether anything is folded but the counters of the kernel."""
+        return bool(self._accumulators)
 
     def outputs(self, tokens: int, with_rows: bool, with_logits: bool) -> dict[str, DeviceArray]:
         """Room for what is to be left of so many tokens, logits only where that is asked for or

@@ -2,55 +2,59 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.router import Router
-from moegeom.core.tokens import SourceFacts
-from moegeom.engine.devices.device_router import (
-    device_router,
-    refuse,
-    route_batch,
-    start_counters,
-    states_of,
-)
+from moegeom.core.shapes import Int64
+from moegeom.core.tokens import TILE, SourceFacts, TokenColumns
+from moegeom.engine.devices.device_router import device_router, refuse, route_batch
+from moegeom.engine.devices.fold import GatheredRows, Reduced, TokenRows
 from moegeom.engine.loop import Progress
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError
-from moegeom.kernels.cuda.route import ON_DEVICE, RouteOutputs
+from moegeom.kernels.cuda.parts import kernels_in
+from moegeom.kernels.cuda.route import RouteOutputs
+from moegeom.kernels.reduction import Extent
 from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.kernels.table import load_kernels
 
 #: Number of every token that is counted, which the progress is read from.
 _TOKENS = "token_counts"
 
+#: Tokens of a fold by default: what is left of each until then takes some 4 bytes an expert.
+BLOCK_TOKENS = 2**16
+
 
 class DeviceFold:
-    """Counts tensors of one router's inputs where they are; nothing is copied to the host.
+    """Folds tensors of one router's inputs where they are; no input but those of samples is copied.
 
-    Tensors are taken by DLPack, in bfloat16 or float32, C-ordered, all of one dtype. Tokens have no
-    document and no domain; they share blocks by runs of 256. The product has the shape of the
-    tensor, so that another cut of the stream may differ in the last bit of a logit.
+    Tensors are taken by DLPack, in bfloat16 or float32, C-ordered, all of one dtype. What is routed
+    waits until ``block_tokens`` tokens are there, and whole tiles of them are folded; what the
+    kernel counts by itself waits for nothing. Without ``columns`` tokens have no document and no
+    domain; they share blocks by runs of 256. The product has the shape of the tensor, so that
+    another cut of the stream may differ in the last bit of a logit.
 
     Raises
     ------
     UsageError
-        For reductions that devices do not keep, rules that they do not route, and tasks that are
-        not about all router inputs.
+        For rules that devices do not route, and tasks that are not about all router inputs.
     """
 
-    def __init__(self, task: Task, device: Device) -> None:
-        others = sorted(set(task.reductions) - set(ON_DEVICE))
-        if others:
-            folds = ", ".join(ON_DEVICE)
-            raise UsageError(f"A device does not keep {', '.join(others)}.", f"Known: {folds}.")
+    def __init__(
+        self,
+        task: Task,
+        device: Device,
+        block_tokens: int = BLOCK_TOKENS,
+        extent: Extent | None = None,
+    ) -> None:
         refuse(task)
         if task.source.facts.stage != "router_input" or task.options.exclude_first:
             raise UsageError(
@@ -58,12 +62,15 @@ class DeviceFold:
                 f"{task.source.facts.stage.replace('_', ' ')} without the first "
                 f"{task.options.exclude_first} of a document."
             )
-        self._task, self._device, self._queue = task, device, device.queue()
-        names = dict.fromkeys((_TOKENS, *task.reductions))
-        self._counters = start_counters(task, device, names)
-        self._routers: dict[str, Any] = {}
-        self._room: dict[tuple[str, int], DeviceArray] = {}
-        self._taken = 0
+        names = tuple(dict.fromkeys((_TOKENS, *task.reductions)))
+        self._device, self._queue = device, device.queue()
+        kernels = kernels_in(self._queue)
+        self._task = dataclasses.replace(task, reductions=names, kernels=kernels)
+        self._reduced: Reduced | None = None
+        self._kind, self._block_tokens, self._extent = "", block_tokens, extent
+        self._room: dict[str, DeviceArray] = {}
+        self._parts: list[TokenRows] = []
+        self._waiting, self._progress = 0, Progress()
 
     def __del__(self) -> None:
         # work on its way writes to memory that would be another's, unless everything ends
@@ -72,8 +79,17 @@ class DeviceFold:
             with suppress(DeviceError):
                 queue.finish()
 
-    def take(self, tensor: Any) -> None:
+    def take(
+        self,
+        tensor: Any,
+        columns: TokenColumns | None = None,
+        chosen: Any = None,
+        token: Int64[np.ndarray, "tokens"] | None = None,
+    ) -> None:
         """Queues the work on [tokens, hidden] more inputs, which must stay until ``wait``.
+
+        ``columns`` are their labels, ``chosen`` what the model chose, ``token`` their numbers in
+        the stream where they do not follow those before.
 
         Raises
         ------
@@ -81,56 +97,140 @@ class DeviceFold:
             For a tensor of another width or dtype.
         """
         values = self._queue.adopt(tensor)
-        kind = {"uint16": "bfloat16", "float32": "float32"}.get(values.dtype.name)
-        hidden = self._task.prepared.router.hidden_size
-        if kind is None or len(values.shape) != 2 or values.shape[1] != hidden:
-            shape = " x ".join(map(str, values.shape))
-            raise UsageError(
-                f"A tensor of {shape} numbers in {values.dtype.name} was given to router "
-                f"{self._task.prepared.router.name}; expected tokens x {hidden} in bfloat16 or "
-                "float32."
-            )
-        if not len(values):
+        reduced, tokens = self._reduced_by(values), len(values)
+        if not tokens:
             return
-        if kind not in self._routers:
-            self._routers[kind] = device_router(self._task, self._device, kind)
-        router, tokens = self._routers[kind], len(values)
-        logits = self._at_least("logits", tokens, router.logit_columns, np.float32)
-        norm = self._at_least("norm", tokens, 0, np.float64) if router.needs_norm else None
+        taken = self._progress.num_tokens + self._waiting
+        token = np.arange(taken, taken + tokens) if token is None else token
+        rows = TokenRows(token, columns or _no_labels(tokens), np.ones(tokens, bool), chosen=chosen)
+        router, label, first = reduced.router, None, self._waiting
+        if reduced.folds or columns is not None:
+            label = self._device.put(rows.labels(self._task))
+        room = self._made_room(reduced, tokens)
+        logits = room["product"][:tokens]
+        norm = room["input_norm"][first : first + tokens] if router.needs_norm else None
+        left = {name: array[first : first + tokens] for name, array in room.items()}
+        outputs = {name: left[name] for name in left if name not in ("product", "input_norm")}
         route_batch(
             self._queue,
             router,
             values,
-            None,
+            label,
             tokens,
             logits,
             norm,
-            RouteOutputs(),
-            self._counters,
-            self._taken,
+            RouteOutputs(**outputs),
+            reduced.counters,
+            taken,
         )
-        self._taken += tokens
+        if not reduced.folds:
+            self._progress = dataclasses.replace(self._progress, num_tokens=taken + tokens)
+            return
+        drawn = reduced.drawn(token, taken + tokens)
+        with self._queue.current():
+            place = np.asarray(drawn, like=values)
+            rows = dataclasses.replace(rows, inputs=GatheredRows(drawn, values[place]))
+        self._parts.append(rows)
+        self._waiting += tokens
+        self._held = label  # until the queue has read it
+        if self._waiting >= self._block_tokens:
+            self._fold(self._waiting // TILE * TILE)
 
-    def _at_least(self, name: str, tokens: int, columns: int, dtype: type) -> DeviceArray:
-        """Room that grows with the tensors; the old one is let go once its work is done."""
-        array = self._room.get((name, columns))
-        if array is None or len(array) < tokens:
+    def _reduced_by(self, values: DeviceArray) -> Reduced:
+        """What inputs of this kind are folded into."""
+        kind = {"uint16": "bfloat16", "float32": "float32"}.get(values.dtype.name)
+        hidden = self._task.prepared.router.hidden_size
+        if (
+            kind is None
+            or len(values.shape) != 2
+            or values.shape[1] != hidden
+            or self._kind not in ("", kind)
+        ):
+            shape = " x ".join(map(str, values.shape))
+            raise UsageError(
+                f"A tensor of {shape} numbers in {values.dtype.name} was given to router "
+                f"{self._task.prepared.router.name}; expected tokens x {hidden} in "
+                f"{self._kind or 'bfloat16 or float32'}."
+            )
+        if self._reduced is None:
+            router = device_router(self._task, self._device, kind)
+            self._kind = kind
+            self._reduced = Reduced(self._task, self._device, router, self._queue, self._extent)
+        return self._reduced
+
+    @property
+    def non_finite(self) -> tuple[int, ...]:
+        """The first tokens that were folded and are not finite."""
+        return self._progress.non_finite
+
+    def _made_room(self, reduced: Reduced, tokens: int) -> dict[str, DeviceArray]:
+        """Room for so many tokens behind those that wait; grown where it is short."""
+        room, float32, float64 = self._room, np.dtype(np.float32), np.dtype(np.float64)
+        columns = reduced.router.logit_columns
+        if len(room.get("product", ())) < tokens:
             self._queue.finish()
-            shape = (tokens, columns) if columns else (tokens,)
-            array = self._room[name, columns] = self._device.empty(shape, np.dtype(dtype))
-        return array[:tokens]
+            room["product"] = self._device.empty((tokens, columns), float32)
+        needed = self._waiting + tokens
+        names = ("is_lost" if reduced.folds else "input_norm",)
+        if (reduced.folds or reduced.router.needs_norm) and len(room.get(names[0], ())) < needed:
+            size = max(needed, self._block_tokens + tokens) if reduced.folds else needed
+            self._queue.finish()
+            more = reduced.outputs(size, False, True) if reduced.folds else {}
+            if reduced.router.needs_norm:
+                more["input_norm"] = self._device.empty((size,), float64)
+            with self._queue.current():
+                for name, array in more.items():
+                    if self._waiting:
+                        array[: self._waiting] = room[name][: self._waiting]
+            room.update(more)
+        return room
+
+    def _fold(self, tokens: int) -> None:
+        """Folds the first ``tokens`` of those that wait; the others move to the front."""
+        reduced, parts, left = self._reduced, [], []
+        assert reduced is not None
+        done = 0
+        for rows in self._parts:
+            cut = min(max(tokens - done, 0), len(rows))
+            parts += [rows.at(0, cut)] * (cut > 0)
+            left += [rows.at(cut, len(rows))] * (cut < len(rows))
+            done += len(rows)
+        answers = {name: array for name, array in self._room.items() if name != "product"}
+        first = {name: array[:tokens] for name, array in answers.items()}
+        folded = reduced.fold(self._task, self._queue, first, parts)
+        with self._queue.current():
+            for array in answers.values():
+                rest = array[tokens : self._waiting]
+                array[: len(rest)] = rest.copy()
+        self._parts, self._waiting = left, self._waiting - tokens
+        self._progress = self._progress.after(0, tokens, folded.non_finite)
 
     def wait(self) -> None:
         """Waits for the work queued so far: the tensors may go after it."""
         self._queue.finish()
 
     def progress(self) -> Progress:
-        """Waits, and gives the counts as a scan would."""
+        """Folds what is left, waits, and gives the states as a scan would."""
+        if self._waiting:
+            self._fold(self._waiting)
         self.wait()
-        states = states_of(self._device, self._counters)
+        if self._reduced is None:  # no tensor has come: nothing was counted
+            router = device_router(self._task, self._device, "float32")
+            self._reduced = Reduced(self._task, self._device, router, self._queue, self._extent)
+        states = self._reduced.states(self._queue)
         counted = int(states[_TOKENS]["counts"][..., TOKENS].sum())
-        done = Progress(num_tokens=self._taken, states=states)
-        return replace(done, num_non_finite=self._taken - counted)
+        lost = self._progress.num_tokens - counted
+        return dataclasses.replace(self._progress, num_non_finite=lost, states=states)
+
+
+def _no_labels(tokens: int) -> TokenColumns:
+    nothing = np.full(tokens, -1)
+    return TokenColumns(
+        document=nothing,
+        position=nothing.astype(np.int32),
+        token_id=nothing.astype(np.int32),
+        domain=nothing.astype(np.int16),
+    )
 
 
 def device_fold(router: Router, reductions: Sequence[str], device: Device) -> DeviceFold:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -30,11 +31,13 @@ import torch.distributed as dist
 
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.tokens import TILE
+from moegeom.engine.choice import tile_logits
 from moegeom.pipeline import ScanRequest, scan
-from moegeom.recorder import FoldCallback, RouterRecorder
+from moegeom.recorder import FoldCallback, RouterRecorder, sinks
 from moegeom.results.reader import open_results
 from moegeom.studies.track.study import TrackRequest, track
 from tests.by_day import by_day
+from tests.emulator.emulated_device import EmulatedDevice
 from tests.records import new_folder, shared
 from tests.unit.capture.conftest import NAMES, sample_of
 from tests.unit.capture.test_recorder import record
@@ -97,6 +100,40 @@ def test_folded_results_are_those_of_a_scan_of_the_recording(name, tmp_path, num
     assert run["trust"]["share_reproduced"] == 1.0
     assert run["tokens"]["num_tokens"] == 64 * num_documents
     assert run["tokens"]["num_documents"] == num_documents
+
+
+def _tile_products(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return tile_logits(values, np.ascontiguousarray(rows.T), None)
+
+
+@pytest.mark.parametrize("num_tokens", [64 * 40, None])
+@torch.no_grad()
+def test_inputs_folded_where_they_lie_give_the_results_of_the_processor(
+    monkeypatch, tmp_path, num_tokens
+):
+    """On an emulated device, in blocks that end within a tile of the stream and within a shard."""
+    sample, devices = sample_of("olmoe-balanced"), []
+
+    def device_of(values: object) -> EmulatedDevice:
+        devices.append(EmulatedDevice(seed=len(devices), product=_tile_products))
+        return devices[-1]
+
+    options = {"domains": sample.recording.facts.domains, "num_tokens": num_tokens, "fold": True}
+    record(sample, tmp_path / "host", range(40), **options)
+    monkeypatch.setattr(sinks, "device_of", device_of)
+    monkeypatch.setattr(sinks, "BLOCK_TOKENS", 1500)
+    record(sample, tmp_path / "device", range(40), **options)
+    assert len(devices) == 3 and all(device.products for device in devices)
+    for path in sorted((tmp_path / "host").glob("*.parquet")):
+        ours, theirs = (pq.read_table(tmp_path / of / path.name) for of in ("device", "host"))
+        assert ours.schema == theirs.schema, path.name
+        for name in theirs.column_names:
+            a, b = (table[name] for table in (ours, theirs))
+            if pa.types.is_floating(b.type):  # sums of powers of e are rounded otherwise there
+                place = f"{path.name} {name}"
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7, err_msg=place)
+            else:
+                assert a.to_pylist() == b.to_pylist(), f"{path.name} {name}"
 
 
 def test_neither_cuts_of_the_passes_nor_counts_before_change_a_fold(balanced, tmp_path):

@@ -25,7 +25,6 @@ from moegeom.engine.loop import Hooks, Pace, Progress
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.task import MAX_DOMAINS
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
-from moegeom.kernels.cuda.route import ON_DEVICE
 from tests.by_day import by_day
 from tests.unit.scan.engines.scanned import (
     COUNTED,
@@ -437,17 +436,19 @@ def folded(*tensors: np.ndarray, **fold):
 
 
 @pytest.mark.parametrize(
-    ("router", "dtype", "seed"), [(router_of(), "float32", 0), (CURVED, "bfloat16", 1)]
+    ("router", "dtype", "seed", "folds"),
+    [(router_of(), "float32", 0, False), (CURVED, "bfloat16", 1, False)]
+    + [(router_of(), "bfloat16", 2, True), (CURVED, "float32", 3, True)],
 )
-def test_tensors_cut_anywhere_give_the_states_of_a_scan(router, dtype, seed):
-    names = (*COUNTED, *(DISTANCES if router.rule.is_affine else ()))
+def test_tensors_cut_anywhere_give_the_states_of_a_scan(router, dtype, seed, folds):
     values = inputs(TOKENS, 8)
     values[::60] *= 128  # outliers
     source = without_labels(bf16(values) if dtype == "bfloat16" else values)
+    names = every_reduction(router, source) if folds else COUNTED
     task = task_of(router, source, names, typical_norm=3.0)
     exact = {"product": exact_product}
     scanned = on_devices(task, names, devices=emulated(**exact), pace=Pace(TILE, 1))
-    fold = DeviceFold(task, emulated(seed=seed, **exact)[0])
+    fold = DeviceFold(task, emulated(seed=seed, **exact)[0], block_tokens=1500)
     tensor = source.values.view(np.uint16) if dtype == "bfloat16" else source.values
     random = np.random.default_rng(seed)
     for piece in np.split(tensor, np.sort(random.choice(np.arange(1, TOKENS), 6, replace=False))):
@@ -522,8 +523,8 @@ IN_FLOAT64 = router_of(weight=router_of().weight.astype(np.float64))
     ("fold", "reason"),
     [
         (
-            {"reductions": ("token_counts", "top1", "expert_sets")},
-            rf"^A device does not keep expert_sets, top1\.(.|\n)*Known: {', '.join(ON_DEVICE)}\.",
+            {"reductions": ("token_counts", "orders", "directions")},
+            r"text/0 is not routed on a device: orders, directions look at what a device does not",
         ),
         ({"router": router_of(1025, 8, 2), **ONLY}, r"text/0 is not routed .* than 1024 experts"),
         ({"router": IN_FLOAT64, **ONLY}, "rows are stored in float64"),
