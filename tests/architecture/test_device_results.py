@@ -10,6 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "benchmarks/results").glob("*.json"))
 PAGE = (ROOT / "docs/gpu.md").read_text("utf-8")
 FACTS = ("claim", "device", "driver", "cuda_runtime", "cupy", "numpy", "python", "commit", "date")
+#: What names a row, by benchmark.
+NAMES = ("kernel", "scan", "road")
 
 #: Rows of the page's table: the figure in the result file, and how it is written.
 FIGURES = {
@@ -29,7 +31,9 @@ def problems(document: dict) -> list[str]:
     if not rows:
         found.append("no rows")
     for row in rows:
-        name = row.get("kernel") or row.get("scan") or str(row.get("hidden"))
+        name = next((row[key] for key in NAMES if row.get(key)), str(row.get("hidden")))
+        if row.get("failure"):
+            found.append(f"{name}: not measured ({row['failure']})")
         if row.get("difference"):
             found.append(f"{name}: differs from the reference ({row['difference']})")
         if row.get("differ_beyond_bound"):
@@ -66,5 +70,6 @@ def test_problems_of_a_result_file_are_found():
         {"rows": [{"kernel": "top_k", "difference": "ties"}]},
         {"rows": [{"scan": "softmax", "differ_beyond_bound": 1}]},
         {"rows": [{"scan": "softmax", "repeat_equal": False}]},
+        {"rows": [{"road": "fold", "failure": "DeviceError: no room"}]},
     ):
         assert problems(good | change), change
