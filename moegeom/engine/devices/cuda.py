@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from moegeom.core.shapes import Shaped
 from moegeom.core.tokens import TILE, StoredValues
 from moegeom.engine.batch import refuse_non_finite
-from moegeom.engine.devices.device_router import device_router, refuse, route_batch
+from moegeom.engine.devices.device_router import DeviceRouter, device_router, refuse, route_batch
 from moegeom.engine.devices.fold import GatheredRows, Reduced, TokenRows
 from moegeom.engine.loop import (
     NO_HOOKS,
@@ -63,8 +63,22 @@ def scan_on_devices(
         When a device fails, or its memory does not hold the smallest batch.
     """
     run = _Run(task, pace, skip_non_finite, hooks, begin or Progress())
-    run.make_slots(devices, batch_tokens, on_message)
+    run.make_lanes(devices, batch_tokens, on_message)
     return run.scan(tiles)
+
+
+#: Batches of a device that are folded together: what a fold costs grows little with its tokens.
+_BATCHES_OF_FOLD = 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Started:
+    """A batch on its way through a device."""
+
+    lane: DeviceLane
+    slot: Slot
+    batch: TokenRange
+    rows: TokenRows
 
 
 class _Run:
@@ -77,9 +91,13 @@ class _Run:
         self._progress = begin
         self._reader = input_reader(task)
         self._refuse(begin.non_finite)
-        self._by_device: list[list[Slot]] = []
+        self._lanes: list[DeviceLane] = []
+        # rows are handed on in the order of the tokens, so that each batch is folded by itself
+        self._batches = 1 if hooks.rows else _BATCHES_OF_FOLD
+        self._started: list[_Started] = []
+        self._number = 0
 
-    def make_slots(
+    def make_lanes(
         self,
         devices: Sequence[Device],
         batch_tokens: int | None,
@@ -93,8 +111,9 @@ class _Run:
         with_rows = self._hooks.rows is not None
         while True:
             try:
-                self._by_device = [
-                    make_slots(task, device, reader, tokens, with_rows) for device in devices
+                self._lanes = [
+                    DeviceLane(task, device, reader, tokens, self._batches, with_rows)
+                    for device in devices
                 ]
             except OutOfDeviceMemory:
                 if tokens <= TILE:
@@ -105,39 +124,33 @@ class _Run:
                         f"the device has no room for {2 * tokens} tokens at once; taking {tokens}"
                     )
             else:
-                self._batch_tiles = tokens // TILE
+                self._batch_tokens = tokens
                 return
 
     def scan(self, tiles: Sequence[int]) -> Progress:
         """Everything from the first tile that is not folded in yet."""
-        slots, num_tokens = _in_turn(self._by_device), self._task.source.facts.num_tokens
-        busy: deque[Slot] = deque()
-        reading: tuple[Slot, TokenRange, list[Future[None]]] | None = None
+        slots, num_tokens = _in_turn(self._lanes), self._task.source.facts.num_tokens
+        reading: tuple[DeviceLane, Slot, TokenRange, list[Future[TokenRows]]] | None = None
         last_snapshot = time.monotonic()
         with self._waiting_for_devices(), ThreadPoolExecutor(self._pace.num_workers) as readers:
             first = self._progress.next_tile
-            ranges = token_ranges(tiles, first, num_tokens, self._batch_tiles)
+            ranges = token_ranges(tiles, first, num_tokens, self._batch_tokens // TILE)
             for batch in (*ranges, None):
-                begun = reading
+                begun, folding = reading, self._full()
                 if batch is not None:  # is read while the one before is copied
-                    slot = next(slots)
-                    if slot.rows is not None:
-                        self._finish(busy.popleft())
-                    values = slot.values[: batch.stop - batch.start]
-                    reads = self._reader.start(batch.start, batch.stop, values, readers)
-                    reading = slot, batch, reads
+                    lane, slot = next(slots)
+                    slot.queue.finish()
+                    reading = lane, slot, batch, self._read(lane, slot, batch, readers)
                 if begun is not None:
                     self._start(*begun)
-                    busy.append(begun[0])
-                # the last batch of each device is on its way while others are folded
-                while len(busy) > len(self._by_device):
-                    self._finish(busy.popleft())
+                if folding:  # while the batch behind them is copied
+                    self._fold(folding)
                 due = time.monotonic() - last_snapshot > self._pace.snapshot_seconds
-                if self._hooks.snapshot and due and busy:
-                    self._finish_all(busy)
+                if self._hooks.snapshot and due and self._started:
+                    self._fold(self._taken())
                     self._hooks.snapshot(with_states(self._progress, self._states()))
                     last_snapshot = time.monotonic()
-            self._finish_all(busy)
+            self._fold(self._taken())
         return with_states(self._progress, self._states())
 
     @contextmanager
@@ -146,39 +159,76 @@ class _Run:
         try:
             yield
         finally:
-            for slots in self._by_device:
-                for slot in slots:
+            for lane in self._lanes:
+                for slot in lane.slots:
                     with suppress(DeviceError):
                         slot.queue.finish()
 
-    def _start(self, slot: Slot, batch: TokenRange, reads: Sequence[Future[None]]) -> None:
-        """Queues the work on a batch once its values are in memory that the device copies from."""
+    def _read(
+        self, lane: DeviceLane, slot: Slot, batch: TokenRange, readers: Executor
+    ) -> list[Future[Any]]:
+        """Begins to read a batch; the first that is waited for has its labels."""
+        values = slot.values[: batch.stop - batch.start]
+        return [
+            readers.submit(self._labelled, lane, slot, batch),
+            *self._reader.start(batch.start, batch.stop, values, readers),
+        ]
+
+    def _labelled(self, lane: DeviceLane, slot: Slot, batch: TokenRange) -> TokenRows:
         task, token = self._task, np.arange(batch.start, batch.stop)
         columns = task.source.read_columns(batch.start, batch.stop)
         rows = TokenRows(token, columns, task.options.counted(columns))
         slot.label[: len(rows)] = rows.labels(task)
-        drawn = slot.reduced.drawn(token, task.source.facts.num_tokens)
-        for read in reads:
-            read.result()
-        if len(drawn):
-            rows = dataclasses.replace(rows, inputs=GatheredRows(drawn, slot.values[drawn]))
-        slot.start(batch, rows)
+        drawn = lane.reduced.drawn(token, task.source.facts.num_tokens)
+        return dataclasses.replace(rows, inputs=GatheredRows(drawn, slot.values))
 
-    def _finish(self, slot: Slot) -> None:
-        """Takes a batch out of its slot; batches are finished in the order of their tokens."""
-        rows, slot.rows = slot.rows, None
-        assert rows is not None
-        folded, tokens = slot.fold(rows, self._hooks), len(rows)
-        self._progress = self._progress.after(slot.next_tile, tokens, folded.non_finite)
-        self._refuse(folded.non_finite)
-        if self._hooks.written:
-            self._hooks.written(folded.rows)
-        if self._hooks.advanced:
-            self._hooks.advanced(tokens)
+    def _start(
+        self, lane: DeviceLane, slot: Slot, batch: TokenRange, reads: Sequence[Future[Any]]
+    ) -> None:
+        """Queues the work on a batch once its values are in memory that the device copies from."""
+        rows, *_ = (read.result() for read in reads)
+        drawn = rows.inputs.row
+        rows = dataclasses.replace(
+            rows, inputs=GatheredRows(drawn, slot.values[drawn]) if len(drawn) else None
+        )
+        place = sum(len(one.rows) for one in self._started if one.lane is lane)
+        lane.start(slot, len(rows), place, self._number % 2)
+        self._started.append(_Started(lane, slot, batch, rows))
 
-    def _finish_all(self, busy: deque[Slot]) -> None:
-        while busy:
-            self._finish(busy.popleft())
+    def _full(self) -> list[_Started]:
+        """The batches that are started, where no other can be folded with them."""
+        last = self._started[-1] if self._started else None
+        is_full = len(self._started) == self._batches * len(self._lanes)
+        # a short one ends the rows that follow each other
+        is_short = last is not None and len(last.rows) < self._batch_tokens
+        return self._taken() if is_full or is_short else []
+
+    def _taken(self) -> list[_Started]:
+        """The batches that are started; those to come are left elsewhere."""
+        started, self._started = self._started, []
+        self._number += 1
+        return started
+
+    def _fold(self, started: Sequence[_Started]) -> None:
+        """Folds batches, and tells of them in the order of their tokens."""
+        lost, made = [], {}
+        for lane in dict.fromkeys(one.lane for one in started):
+            mine = [one for one in started if one.lane is lane]
+            for one in mine:
+                one.slot.queue.finish()
+            rows, block = [one.rows for one in mine], (self._number - 1) % 2
+            folded = lane.fold(rows, block, self._hooks)
+            lost += folded.non_finite
+            made[id(mine[0])] = folded.rows
+        for one in started:
+            batch, tokens = one.batch, len(one.rows)
+            own = tuple(token for token in lost if batch.start <= token < batch.stop)
+            self._progress = self._progress.after(batch.next_tile, tokens, own)
+            self._refuse(own)
+            if self._hooks.written and id(one) in made:
+                self._hooks.written(made[id(one)])
+            if self._hooks.advanced:
+                self._hooks.advanced(tokens)
 
     def _refuse(self, lost: tuple[int, ...]) -> None:
         if not self._skip_non_finite:
@@ -188,20 +238,20 @@ class _Run:
     def _states(self) -> dict[str, State]:
         """The states of all devices merged."""
         merged: dict[str, State] = {}
-        for slots in self._by_device:
-            for name, state in slots[0].reduced.states(slots[0].queue).items():
+        for lane in self._lanes:
+            for name, state in lane.reduced.states(lane.queue).items():
                 merged[name] = (
                     REDUCTIONS[name].merge(merged[name], state) if name in merged else state
                 )
         return merged
 
 
-def _in_turn(slots: Sequence[Sequence[Slot]]) -> Iterator[Slot]:
-    """First slot of each device, second slot of each device ..., and again."""
+def _in_turn(lanes: Sequence[DeviceLane]) -> Iterator[tuple[DeviceLane, Slot]]:
+    """The first slot of each device, then the second, and again."""
     while True:
         for number in range(SLOTS):
-            for of_device in slots:
-                yield of_device[number]
+            for lane in lanes:
+                yield lane, lane.slots[number]
 
 
 # -------------------------------------------------------------------------------------------- slots
@@ -292,80 +342,93 @@ def product_tokens(
     return tokens
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Slot:
-    """A batch on its way through one device; used again and again."""
+    """Room for a batch on its way to a device; used again and again."""
 
-    task: Task
-    reduced: Reduced
     queue: Queue
     values: np.ndarray
     label: np.ndarray
     device_values: DeviceArray
     device_label: DeviceArray
     device_logits: DeviceArray
-    device_norm: DeviceArray | None
-    outputs: dict[str, DeviceArray]
-    rows: TokenRows | None = None
-    next_tile: int = 0
-
-    def start(self, batch: TokenRange, rows: TokenRows) -> None:
-        """Queues the work on a batch whose values and labels are in place."""
-        self.rows, self.next_tile, tokens = rows, batch.next_tile, len(rows)
-        self.queue.upload(self.device_values[:tokens], self.values[:tokens])
-        self.queue.upload(self.device_label[:tokens], self.label[:tokens])
-        route_batch(
-            self.queue,
-            self.reduced.router,
-            self.device_values,
-            self.device_label,
-            tokens,
-            self.device_logits,
-            self.device_norm,
-            RouteOutputs(**self.outputs),
-            self.reduced.counters,
-        )
-
-    def fold(self, rows: TokenRows, hooks: Hooks) -> Folded:
-        """Folds the batch, which is done when this returns."""
-        left = {"logits": self.device_logits, **self.outputs}
-        if self.device_norm is not None:
-            left["input_norm"] = self.device_norm
-        answers = {name: array[: len(rows)] for name, array in left.items()}
-        return self.reduced.fold(self.task, self.queue, answers, [rows], hooks)
 
 
-def make_slots(
-    task: Task, device: Device, reader: InputReader, tokens: int, with_rows: bool
-) -> list[Slot]:
-    """Slots of ``tokens`` rows that share one router and what its tokens are folded into.
+class DeviceLane:
+    """One device: a router on it, slots of ``tokens`` rows, and what its tokens are folded into.
+
+    What is left of each token waits in one of two blocks of ``batches`` batches: while one is
+    folded, batches go to the other.
 
     Raises
     ------
     OutOfDeviceMemory
         When they do not fit; nothing is kept then.
     """
-    router = device_router(task, device, reader.kind)
-    reduced = Reduced(task, device, router, device.queue())
-    return [_slot(task, device, reader, reduced, tokens, with_rows) for _ in range(SLOTS)]
+
+    def __init__(
+        self,
+        task: Task,
+        device: Device,
+        reader: InputReader,
+        tokens: int,
+        batches: int,
+        with_rows: bool,
+    ) -> None:
+        router = device_router(task, device, reader.kind)
+        self.queue = device.queue()
+        self.task = dataclasses.replace(task, kernels=kernels_in(self.queue))
+        self.reduced = Reduced(task, device, router, self.queue)
+        self._tokens = tokens
+        self._blocks = [self.reduced.outputs(batches * tokens, with_rows) for _ in range(2)]
+        # else the kernel adds up what the product leaves
+        self._is_direct = router.is_direct and "logits" in self._blocks[0]
+        self.slots = [_slot(router, device, reader, tokens, self._is_direct) for _ in range(SLOTS)]
+
+    def start(self, slot: Slot, tokens: int, place: int, block: int) -> None:
+        """Queues the work on a batch whose values and labels are in the slot's memory.
+
+        What is left of it lies in a block, from row ``place`` on.
+        """
+        slot.queue.upload(slot.device_values[:tokens], slot.values[:tokens])
+        slot.queue.upload(slot.device_label[:tokens], slot.label[:tokens])
+        room = self._blocks[block]
+        outputs = {name: array[place : place + tokens] for name, array in room.items()}
+        norm, logits = outputs.pop("input_norm", None), slot.device_logits
+        if self._is_direct:
+            logits = room["logits"][place : place + self._tokens]
+            del outputs["logits"]
+        route_batch(
+            slot.queue,
+            self.reduced.router,
+            slot.device_values,
+            slot.device_label,
+            tokens,
+            logits,
+            norm,
+            RouteOutputs(**outputs),
+            self.reduced.counters,
+        )
+
+    def fold(self, parts: Sequence[TokenRows], block: int, hooks: Hooks) -> Folded:
+        """Folds what was left of batches in a block, which is done when this returns."""
+        tokens = sum(map(len, parts))
+        answers = {name: array[:tokens] for name, array in self._blocks[block].items()}
+        return self.reduced.fold(self.task, self.queue, answers, parts, hooks)
 
 
 def _slot(
-    task: Task, device: Device, reader: InputReader, reduced: Reduced, tokens: int, with_rows: bool
+    router: DeviceRouter, device: Device, reader: InputReader, tokens: int, is_direct: bool
 ) -> Slot:
-    router, queue = reduced.router, device.queue()
-    values = device.empty((tokens, reader.width), reader.dtype)
-    logits = (tokens, router.logit_columns)
-    float32, float64, uint16 = map(np.dtype, (np.float32, np.float64, np.uint16))
+    values, uint16 = device.empty((tokens, reader.width), reader.dtype), np.dtype(np.uint16)
+    logits = values
+    if router.rows is not None and not is_direct:
+        logits = device.empty((tokens, router.logit_columns), np.dtype(np.float32))
     return Slot(
-        task=dataclasses.replace(task, kernels=kernels_in(queue)),
-        reduced=reduced,
-        queue=queue,
+        queue=device.queue(),
         values=device.pinned((tokens, reader.width), reader.dtype),
         label=device.pinned((tokens,), uint16),
         device_values=values,
         device_label=device.empty((tokens,), uint16),
-        device_logits=values if router.rows is None else device.empty(logits, float32),
-        device_norm=device.empty((tokens,), float64) if router.needs_norm else None,
-        outputs=reduced.outputs(tokens, with_rows, with_logits=False),
+        device_logits=logits,
     )

@@ -110,6 +110,12 @@ class DeviceRouter:
     needs_norm: bool
 
     @property
+    def is_direct(self) -> bool:
+        """Whether the product's numbers are logits, and nothing is added to them."""
+        is_sum = self.rule.terms > 1 or self.rule.has_logit_bias
+        return self.rows is not None and not is_sum
+
+    @property
     def logit_columns(self) -> int:
         return self.rule.terms * self.rule.num_experts
 

@@ -43,6 +43,7 @@ _ANSWERS = {
     "distance": np.float64,
     "pair": np.int32,
     "last_score": np.float64,
+    "input_norm": np.float64,
 }
 
 
@@ -212,19 +213,17 @@ class Reduced:
         """Whether anything is folded but the counters of the kernel."""
         return bool(self._accumulators)
 
-    def outputs(self, tokens: int, with_rows: bool, with_logits: bool) -> dict[str, DeviceArray]:
-        """Room for what is to be left of so many tokens, logits only where that is asked for or
-        they are not what the product leaves.
-        """
+    def outputs(self, tokens: int, with_rows: bool = False) -> dict[str, DeviceArray]:
+        """Room for what is to be left of so many tokens."""
         names, rule = ["is_lost"], self.router.rule
         if self._accumulators or with_rows:
-            names += ["label", "chosen", "margin", "last_score"]
-            if with_logits or rule.terms > 1 or rule.has_logit_bias:
-                names.append("logits")
+            names += ["label", "logits", "chosen", "margin", "last_score"]
             if rule.groups is not None:
                 names.append("group_margin")
             if self.router.tables.inverse is not None:
                 names += ["distance", "pair"]
+        if self.router.needs_norm:
+            names.append("input_norm")
         columns = {"logits": (rule.num_experts,), "chosen": (rule.top_k,), "pair": (2,)}
         return {
             name: self._device.empty((tokens, *columns.get(name, ())), np.dtype(_ANSWERS[name]))

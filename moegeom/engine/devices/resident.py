@@ -107,10 +107,12 @@ class DeviceFold:
         if reduced.folds or columns is not None:
             label = self._device.put(rows.labels(self._task))
         room = self._made_room(reduced, tokens)
-        logits = room["product"][:tokens]
-        norm = room["input_norm"][first : first + tokens] if router.needs_norm else None
         left = {name: array[first : first + tokens] for name, array in room.items()}
-        outputs = {name: left[name] for name in left if name not in ("product", "input_norm")}
+        logits, norm = left.pop("product", None), left.pop("input_norm", None)
+        if logits is None:  # they stay as the product leaves them
+            logits = left.pop("logits")
+        else:
+            logits = room["product"][:tokens]
         route_batch(
             self._queue,
             router,
@@ -119,7 +121,7 @@ class DeviceFold:
             tokens,
             logits,
             norm,
-            RouteOutputs(**outputs),
+            RouteOutputs(**left),
             reduced.counters,
             taken,
         )
@@ -165,22 +167,22 @@ class DeviceFold:
 
     def _made_room(self, reduced: Reduced, tokens: int) -> dict[str, DeviceArray]:
         """Room for so many tokens behind those that wait; grown where it is short."""
-        room, float32, float64 = self._room, np.dtype(np.float32), np.dtype(np.float64)
-        columns = reduced.router.logit_columns
-        if len(room.get("product", ())) < tokens:
+        room, router = self._room, reduced.router
+        if not (reduced.folds and router.is_direct) and len(room.get("product", ())) < tokens:
             self._queue.finish()
-            room["product"] = self._device.empty((tokens, columns), float32)
-        needed = self._waiting + tokens
-        names = ("is_lost" if reduced.folds else "input_norm",)
-        if (reduced.folds or reduced.router.needs_norm) and len(room.get(names[0], ())) < needed:
-            size = max(needed, self._block_tokens + tokens) if reduced.folds else needed
+            shape = (tokens, router.logit_columns)
+            room["product"] = self._device.empty(shape, np.dtype(np.float32))
+        behind = self._waiting + tokens
+        name = "is_lost" if reduced.folds else "input_norm"
+        if (reduced.folds or router.needs_norm) and len(room.get(name, ())) < behind:
             self._queue.finish()
-            more = reduced.outputs(size, False, True) if reduced.folds else {}
-            if reduced.router.needs_norm:
-                more["input_norm"] = self._device.empty((size,), float64)
-            with self._queue.current():
-                for name, array in more.items():
-                    if self._waiting:
+            if reduced.folds:
+                more = reduced.outputs(max(behind, self._block_tokens + tokens))
+            else:
+                more = {name: self._device.empty((behind,), np.dtype(np.float64))}
+            if self._waiting:
+                with self._queue.current():
+                    for name, array in more.items():
                         array[: self._waiting] = room[name][: self._waiting]
             room.update(more)
         return room

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from moegeom.core.errors import InternalError, NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask
 from moegeom.core.tokens import TILE
-from moegeom.engine.devices.cuda import SLOTS, input_reader, make_slots, product_tokens
+from moegeom.engine.devices.cuda import SLOTS, DeviceLane, input_reader, product_tokens
 from moegeom.engine.devices.device_router import kept_on_device, refusal
 from moegeom.engine.devices.resident import DeviceFold, Tensors, device_fold
 from moegeom.engine.loop import Hooks, Pace, Progress
@@ -27,9 +27,9 @@ from moegeom.engine.task import MAX_DOMAINS
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
 from tests.by_day import by_day
 from tests.unit.scan.engines.scanned import (
+    BY_PROGRAM,
     COUNTED,
     DISTANCES,
-    BY_PROGRAM,
     all_tiles,
     assert_equal,
     bf16,
@@ -437,8 +437,12 @@ def folded(*tensors: np.ndarray, **fold):
 
 @pytest.mark.parametrize(
     ("router", "dtype", "seed", "folds"),
-    [(router_of(), "float32", 0, False), (CURVED, "bfloat16", 1, False)]
-    + [(router_of(), "bfloat16", 2, True), (CURVED, "float32", 3, True)],
+    [
+        (router_of(), "float32", 0, False),
+        (CURVED, "bfloat16", 1, False),
+        (router_of(), "bfloat16", 2, True),
+        (CURVED, "float32", 3, True),
+    ],
 )
 def test_tensors_cut_anywhere_give_the_states_of_a_scan(router, dtype, seed, folds):
     values = inputs(TOKENS, 8)
@@ -586,26 +590,23 @@ def test_batches_of_usual_widths_are_as_large_as_they_should_be():
     assert {asked: product_tokens(*asked) for asked in batches} == batches
 
 
-def slots_of(device, tokens: int, names: tuple[str, ...]):
+def lane_of(device, tokens: int, names: tuple[str, ...]) -> DeviceLane:
     task = task_of(router_of(), Recorded(inputs(100, 8)), names)
-    return make_slots(task, device, input_reader(task), tokens, with_rows=False)
+    return DeviceLane(task, device, input_reader(task), tokens, 4, with_rows=False)
 
 
 @pytest.mark.parametrize("names", [COUNTED, (*COUNTED, "neighbours")])
-def test_slots_share_a_router_and_what_is_folded_and_nothing_else(names):
+def test_slots_of_a_device_share_nothing_and_counters_begin_at_zero(names):
     device = emulated()[0]
-    slots = slots_of(device, TILE, names)
-    assert len(slots) == SLOTS
-    own = ("queue", "values", "label", "device_values", "device_label", "device_logits", "outputs")
-    for name in ("reduced", *own):
-        assert len({id(getattr(slot, name)) for slot in slots}) == (SLOTS if name in own else 1)
-    assert [set(s.outputs) == {"is_lost"} for s in slots] == [names == COUNTED] * SLOTS
-    for name in COUNTED:  # which begin at zero in memory that does not
-        counts = device.get(getattr(slots[0].reduced.counters, name))
+    lane = lane_of(device, TILE, names)
+    assert len(lane.slots) == SLOTS
+    for name in ("queue", "values", "label", "device_values", "device_label"):
+        assert len({id(getattr(slot, name)) for slot in lane.slots}) == SLOTS
+    for name in COUNTED:  # in memory that does not
+        counts = device.get(getattr(lane.reduced.counters, name))
         assert counts.dtype == np.uint64 and not counts.any()
-    # a slot more costs as much as the one before
     one_tile = device.used
-    del slots
+    del lane
     assert device.used == 0
-    slots = slots_of(device, 2 * TILE, names)
-    assert slots and one_tile < device.used < 2 * one_tile
+    lane = lane_of(device, 2 * TILE, names)
+    assert lane and one_tile < device.used < 2 * one_tile
