@@ -380,13 +380,22 @@ class InputRows:
             {name: array[rows] for name, array in self.chosen.items()},
         )
 
-    def then(self, more: InputRows) -> InputRows:
+    def then(self, *more: InputRows) -> InputRows:
         """These and those that follow."""
+        parts = (self, *more)
         return InputRows(
-            self.columns.then(more.columns),
-            {n: joined([self.values[n], rows]) for n, rows in more.values.items()},
-            {n: np.concatenate([self.chosen[n], rows]) for n, rows in more.chosen.items()},
+            self.columns.then(*(one.columns for one in more)),
+            {n: joined([one.values[n] for one in parts]) for n in self.values},
+            {n: joined([one.chosen[n] for one in parts]) for n in self.chosen},
         )
+
+    def on_host(self) -> InputRows:
+        """The same in memory of the host."""
+        values = {
+            name: as_array(rows) if isinstance(rows, torch.Tensor) else rows.copy()
+            for name, rows in self.values.items()
+        }
+        return InputRows(self.columns, values, self.chosen)
 
 
 NO_ROWS = InputRows(

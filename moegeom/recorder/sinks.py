@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.core.files import refuse_existing
@@ -30,13 +30,15 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
 from moegeom.engine.devices.device_router import refusal
+from moegeom.engine.devices.fold import TokenRows
 from moegeom.engine.devices.resident import BLOCK_TOKENS, DeviceFold
 from moegeom.engine.loop import Progress, extent_of
 from moegeom.engine.parts import merged
 from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS, num_workers, rounds_won
 from moegeom.engine.prepared import PreparedRouter, prepare
+from moegeom.engine.request import DEFAULTS
 from moegeom.engine.task import Task
-from moegeom.engine.trust import Trust, examine
+from moegeom.engine.trust import FIRST_TOKENS, Trust, examine
 from moegeom.kernels.cuda.cupy_device import open_device
 from moegeom.kernels.cuda.device import Device, DeviceError
 from moegeom.kernels.reduction import REDUCTIONS, Extent
@@ -197,18 +199,32 @@ class _RouterFold:
         self._planned: Plan | None = None
         self._seconds = 0.0
 
-    def take_on_device(self, tiles: Sequence[tuple[int, int]]) -> None:
-        """Folds the tokens of these ranges into the pass over all tokens, if a device does it."""
+    @property
+    def is_on_device(self) -> bool:
+        """Whether a device does the pass over all tokens, and the host samples alone."""
+        return self._on_device is not None
+
+    def wants(self, tile: int) -> bool:
+        """Whether a pass of the host sees this tile."""
+        return any(fold.wants(tile) for fold in self._folds)
+
+    def take_on_device(self, tiles: Sequence[tuple[int, int]], tokens: TokenRows) -> TokenRows:
+        """Folds the tokens of these ranges into the pass over all tokens, if a device does it.
+
+        What is returned knows the labels that all routers have in common.
+        """
         if self._planned is None:
             self._plan(tiles[0])
-        fold, name = self._on_device, self._run.router.name
+        fold, rows, name = self._on_device, self._source.rows, self._run.router.name
         if fold is None:
-            return
-        began, rows = time.perf_counter(), self._source.rows
-        token = np.concatenate([np.arange(*tile, dtype=np.int64) for tile in tiles])
-        fold.take(rows.values[name], rows.columns, rows.chosen.get(name), token)
+            return tokens
+        began = time.perf_counter()
+        if tokens.label is None:
+            tokens = dataclasses.replace(tokens, label=tokens.labels(fold.task))
+        fold.take(rows.values[name], dataclasses.replace(tokens, chosen=rows.chosen.get(name)))
         refuse_non_finite(name, self._source.facts.name, fold.non_finite, tiles[-1][1])
         self._seconds += time.perf_counter() - began
+        return tokens
 
     def wait(self) -> None:
         """Waits until a device has read what was taken."""
@@ -296,6 +312,40 @@ def _ended(planned: Pass, progress: Progress, num_tokens: int) -> Progress:
     return dataclasses.replace(progress, states=states)
 
 
+class _HeldTiles:
+    """Tiles of samples in memory of the host.
+
+    While nobody knows how many tokens come, those of the fewest rounds go whenever there are more
+    than ``most``, as from the passes that will see them.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._of_rounds: dict[int, list[tuple[int, InputRows]]] = {}
+        self._least_rounds = 0
+
+    def add(self, start: int, tile: int, rows: InputRows) -> None:
+        """The tile of the stream whose first token is number ``start`` of this process."""
+        rounds = 0 if self._most is None else rounds_won(tile, DEFAULTS.seed)
+        if rounds < self._least_rounds:
+            return
+        self._of_rounds.setdefault(rounds, []).append((start, rows.on_host()))
+        sizes = {rounds: len(tiles) for rounds, tiles in self._of_rounds.items()}
+        for dropped in _dropped(sizes, self._most):
+            del self._of_rounds[dropped]
+            self._least_rounds = dropped + 1
+
+    def tiles(self) -> tuple[list[int], InputRows]:
+        """Where they begin, ascending, and their rows; the last one may be short."""
+        tiles = sorted(
+            (tile for tiles in self._of_rounds.values() for tile in tiles), key=lambda one: one[0]
+        )
+        rows = NO_ROWS
+        if tiles:
+            rows = tiles[0][1].then(*(rows for _, rows in tiles[1:]))
+        return [start for start, _ in tiles], rows
+
+
 #: Bytes of what waits on devices to be folded, at all routers together, and those of a token beside
 #: its logits, about.
 _BLOCKS_BYTES, _ANSWER_BYTES = 1 << 30, 128
@@ -361,6 +411,8 @@ class FoldSink:
             for r in self._routers
         }
         self._trust: Trust | None = None
+        self._first: InputRows | None = None
+        self._held = _HeldTiles(None if num_tokens is not None else max(_MOST_TILES.values()))
         self._documents: set[int] = set()
         self._left: InputRows | None = None
         self._num_folded = 0
@@ -383,6 +435,7 @@ class FoldSink:
 
     def __enter__(self) -> FoldSink:
         self._started = time.perf_counter()
+        self._blas = ThreadpoolController()  # which takes long to find its libraries
         self._pool = ThreadPoolExecutor(num_workers(), thread_name_prefix="moegeom-fold")
         return self
 
@@ -395,7 +448,7 @@ class FoldSink:
         if left is not None:
             # no more than the tile that is filled up is copied, but for the first tokens, which
             # are examined together
-            filled = TILE - len(left) if self._trust is not None else len(rows)
+            filled = TILE - len(left) if self._num_folded else len(rows)
             self._take(left.then(rows.at(slice(0, filled))))
             rows = rows.at(slice(filled, None))
         if len(rows):
@@ -419,18 +472,56 @@ class FoldSink:
         if not len(rows):
             return
         start, self._num_folded = self._num_folded, self._num_folded + len(rows)
-        self._source.show(start, rows)
-        tiles = self._source.tiles()
-        with threadpool_limits(1, user_api="blas"):
-            if self._trust is None:
+        self._source.show(range(start, start + len(rows), TILE), rows)
+        tiles, folds = self._source.tiles(), self._folds.values()
+        token = np.concatenate([np.arange(*tile, dtype=np.int64) for tile in tiles])
+        tokens = TokenRows(token, rows.columns, np.ones(len(rows), bool))
+        with self._blas.limit(limits=1, user_api="blas"):
+            for fold in folds:
+                tokens = fold.take_on_device(tiles, tokens)
+            deferred = [fold for fold in folds if fold.is_on_device]
+            if deferred:
+                self._hold(start, rows, tiles, deferred)
+            elif self._trust is None:
                 self._trust = self._examine()
-            for fold in self._folds.values():
-                fold.take_on_device(tiles)
-            taken = [self._pool.submit(fold.take, tiles) for fold in self._folds.values()]
-            for one in taken:
+            # the model's thread and these share one interpreter: what can wait does
+            at_once = [fold for fold in folds if not fold.is_on_device]
+            for one in [self._pool.submit(fold.take, tiles) for fold in at_once]:
                 one.result()
-            for fold in self._folds.values():
+            for fold in deferred:
                 fold.wait()
+
+    def _hold(
+        self,
+        start: int,
+        rows: InputRows,
+        tiles: Sequence[tuple[int, int]],
+        folds: Sequence[_RouterFold],
+    ) -> None:
+        """Copies what is looked at on the host once the model has ended: the first tokens, and the
+        tiles of samples.
+        """
+        if self._first is None:
+            self._first = rows.at(slice(0, FIRST_TOKENS)).on_host()
+        for place, (first, _) in zip(range(0, len(rows), TILE), tiles, strict=True):
+            if any(fold.wants(first // TILE) for fold in folds):
+                one = rows.at(slice(place, place + TILE))
+                self._held.add(start + place, first // TILE, one)
+
+    def _take_held(self) -> None:
+        """What was left to the host while the model ran."""
+        if self._first is None:
+            return
+        self._source.show(range(0, len(self._first), TILE), self._first)
+        self._trust = self._examine()
+        starts, rows = self._held.tiles()
+        if not starts:
+            return
+        self._source.show(starts, rows)
+        tiles = self._source.tiles()
+        deferred = [fold for fold in self._folds.values() if fold.is_on_device]
+        for one in [self._pool.submit(fold.take, tiles) for fold in deferred]:
+            one.result()
 
     def _examine(self) -> Trust:
         return examine(
@@ -455,6 +546,7 @@ class FoldSink:
             self._fold(self._left)
         facts, num_tokens = self._all_facts()
         with threadpool_limits(1, user_api="blas"):
+            self._take_held()
             # around all threads, each of which sets a limit of its own and lifts it
             finished = {}
             for name, fold in self._folds.items():
@@ -507,15 +599,17 @@ class LiveSource:
 
     def __init__(self, facts: SourceFacts, ranks: Ranks) -> None:
         self._facts, self._ranks = facts, ranks
-        self._start, self._rows = 0, NO_ROWS
+        self._offsets: dict[int, int] = {}
+        self._rows = NO_ROWS
 
     @property
     def facts(self) -> SourceFacts:
         return self._facts
 
-    def show(self, start: int, rows: InputRows) -> None:
-        """Moves the window to tokens of which the first is number ``start`` of this process."""
-        self._start, self._rows = start, rows
+    def show(self, starts: Sequence[int], rows: InputRows) -> None:
+        """Moves the window to tiles whose first tokens are number ``starts`` of this process."""
+        self._offsets = {start: number * TILE for number, start in enumerate(starts)}
+        self._rows = rows
 
     @property
     def rows(self) -> InputRows:
@@ -524,12 +618,10 @@ class LiveSource:
 
     def tiles(self) -> list[tuple[int, int]]:
         """Where in the stream the tiles lie that can be read now; the last one may be short."""
-        stop = self._start + len(self._rows)
         tiles = []
-        for first in range(self._start, stop, TILE):
-            tile, place = divmod(first, TILE)
-            start = (tile * self._ranks.num_ranks + self._ranks.rank) * TILE + place
-            tiles.append((start, start + min(TILE, stop - first)))
+        for first, offset in self._offsets.items():
+            start = (first // TILE * self._ranks.num_ranks + self._ranks.rank) * TILE
+            tiles.append((start, start + min(TILE, len(self._rows) - offset)))
         return tiles
 
     def ends_at(self, num_tokens: int) -> None:
@@ -539,7 +631,7 @@ class LiveSource:
     def seen(self) -> LiveSource:
         """What can be read now, as a stream of its own."""
         part = LiveSource(dataclasses.replace(self._facts, num_tokens=len(self._rows)), Ranks())
-        part.show(0, self._rows)
+        part.show(range(0, len(self._rows), TILE), self._rows)
         return part
 
     def read_columns(self, start: int, stop: int) -> TokenColumns:
@@ -570,10 +662,10 @@ class LiveSource:
 
     def _places(self, start: int, stop: int) -> slice:
         """Where the tokens lie in the window, neighbours in this process too."""
-        tile, place = divmod(start, TILE)
-        first = tile // self._ranks.num_ranks * TILE + place - self._start
         if start == stop:
             return slice(0, 0)
+        tile, place = divmod(start, TILE)
+        first = self._offsets.get(tile // self._ranks.num_ranks * TILE, -1) + place
         if not 0 <= first <= first + stop - start <= len(self._rows):
             raise InternalError(f"tokens {start} to {stop} are not there")
         return slice(first, first + stop - start)

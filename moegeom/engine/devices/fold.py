@@ -51,8 +51,8 @@ _ANSWERS = {
 class TokenRows:
     """Tokens whose rows follow each other on a device, by their numbers in the stream.
 
-    ``inputs`` are those of them that a sample wants, and ``chosen`` what the model chose where it
-    is not read from a recording.
+    ``inputs`` are those of them that a sample wants, ``chosen`` what the model chose where it is
+    not read from a recording, ``label`` what ``labels`` gives, where that is known.
     """
 
     token: Int64[np.ndarray, "tokens"]
@@ -60,6 +60,7 @@ class TokenRows:
     is_counted: Bool[np.ndarray, "tokens"]
     inputs: GatheredRows | None = None
     chosen: Any = None
+    label: UInt16[np.ndarray, "tokens"] | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -74,6 +75,8 @@ class TokenRows:
 
     def labels(self, task: Task) -> UInt16[np.ndarray, "tokens"]:
         """Population and block of each as one number, or that it does not count."""
+        if self.label is not None:
+            return self.label
         first = int(self.token[0]) if len(self) else 0
         block = block_of(self.columns, first, task.source.facts.num_documents)
         label = task.populations.label(self.columns) * NUM_BLOCKS + block

@@ -12,7 +12,6 @@ import numpy as np
 
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.router import Router
-from moegeom.core.shapes import Int64
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns
 from moegeom.engine.devices.device_router import device_router, refuse, route_batch
 from moegeom.engine.devices.fold import GatheredRows, Reduced, TokenRows
@@ -30,7 +29,7 @@ from moegeom.kernels.table import load_kernels
 _TOKENS = "token_counts"
 
 #: Tokens of a fold by default: what is left of each until then takes some 4 bytes an expert.
-BLOCK_TOKENS = 2**16
+BLOCK_TOKENS = 2**18
 
 
 class DeviceFold:
@@ -65,7 +64,7 @@ class DeviceFold:
         names = tuple(dict.fromkeys((_TOKENS, *task.reductions)))
         self._device, self._queue = device, device.queue()
         kernels = kernels_in(self._queue)
-        self._task = dataclasses.replace(task, reductions=names, kernels=kernels)
+        self.task: Task = dataclasses.replace(task, reductions=names, kernels=kernels)
         self._reduced: Reduced | None = None
         self._kind, self._block_tokens, self._extent = "", block_tokens, extent
         self._room: dict[str, DeviceArray] = {}
@@ -79,17 +78,10 @@ class DeviceFold:
             with suppress(DeviceError):
                 queue.finish()
 
-    def take(
-        self,
-        tensor: Any,
-        columns: TokenColumns | None = None,
-        chosen: Any = None,
-        token: Int64[np.ndarray, "tokens"] | None = None,
-    ) -> None:
+    def take(self, tensor: Any, rows: TokenRows | None = None) -> None:
         """Queues the work on [tokens, hidden] more inputs, which must stay until ``wait``.
 
-        ``columns`` are their labels, ``chosen`` what the model chose, ``token`` their numbers in
-        the stream where they do not follow those before.
+        ``rows`` are their numbers and labels; without, they follow those before.
 
         Raises
         ------
@@ -101,11 +93,10 @@ class DeviceFold:
         if not tokens:
             return
         taken = self._progress.num_tokens + self._waiting
-        token = np.arange(taken, taken + tokens) if token is None else token
-        rows = TokenRows(token, columns or _no_labels(tokens), np.ones(tokens, bool), chosen=chosen)
         router, label, first = reduced.router, None, self._waiting
-        if reduced.folds or columns is not None:
-            label = self._device.put(rows.labels(self._task))
+        if rows is not None or reduced.folds:
+            rows = rows or _unlabelled(taken, tokens)
+            label = self._device.put(rows.labels(self.task))
         room = self._made_room(reduced, tokens)
         left = {name: array[first : first + tokens] for name, array in room.items()}
         logits, norm = left.pop("product", None), left.pop("input_norm", None)
@@ -125,10 +116,10 @@ class DeviceFold:
             reduced.counters,
             taken,
         )
-        if not reduced.folds:
+        if rows is None or not reduced.folds:
             self._progress = dataclasses.replace(self._progress, num_tokens=taken + tokens)
             return
-        drawn = reduced.drawn(token, taken + tokens)
+        drawn = reduced.drawn(rows.token, taken + tokens)
         with self._queue.current():
             place = np.asarray(drawn, like=values)
             rows = dataclasses.replace(rows, inputs=GatheredRows(drawn, values[place]))
@@ -141,7 +132,7 @@ class DeviceFold:
     def _reduced_by(self, values: DeviceArray) -> Reduced:
         """What inputs of this kind are folded into."""
         kind = {"uint16": "bfloat16", "float32": "float32"}.get(values.dtype.name)
-        hidden = self._task.prepared.router.hidden_size
+        hidden = self.task.prepared.router.hidden_size
         if (
             kind is None
             or len(values.shape) != 2
@@ -151,13 +142,13 @@ class DeviceFold:
             shape = " x ".join(map(str, values.shape))
             raise UsageError(
                 f"A tensor of {shape} numbers in {values.dtype.name} was given to router "
-                f"{self._task.prepared.router.name}; expected tokens x {hidden} in "
+                f"{self.task.prepared.router.name}; expected tokens x {hidden} in "
                 f"{self._kind or 'bfloat16 or float32'}."
             )
         if self._reduced is None:
-            router = device_router(self._task, self._device, kind)
+            router = device_router(self.task, self._device, kind)
             self._kind = kind
-            self._reduced = Reduced(self._task, self._device, router, self._queue, self._extent)
+            self._reduced = Reduced(self.task, self._device, router, self._queue, self._extent)
         return self._reduced
 
     @property
@@ -199,7 +190,7 @@ class DeviceFold:
             done += len(rows)
         answers = {name: array for name, array in self._room.items() if name != "product"}
         first = {name: array[:tokens] for name, array in answers.items()}
-        folded = reduced.fold(self._task, self._queue, first, parts)
+        folded = reduced.fold(self.task, self._queue, first, parts)
         with self._queue.current():
             for array in answers.values():
                 rest = array[tokens : self._waiting]
@@ -217,22 +208,23 @@ class DeviceFold:
             self._fold(self._waiting)
         self.wait()
         if self._reduced is None:  # no tensor has come: nothing was counted
-            router = device_router(self._task, self._device, "float32")
-            self._reduced = Reduced(self._task, self._device, router, self._queue, self._extent)
+            router = device_router(self.task, self._device, "float32")
+            self._reduced = Reduced(self.task, self._device, router, self._queue, self._extent)
         states = self._reduced.states(self._queue)
         counted = int(states[_TOKENS]["counts"][..., TOKENS].sum())
         lost = self._progress.num_tokens - counted
         return dataclasses.replace(self._progress, num_non_finite=lost, states=states)
 
 
-def _no_labels(tokens: int) -> TokenColumns:
+def _unlabelled(start: int, tokens: int) -> TokenRows:
     nothing = np.full(tokens, -1)
-    return TokenColumns(
+    columns = TokenColumns(
         document=nothing,
         position=nothing.astype(np.int32),
         token_id=nothing.astype(np.int32),
         domain=nothing.astype(np.int16),
     )
+    return TokenRows(np.arange(start, start + tokens), columns, np.ones(tokens, bool))
 
 
 def device_fold(router: Router, reductions: Sequence[str], device: Device) -> DeviceFold:
