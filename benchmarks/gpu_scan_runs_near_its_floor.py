@@ -36,7 +36,7 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.kernels.cuda.cupy_device import open_device
-from moegeom.kernels.cuda.route import RouteOutputs, launch_route
+from moegeom.kernels.cuda.route import RouteCounters, RouteOutputs, launch_route
 from moegeom.kernels.table import load_kernels
 from moegeom.testing.array_source import ArraySource
 
@@ -148,7 +148,7 @@ def _only_routing(
     task: Task, device: Any, logits: Any, piece: int, tokens: int
 ) -> Callable[[], None]:
     router, queue = device_router(task, device, "float32"), device.queue()
-    counters = start_counters(task, device, COUNTED)
+    counters = RouteCounters(**start_counters(task, device, COUNTED))
 
     def run() -> None:
         for part in _parts(logits, piece, tokens):

@@ -203,9 +203,13 @@ static int __clzll(unsigned long long x) { return x ? __builtin_clzll(x) : 64; }
 static double __dadd_rn(double x, double y) { return x + y; }
 static double __dsub_rn(double x, double y) { return x - y; }
 static double __dmul_rn(double x, double y) { return x * y; }
+using std::erfc;
 using std::exp;
 using std::fabs;
+using std::floor;
 using std::fmax;
 using std::fmin;
+using std::log;
 using std::log1p;
+using std::rint;
 using std::sqrt;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -174,7 +174,7 @@ def kept_on_device(task: Task) -> tuple[str, ...]:
     return tuple(name for name in ON_DEVICE if name in task.reductions)
 
 
-def start_counters(task: Task, device: Device, names: Collection[str]) -> RouteCounters:
+def start_counters(task: Task, device: Device, names: Collection[str]) -> dict[str, DeviceArray]:
     """Counters of zeros for the reductions ``names``."""
     extent = extent_of(task)
     shapes = {name: REDUCTIONS[name].start(extent).state()["counts"].shape for name in names}
@@ -183,15 +183,14 @@ def start_counters(task: Task, device: Device, names: Collection[str]) -> RouteC
     for counters in made.values():
         queue.fill(counters, 0)
     queue.finish()
-    return RouteCounters(**made)
+    return made
 
 
-def states_of(device: Device, counters: RouteCounters) -> dict[str, State]:
+def states_of(device: Device, counters: Mapping[str, DeviceArray | None]) -> dict[str, State]:
     """States of the reductions, as the processor's engine would give them."""
-    arrays = {name: getattr(counters, name) for name in ON_DEVICE}
     return {
         name: {"counts": device.get(array).view(np.int64)}
-        for name, array in arrays.items()
+        for name, array in counters.items()
         if array is not None
     }
 

@@ -30,6 +30,8 @@ from moegeom.engine.task import Task, block_of
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch, on_host
 from moegeom.kernels.cuda.device import Device, DeviceArray, Queue
 from moegeom.kernels.cuda.program import NOT_COUNTED
+from moegeom.kernels.cuda.route import RouteCounters
+from moegeom.kernels.cuda.tally import TALLIED, TallyCounters, TallyRule, launch_tally
 from moegeom.kernels.reduction import REDUCTIONS, Accumulator, Extent, State
 
 #: What the kernel leaves of each token.
@@ -202,24 +204,31 @@ class Reduced:
     ) -> None:
         self.task, self.router, self._device = task, router, device
         fused = kept_on_device(task)
-        self.counters = start_counters(task, device, fused)
+        tallied = [name for name in TALLIED if name in task.reductions]
+        self.counters = RouteCounters(**start_counters(task, device, fused))
+        self._tallies = TallyCounters(**start_counters(task, device, tallied))
+        own, behind = task.prepared.router, None
+        if own.rule.is_affine and own.selection_bias is not None:
+            behind = device.put(own.selection_bias.astype(np.float32))
+        self._tally = TallyRule(own.num_experts, own.rule, behind is not None), behind
+        self._is_tallied = bool(tallied)
         self._accumulators: dict[str, Accumulator] = {}
         with queue.current():
             extent = dataclasses.replace(extent or extent_of(task), like=router.tables.number)
             for name in task.reductions:
-                if name not in fused:
+                if name not in (*fused, *tallied):
                     self._accumulators[name] = REDUCTIONS[name].start(extent)
         queue.finish()
 
     @property
     def folds(self) -> bool:
         """Whether anything is folded but the counters of the kernel."""
-        return bool(self._accumulators)
+        return bool(self._accumulators) or self._is_tallied
 
     def outputs(self, tokens: int, with_rows: bool = False) -> dict[str, DeviceArray]:
         """Room for what is to be left of so many tokens."""
         names, rule = ["is_lost"], self.router.rule
-        if self._accumulators or with_rows:
+        if self.folds or with_rows:
             names += ["label", "logits", "chosen", "margin", "last_score"]
             if rule.groups is not None:
                 names.append("group_margin")
@@ -259,9 +268,13 @@ class Reduced:
             is_lost &= np.concatenate([one.is_counted for one in parts])
             token = np.concatenate([one.token for one in parts])
             rows = None
-            if self._accumulators or hooks.rows:
+            if self.folds or hooks.rows:
                 left = {name: array for name, array in answers.items() if name != "is_lost"}
                 batch = DeviceBatch(task, left, parts)
+                if self._is_tallied:
+                    rule, behind = self._tally
+                    hidden, counters = task.prepared.router.hidden_size, self._tallies
+                    launch_tally(queue, rule, batch, behind, batch.last_score, hidden, counters)
                 for accumulator in self._accumulators.values():
                     accumulator.fold(batch, task.kernels)
                 rows = hooks.rows(batch.on_host()) if hooks.rows else None
@@ -270,7 +283,7 @@ class Reduced:
 
     def states(self, queue: Queue) -> dict[str, State]:
         """The states of all reductions, on the host; once every fold has ended."""
-        states = states_of(self._device, self.counters)
+        states = states_of(self._device, vars(self.counters) | vars(self._tallies))
         with queue.current():
             for name, accumulator in self._accumulators.items():
                 state = accumulator.state()
