@@ -174,6 +174,12 @@ class TokenBatch:
         counts = np.bincount(label, weights, size).astype(np.int64)
         return counts.reshape(num_populations, NUM_BLOCKS)
 
+    def is_near_tie(self) -> Bool[np.ndarray, "tokens"]:
+        """Whether a margin is not above the bound; without one, whether it is 0."""
+        margin, bound = self.effective_margin, self.float_bound
+        assert margin is not None
+        return margin <= (0.0 if bound is None else bound)
+
     @property
     def effective_margin(self) -> Float64[np.ndarray, "tokens"] | None:
         """The smaller of margin and half the group margin, comparable with ``float_bound``.

@@ -45,6 +45,7 @@ _ANSWERS = {
     "distance": np.float64,
     "pair": np.int32,
     "last_score": np.float64,
+    "near_tie": np.uint8,
     "input_norm": np.float64,
 }
 
@@ -168,6 +169,10 @@ class DeviceBatch(LazyBatch):
         self.task.kernels["count_labels"](counts, weights, self.population, self.block)
         return counts
 
+    def is_near_tie(self) -> Bool[np.ndarray, "tokens"]:
+        """As for any batch; the kernel has compared the two."""
+        return vars(self)["near_tie"] != 0
+
     def on_host(self) -> TokenBatch:
         """The same with arrays of the host, each copied when it is asked for."""
         return _OnHost(self)
@@ -230,6 +235,8 @@ class Reduced:
         names, rule = ["is_lost"], self.router.rule
         if self.folds or with_rows:
             names += ["label", "logits", "chosen", "margin", "last_score"]
+            if "matches_recording" in self.task.needs:
+                names.append("near_tie")
             if rule.groups is not None:
                 names.append("group_margin")
             if self.router.tables.inverse is not None:

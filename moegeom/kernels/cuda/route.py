@@ -152,6 +152,7 @@ class RouteOutputs:
     pair: DeviceArray | None = None
     label: DeviceArray | None = None
     last_score: DeviceArray | None = None
+    near_tie: DeviceArray | None = None
 
 
 @dataclass(frozen=True, eq=False)

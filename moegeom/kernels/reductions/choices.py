@@ -58,7 +58,7 @@ class _Agreement:
     def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
         matches, effective_margin = batch.matches_recording, batch.effective_margin
         assert matches is not None and effective_margin is not None
-        is_near = effective_margin <= (0.0 if batch.float_bound is None else batch.float_bound)
+        is_near = batch.is_near_tie()
         outcomes = {EQUAL: matches, NEAR_TIE: ~matches & is_near, BEYOND: ~matches & ~is_near}
         for outcome, is_one in outcomes.items():
             self._counts[..., outcome] += batch.count_labels(len(self._counts), is_one)
@@ -102,10 +102,8 @@ BOUNDED, AMBIGUOUS = range(2)
 
 
 def _count_ambiguous(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
-    effective_margin, bound = batch.effective_margin, batch.float_bound
-    assert effective_margin is not None and bound is not None
     counts[..., BOUNDED] += batch.count_labels(len(counts))
-    counts[..., AMBIGUOUS] += batch.count_labels(len(counts), effective_margin <= bound)
+    counts[..., AMBIGUOUS] += batch.count_labels(len(counts), batch.is_near_tie())
 
 
 #: Tokens whose choice two correct float32 engines may make differently.

@@ -397,6 +397,8 @@ FIRST_TOKENS, FIRST_POSITIONS = 4096, 256
 
 def _early(batch: TokenBatch) -> Int64[np.ndarray, "rows"]:
     assert batch.document is not None and batch.position is not None
+    if not len(batch.token) or int(batch.token[0]) >= FIRST_TOKENS:  # ascending
+        return np.empty(0, np.int64)
     is_early = (batch.position < FIRST_POSITIONS) & (batch.document >= 0)
     return np.flatnonzero((batch.token < FIRST_TOKENS) & is_early)
 

@@ -157,7 +157,7 @@ route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, 
       const float* logit_bias, const double* selection_bias, const double* inverse,
       const float* rounded, const float* smallest, const double* number,
       u8* is_lost, float* out_logits, int* chosen, double* margins, double* group_margins,
-      double* distances, int* pairs, u16* out_labels, double* lasts,
+      double* distances, int* pairs, u16* out_labels, double* lasts, u8* near_ties,
       u64* token_counts, u64* expert_counts, u64* expert_pairs, u64* margin_bins,
       u64* effective_margin_bins, u64* distance_bins, u64* relative_bins, u64* sigma_bins,
       u64* ambiguous) {
@@ -242,6 +242,8 @@ route(i64 tokens, i64 start, i64 lead, const float* logits, const double* norm, 
                 if (effective_margin <= float_bound(length, number, own))
                     count(by_bound, 1, counted, block_label);
             }
+            if (near_ties)
+                near_ties[token] = effective_margin <= (norm ? float_bound(length, number, own) : 0.0);
         }
         labels[warp][lane] = (u16)counted;
         if (out_labels && is_row(token, tokens)) out_labels[token] = (u16)counted;
