@@ -19,7 +19,7 @@ from moegeom.core.limits import SNAPSHOT_BYTES
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
 from moegeom.engine.choice import RecordedQuantities
-from moegeom.engine.plan import MAX_TILES
+from moegeom.engine.plan import MAX_TILES, one_blas_thread
 from moegeom.engine.task import Task
 from moegeom.engine.what_if import what_if_batch
 from moegeom.kernels.batch import TokenBatch
@@ -274,9 +274,7 @@ class Threads:
 
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="moegeom-scan")
-        from threadpoolctl import threadpool_limits  # not for scans that devices do alone
-
-        self._limits = threadpool_limits(1, user_api="blas")
+        self._limits = one_blas_thread()
 
     def __enter__(self) -> Threads:
         return self

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from moegeom.core.digest import sha256_of
 from moegeom.core.shapes import Int64
@@ -45,6 +48,20 @@ def num_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@functools.lru_cache(maxsize=1)
+def _libraries(num_modules: int) -> ThreadpoolController:
+    """Thread pools of libraries, while no module more is loaded that could bring another."""
+    return ThreadpoolController()
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """While it lasts BLAS keeps to one thread, the arithmetic of a scan.
+
+    Looking for libraries takes 20 ms of a process with torch: more than many a product here.
+    """
+    return _libraries(len(sys.modules)).limit(limits=1, user_api="blas")
+
+
 def on_all_cores(
     work: Callable[[S], T], items: Iterable[S], num_threads: int | None = None
 ) -> Generator[T, None, None]:
@@ -55,7 +72,7 @@ def on_all_cores(
     """
     # no queue of a few at a time: the others go on while a long one runs
     with (
-        threadpool_limits(1, user_api="blas"),
+        one_blas_thread(),
         ThreadPoolExecutor(num_threads or num_workers(), "moegeom-cores") as pool,
     ):
         yield from pool.map(work, items)

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float64, Int32, Int64
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
-from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS, by_tile, sample_tiles
+from moegeom.engine.plan import (
+    SAMPLE_TOKENS,
+    SMALL_SAMPLE_TOKENS,
+    by_tile,
+    one_blas_thread,
+    sample_tiles,
+)
 from moegeom.engine.prepared import prepare
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.task import Task
@@ -121,7 +126,7 @@ def draw_sample(
     token = drawn_tokens(source, options, most) if at is None else at
     task = Task(prepare(router), source, load_kernels(options.backend))
     total, parts, lost = source.facts.num_tokens, [], []
-    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+    with one_blas_thread():  # the arithmetic of the scan
         for start, those in by_tile(token):
             batch, among = LazyBatch(task, start, min(start + TILE, total)), token[those]
             lost += np.intersect1d(among, batch.non_finite).tolist()

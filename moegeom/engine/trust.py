@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
@@ -14,6 +13,7 @@ from moegeom.core.text import all_of, number_of, percent
 from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.parameters import option_of
+from moegeom.engine.plan import one_blas_thread
 from moegeom.engine.prepared import PreparedRouter, check_width, other_number_hint
 from moegeom.engine.task import Task
 from moegeom.kernels.reduction import Kernels
@@ -257,7 +257,7 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
     """Share of the first recorded choices that are reproduced or within the bound of a tie."""
     if not source.facts.has_chosen or source.facts.stage == "ids" or prepared.router.listed:
         return None
-    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+    with one_blas_thread():  # the arithmetic of the scan
         stop = min(FIRST_TOKENS, source.facts.num_tokens)
         batch = LazyBatch(Task(prepared, source, kernels), 0, stop)
         matches = batch.matches_recording

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.metric import Metric
@@ -39,6 +38,7 @@ from moegeom.engine.plan import (
     batch_tokens,
     by_tile,
     num_workers,
+    one_blas_thread,
     sample_batches,
     sample_tiles,
 )
@@ -373,7 +373,7 @@ def finish_passes(
 
     BLAS keeps to one thread: the last bit of a product may depend on their number.
     """
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         rows, reasons = _finished_rows(run, plan.passes, progress)
     main = progress[MAIN]
     _refuse_too_many(run, main)
@@ -503,7 +503,7 @@ def typical_norm(
     if facts.stage not in INPUT_STAGES:
         return None
     task = task_of(run, own, (), None)
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         start, stop = first or (0, min(_TYPICAL_TOKENS, facts.num_tokens))
         norm = LazyBatch(task, start, stop).input_norm
     return None if norm is None or not len(norm) else float(np.median(norm))
@@ -666,7 +666,7 @@ def _with_jumps(task: Task, mixed: Mixture, tokens: Int64[np.ndarray, "tokens"])
     """These tokens with their labels and jumps; those that are not finite are left out."""
     prepared, names = task.prepared, ("token", "population", "block", "chosen", "logits", "input")
     total, parts = task.source.facts.num_tokens, []
-    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+    with one_blas_thread():  # the arithmetic of the scan
         for start, _ in by_tile(tokens):
             batch = LazyBatch(task, start, min(start + TILE, total))
             row = np.flatnonzero(np.isin(batch.token, tokens))
@@ -708,12 +708,12 @@ def with_what_ifs(run: RouterRun, measured: MeasuredRouter) -> MeasuredRouter:
         run.source.facts.num_tokens, run.options.seed, SAMPLE_TOKENS, run.options.what_if_batch
     )
     task = task_of(run, own, (), typical_norm(run, own))
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         sample = read_sample(task, tiles, run.options.what_if_batch)
     rows: Rows = {}
     facts: dict[str, Any] = {}
     extend_rows(rows, measured.rows)
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         made: list[MadeWhatIf] = []
         for request in parse_what_ifs(run.options.what_ifs):
             try:
@@ -748,7 +748,7 @@ def _tried(made: MadeWhatIf, run: RouterRun, task: Task) -> tuple[Rows, dict[str
     if not run.is_whole:
         return {}, {}
     names = task.populations.names
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         finished = finish_router(
             made.router, progress.states, names, metrics, missing, made.name, ALL
         )

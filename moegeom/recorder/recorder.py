@@ -33,9 +33,10 @@ from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 _SHARD_BYTES = 128 << 20
 _MOST_TOKENS, _LEAST_TOKENS = 65_536, 1024
 
-#: The same of inputs that stay on their device until they are folded there: they are not copied,
-#: and few large pieces cost the model less than many.
-_DEVICE_SHARD_BYTES = 512 << 20
+#: The same of inputs that stay on their device until they are folded there, and a share of what is
+#: free of it: they are not copied, and few large pieces cost the model less than many.
+_DEVICE_SHARD_BYTES, _SHARE_OF_FREE = 2 << 30, 0.1
+_MOST_DEVICE_TOKENS = 1 << 18
 
 
 class Taps(Protocol):
@@ -302,8 +303,11 @@ class RouterRecorder:
         row = sum(self.keep.bytes_per_token(place.router, size) for place in places)
         least = 1 if self.keep.outputs else _LEAST_TOKENS
         device = folding_device(self._facts, values)
-        shard_bytes = _SHARD_BYTES if device is None else _DEVICE_SHARD_BYTES
-        shard = min(max(shard_bytes // row, least), _MOST_TOKENS)
+        shard, most = _SHARD_BYTES // row, _MOST_TOKENS
+        if device is not None:
+            free = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(device)[0])
+            shard, most = min(_DEVICE_SHARD_BYTES, free) // row, _MOST_DEVICE_TOKENS
+        shard = min(max(shard, least), most)
         self._sink = sink
         self._staging = Staging(sink, shard, self._domains, self.has_chosen, device)
 

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.core.files import refuse_existing
@@ -34,7 +33,13 @@ from moegeom.engine.devices.fold import TokenRows
 from moegeom.engine.devices.resident import BLOCK_TOKENS, DeviceFold
 from moegeom.engine.loop import Progress, extent_of
 from moegeom.engine.parts import merged
-from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS, num_workers, rounds_won
+from moegeom.engine.plan import (
+    SAMPLE_TOKENS,
+    SMALL_SAMPLE_TOKENS,
+    num_workers,
+    one_blas_thread,
+    rounds_won,
+)
 from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.request import DEFAULTS
 from moegeom.engine.task import Task
@@ -435,7 +440,6 @@ class FoldSink:
 
     def __enter__(self) -> FoldSink:
         self._started = time.perf_counter()
-        self._blas = ThreadpoolController()  # which takes long to find its libraries
         self._pool = ThreadPoolExecutor(num_workers(), thread_name_prefix="moegeom-fold")
         return self
 
@@ -476,7 +480,7 @@ class FoldSink:
         tiles, folds = self._source.tiles(), self._folds.values()
         token = np.concatenate([np.arange(*tile, dtype=np.int64) for tile in tiles])
         tokens = TokenRows(token, rows.columns, np.ones(len(rows), bool))
-        with self._blas.limit(limits=1, user_api="blas"):
+        with one_blas_thread():
             for fold in folds:
                 tokens = fold.take_on_device(tiles, tokens)
             deferred = [fold for fold in folds if fold.is_on_device]
@@ -545,7 +549,7 @@ class FoldSink:
                 self._source.ends_at(self._num_folded + len(self._left))
             self._fold(self._left)
         facts, num_tokens = self._all_facts()
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             self._take_held()
             # around all threads, each of which sets a limit of its own and lifts it
             finished = {}

@@ -9,6 +9,7 @@ that nobody may touch: what reads or writes past an end dies there.
 
 import ctypes
 import mmap
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -170,8 +171,17 @@ class EmulatedDevice:
         self.products: list[tuple[int, ...]] = []
         self.launches: list[Program] = []
         self.uploaded_bytes = 0
-        self.current: EmulatedQueue | None = None
+        self.at_work, self._local = threading.RLock(), threading.local()
         self._product = product or (lambda values, rows: values @ rows.T)
+
+    @property
+    def current(self) -> "EmulatedQueue | None":
+        """The queue that this thread works in."""
+        return getattr(self._local, "queue", None)
+
+    @current.setter
+    def current(self, queue: "EmulatedQueue | None") -> None:
+        self._local.queue = queue
 
     def free_bytes(self) -> int:
         return self.room - self.used
@@ -288,9 +298,12 @@ class EmulatedQueue:
 
     def finish(self) -> None:
         """Does the work of this queue, and some of that of others in between."""
-        while self.waiting:
-            waiting = [queue for queue in self._device.queues if queue.waiting]
-            waiting[self._device.random.integers(len(waiting))].waiting.popleft()()
+        while True:
+            with self._device.at_work:
+                if not self.waiting:
+                    return
+                waiting = [queue for queue in self._device.queues if queue.waiting]
+                waiting[self._device.random.integers(len(waiting))].waiting.popleft()()
 
 
 def _numbers(array: np.ndarray) -> np.ndarray:

@@ -96,6 +96,7 @@ class _Run:
         self._batches = 1 if hooks.rows else _BATCHES_OF_FOLD
         self._started: list[_Started] = []
         self._number = 0
+        self._folding: tuple[Sequence[_Started], Future[_Lost]] | None = None
 
     def make_lanes(
         self,
@@ -132,25 +133,31 @@ class _Run:
         slots, num_tokens = _in_turn(self._lanes), self._task.source.facts.num_tokens
         reading: tuple[DeviceLane, Slot, TokenRange, list[Future[TokenRows]]] | None = None
         last_snapshot = time.monotonic()
-        with self._waiting_for_devices(), ThreadPoolExecutor(self._pace.num_workers) as readers:
+        with (
+            self._waiting_for_devices(),
+            ThreadPoolExecutor(self._pace.num_workers, "moegeom-read") as readers,
+            ThreadPoolExecutor(1, "moegeom-fold") as folder,
+        ):
             first = self._progress.next_tile
             ranges = token_ranges(tiles, first, num_tokens, self._batch_tokens // TILE)
             for batch in (*ranges, None):
-                begun, folding = reading, self._full()
+                begun = reading
                 if batch is not None:  # is read while the one before is copied
                     lane, slot = next(slots)
                     slot.queue.finish()
                     reading = lane, slot, batch, self._read(lane, slot, batch, readers)
                 if begun is not None:
                     self._start(*begun)
-                if folding:  # while the batch behind them is copied
-                    self._fold(folding)
+                if self._is_full():
+                    self._fold(folder)
                 due = time.monotonic() - last_snapshot > self._pace.snapshot_seconds
-                if self._hooks.snapshot and due and self._started:
-                    self._fold(self._taken())
+                if self._hooks.snapshot and due and (self._started or self._folding):
+                    self._fold(folder)
+                    self._finish()
                     self._hooks.snapshot(with_states(self._progress, self._states()))
                     last_snapshot = time.monotonic()
-            self._fold(self._taken())
+            self._fold(folder)
+            self._finish()
         return with_states(self._progress, self._states())
 
     @contextmanager
@@ -195,31 +202,27 @@ class _Run:
         lane.start(slot, len(rows), place, self._number % 2)
         self._started.append(_Started(lane, slot, batch, rows))
 
-    def _full(self) -> list[_Started]:
-        """The batches that are started, where no other can be folded with them."""
+    def _is_full(self) -> bool:
+        """Whether no other batch can be folded with those that are started."""
         last = self._started[-1] if self._started else None
         is_full = len(self._started) == self._batches * len(self._lanes)
         # a short one ends the rows that follow each other
-        is_short = last is not None and len(last.rows) < self._batch_tokens
-        return self._taken() if is_full or is_short else []
+        return is_full or (last is not None and len(last.rows) < self._batch_tokens)
 
-    def _taken(self) -> list[_Started]:
-        """The batches that are started; those to come are left elsewhere."""
+    def _fold(self, folder: Executor) -> None:
+        """Folds what is started, in a thread: meanwhile batches to come go to the other block."""
+        self._finish()
         started, self._started = self._started, []
-        self._number += 1
-        return started
+        if started:
+            folding = folder.submit(_folded, started, self._number % 2, self._hooks)
+            self._folding, self._number = (started, folding), self._number + 1
 
-    def _fold(self, started: Sequence[_Started]) -> None:
-        """Folds batches, and tells of them in the order of their tokens."""
-        lost, made = [], {}
-        for lane in dict.fromkeys(one.lane for one in started):
-            mine = [one for one in started if one.lane is lane]
-            for one in mine:
-                one.slot.queue.finish()
-            rows, block = [one.rows for one in mine], (self._number - 1) % 2
-            folded = lane.fold(rows, block, self._hooks)
-            lost += folded.non_finite
-            made[id(mine[0])] = folded.rows
+    def _finish(self) -> None:
+        """Tells of the batches that are folded, in the order of their tokens."""
+        if self._folding is None:
+            return
+        (started, folding), self._folding = self._folding, None
+        lost, made = folding.result()
         for one in started:
             batch, tokens = one.batch, len(one.rows)
             own = tuple(token for token in lost if batch.start <= token < batch.stop)
@@ -244,6 +247,23 @@ class _Run:
                     REDUCTIONS[name].merge(merged[name], state) if name in merged else state
                 )
         return merged
+
+
+#: Tokens that are not finite, and rows made of the batches that a key stands for.
+_Lost = tuple[list[int], dict[int, Any]]
+
+
+def _folded(started: Sequence[_Started], block: int, hooks: Hooks) -> _Lost:
+    """Folds batches whose answers lie in a block of each device."""
+    lost, made = [], {}
+    for lane in dict.fromkeys(one.lane for one in started):
+        mine = [one for one in started if one.lane is lane]
+        for one in mine:
+            one.slot.queue.finish()
+        folded = lane.fold([one.rows for one in mine], block, hooks)
+        lost += folded.non_finite
+        made[id(mine[0])] = folded.rows
+    return lost, made
 
 
 def _in_turn(lanes: Sequence[DeviceLane]) -> Iterator[tuple[DeviceLane, Slot]]:

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int32, Int64
 from moegeom.core.text import number_of
 from moegeom.engine.jumps import ExactRouter, TokenJumps, token_jumps, why_no_jumps
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, one_blas_thread
 from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.sample import Sample, refuse_tokens_beyond
 from moegeom.geometry import whatif
@@ -69,7 +68,7 @@ def router_continuity(
     """
     prepared, exact = prepare(router), ExactRouter(router)
     inputs = some.inputs.astype(np.float64)
-    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+    with one_blas_thread():  # the arithmetic of the scan
         jumps = token_jumps(prepared, inputs, some.logits, some.chosen, kernels, experts.mixed)
         row, tried = _clear_line(exact, prepared, kernels, some, jumps, request)
         budget, reason = _budget(exact, fitted, request)

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float32, Float64, Int32, Int64
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import InputNoise, TokenSource
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
+from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, one_blas_thread
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.sample import draw_sample, drawn_tokens, refuse_tokens_beyond
 from moegeom.engine.session import Session
@@ -85,7 +84,7 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
         else:
             some = opened.sample(router, ("input",), at=tokens)
             samples.append(some)
-            with threadpool_limits(1, user_api="blas"):  # small products gain nothing from threads
+            with one_blas_thread():  # small products gain nothing from threads
                 paths.append(router_paths(router, some.inputs, some.token, moved, request))
     if request.out is not None:
         rows = ({"router": one.router, **row} for one in paths for row in rows_of(one))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
@@ -15,7 +14,7 @@ from moegeom.core.shapes import Int32, Int64
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.checkpoint_b import routers_of_b
 from moegeom.engine.jumps import set_change, why_no_jumps
-from moegeom.engine.plan import on_all_cores
+from moegeom.engine.plan import on_all_cores, one_blas_thread
 from moegeom.engine.prepared import prepare
 from moegeom.engine.run_facts import run_b_facts
 from moegeom.engine.session import Session
@@ -116,7 +115,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
     if request.log_probs is not None:
         joined = log_probs(request.log_probs, sides.columns, num_flipped)
     rows = sides.examined(len(choices))
-    with threadpool_limits(1, user_api="blas"):  # small products gain nothing from more
+    with one_blas_thread():  # small products gain nothing from more
         layers, causes, how = _layers(choices, sides, elsewhere, rows, watch)
     recorded = run_b.source.facts.fingerprint
     evidence = Evidence(
@@ -152,7 +151,7 @@ def _choices(
         if router.name in routed:
             mine = routed[router.name][sides.token]
         else:
-            with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+            with one_blas_thread():  # the arithmetic of the scan
                 mine = sides.chosen(prepared)
         other = sides.other.read_chosen(router.name, sides.token)
         agrees = sides.kernels["same_set"](mine, other)
@@ -224,7 +223,7 @@ def _open_run_b(
 
     def routed(name: str) -> np.ndarray:
         if name not in choices:
-            with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+            with one_blas_thread():  # the arithmetic of the scan
                 choices[name] = routed_choices(source, prepare(by_name[name]), kernels)
         return choices[name]
 
@@ -280,7 +279,7 @@ def _flip_cost(choice: MatchedChoices, sides: Sides, opened: Session) -> OutputC
     experts = CountedExperts(open_expert_functions(opened.store, router))
     some = np.linspace(0, len(flipped) - 1, min(len(flipped), _MOST_FLIPS)).astype(np.int64)
     row = flipped[some]
-    with threadpool_limits(1, user_api="blas"):  # the arithmetic of the scan
+    with one_blas_thread():  # the arithmetic of the scan
         inputs = [batch.values for batch in sides.batches(choice.prepared, row)]
     values = np.concatenate([part for part in inputs if part is not None])
     mine, theirs = choice.mine[row], choice.other[row]

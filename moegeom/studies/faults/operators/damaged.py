@@ -10,6 +10,7 @@ import numpy as np
 
 from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.engine.choice import group_masked
+from moegeom.engine.plan import one_blas_thread
 from moegeom.geometry.low_rank_fit import fitted_update
 from moegeom.geometry.selection import SCORES, mapped_logits
 from moegeom.geometry.set_code import boundary, chosen_mask
@@ -211,9 +212,7 @@ def low_rank(site: Site) -> Iterator[Proposal]:
     ranks = [rank for rank in _RANKS if rank * _EXPERTS_PER_RANK <= experts]
     if min(int((differs & own).sum()) for own in (half, ~half)) < _LEAST or not ranks:
         return
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1, user_api="blas"):  # thin products: threads cost more than they give
+    with one_blas_thread():  # thin products: threads cost more than they give
         one, other = (
             _fitted(site, np.flatnonzero(own), ranks[-1], _FIRST) for own in (half, ~half)
         )
