@@ -124,6 +124,10 @@ class _Fold:
         if most is None:
             self._of_rounds[0] = _Accumulators(planned.task.reductions, extent)
 
+    def begun_anew(self) -> _Fold:
+        """The same pass of no tile."""
+        return _Fold(self.planned, self._most, self._extent)
+
     def wants(self, tile: int) -> bool:
         """Whether the pass sees this tile."""
         if self.planned.name == MAIN:
@@ -202,6 +206,8 @@ class _RouterFold:
         self._folds: tuple[_Fold, ...] = ()
         self._on_device: DeviceFold | None = None
         self._planned: Plan | None = None
+        #: What threads folded apart while a device did the pass over all tokens.
+        self.apart: Mapping[str, _Parts] = {}
         self._seconds = 0.0
 
     @property
@@ -240,11 +246,20 @@ class _RouterFold:
         """Folds the tokens of these ranges, a tile or the beginning of one each, into the passes
         that no device does.
         """
+        self._take(self._folds, tiles)
+
+    def taken_apart(self, tiles: Sequence[tuple[int, int]]) -> dict[str, dict[int, _Part]]:
+        """Parts of those passes over some tiles, while other threads fold others."""
+        folds = [fold.begun_anew() for fold in self._folds]
+        self._take(folds, tiles)
+        return {fold.planned.name: fold.parts() for fold in folds}
+
+    def _take(self, folds: Sequence[_Fold], tiles: Sequence[tuple[int, int]]) -> None:
         began = time.perf_counter()
         for start, stop in tiles:
             # one batch for all passes of a router: what one of them computes is there for the next
             batches: dict[PreparedRouter, LazyBatch] = {}
-            for fold in self._folds:
+            for fold in folds:
                 if fold.wants(start // TILE):
                     task = fold.planned.task
                     if task.prepared not in batches:
@@ -276,8 +291,10 @@ class _RouterFold:
 
     def parts(self) -> dict[str, dict[int, _Part]]:
         """Parts of every pass, by its name; none while no token has come."""
-        parts = {fold.planned.name: fold.parts() for fold in self._folds}
-        if self._on_device is not None:
+        if self._on_device is None:
+            return {fold.planned.name: fold.parts() for fold in self._folds}
+        parts = dict(self.apart)
+        if self._planned is not None:
             progress = self._on_device.progress()
             name, seen = self._run.router.name, progress.num_tokens
             refuse_non_finite(name, self._source.facts.name, progress.non_finite, seen)
@@ -487,7 +504,7 @@ class FoldSink:
             if deferred:
                 self._hold(start, rows, tiles, deferred)
             elif self._trust is None:
-                self._trust = self._examine()
+                self._trust = self._examine(self._source.seen())
             # the model's thread and these share one interpreter: what can wait does
             at_once = [fold for fold in folds if not fold.is_on_device]
             for one in [self._pool.submit(fold.take, tiles) for fold in at_once]:
@@ -517,20 +534,24 @@ class FoldSink:
         if self._first is None:
             return
         self._source.show(range(0, len(self._first), TILE), self._first)
-        self._trust = self._examine()
+        trust = self._pool.submit(self._examine, self._source.seen())
         starts, rows = self._held.tiles()
-        if not starts:
-            return
         self._source.show(starts, rows)
         tiles = self._source.tiles()
         deferred = [fold for fold in self._folds.values() if fold.is_on_device]
-        for one in [self._pool.submit(fold.take, tiles) for fold in deferred]:
-            one.result()
+        each = -(-len(tiles) * len(deferred) // num_workers())
+        cuts = [tiles[at : at + each] for at in range(0, len(tiles), max(each, 1))] or [[]]
+        parts = [
+            (fold, self._pool.submit(fold.taken_apart, cut)) for cut in cuts for fold in deferred
+        ]
+        self._trust = trust.result()
+        for fold, part in parts:
+            fold.apart = fold.joined(fold.apart, part.result())
 
-    def _examine(self) -> Trust:
+    def _examine(self, source: LiveSource) -> Trust:
         return examine(
             (prepare(router) for router in self._routers),
-            self._source.seen(),
+            source,
             self._identity.fingerprint,
             load_kernels(_BACKEND),
             {"stale_inputs": False, "unverified": False},
