@@ -295,17 +295,19 @@ def write_folded(
     trust: Trust | None,
     measured: Mapping[str, MeasuredRouter],
     started: float,
+    device: DeviceChoice = ON_THE_PROCESSOR,
 ) -> Path:
     """A results directory from routers that were measured while a model ran: no second pass.
 
-    ``measured`` holds one entry by router name, ``started`` is a time of ``perf_counter``.
+    ``measured`` holds one entry by router name, ``started`` is a time of ``perf_counter``;
+    ``device`` is what folded the pass over all tokens.
     """
     from moegeom.results.writer import ResultsWriter
 
     chosen = [router for router in routers.routers if router.name in measured]
     metrics = metrics_for(request)
     columns = column_versions(METRICS.all())
-    plan = plan_facts(request, routers, token_facts, ON_THE_PROCESSOR.kind, columns)
+    plan = plan_facts(request, routers, token_facts, device.kind, columns)
     out = request.out or default_out(request, plan)
     with ResultsWriter(out, plan, by_topic(metrics), request.restart, request.overwrite) as writer:
         for router in chosen:
@@ -313,6 +315,7 @@ def write_folded(
             writer.add_part(router.name, writer.new_part(router.name), part.rows, part.facts)
         facts = run_facts(routers, chosen, token_facts, trust) | _facts(request)
         facts |= {**routers.claims, "seconds": time.perf_counter() - started}
+        facts |= {"device": device.facts()} if device.devices else {}
         return finish(writer, chosen, request, routers, facts)
 
 

@@ -245,9 +245,7 @@ class LazyBatch(TokenBatch):
         self.stop = stop
         #: Numbers of the tokens that are not finite.
         self.non_finite: tuple[int, ...] = ()
-        columns = None if record is None else record.columns
-        if columns is None:
-            columns = task.source.read_columns(start, stop)
+        columns = task.source.read_columns(start, stop)
         is_counted = task.options.counted(columns)
         if task.run_b is not None:
             is_counted &= task.run_b.is_matched(start, stop)
@@ -265,12 +263,8 @@ class LazyBatch(TokenBatch):
             if finite is not None:
                 self.non_finite = tuple((np.flatnonzero(~finite & is_counted) + start).tolist())
                 is_counted &= finite
-            read = {name: value for name, value in vars(record).items() if name not in _OF_RANGE}
-            read |= {
-                "their_logits": theirs,
-                "distance_upper": record.distance,  # what a device finds is exact
-                "scale": _token_scale(task, record.values),
-            }
+            scale = _token_scale(task, record.values)
+            read = {**vars(record), "their_logits": theirs, "scale": scale}
         read |= {
             "token": np.arange(start, stop, dtype=np.int64),
             "label": task.populations.label(columns),
@@ -617,12 +611,8 @@ class LazyBatch(TokenBatch):
         return self.values
 
     def _float32(self) -> Float32[np.ndarray, "tokens hidden"]:
-        """For kernels, which know no bfloat16; an engine of devices hands on what is stored."""
+        """For kernels, which know no bfloat16."""
         return self._inputs.astype(np.float32, copy=False)
-
-
-#: What is known of a whole range and is no quantity of its tokens.
-_OF_RANGE = ("columns", "is_lost")
 
 
 def _finite(
@@ -634,8 +624,6 @@ def _finite(
     overflow it, the closer look finds nothing. A non-finite input makes every logit of its token
     non-finite, even through a weight of 0.
     """
-    if record.is_lost is not None:
-        return ~record.is_lost
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
         total = record.logits.sum() + (0.0 if theirs is None else theirs.sum())
     if np.isfinite(total):

@@ -9,7 +9,7 @@ import numpy as np
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.limits import OUTPUT_BYTES
 from moegeom.core.router import LogitMap, Router, Rule
-from moegeom.core.shapes import Bool, Float, Float64, Int32
+from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.engine.prepared import PreparedRouter, check_width
@@ -157,24 +157,14 @@ def _behind_map(
 class RecordedQuantities:
     """What is known about all tokens of a range, by name of the quantity; None where nobody looked.
 
-    ``values`` are the router inputs; a device hands them on in the dtype that they are stored in,
-    in memory that the next batch will be read into. ``top_logits`` and ``top_expert`` are what is
-    known where not all logits are. ``is_lost`` marks tokens with a logit that is not finite, of
-    which the rest means nothing.
+    ``values`` are the router inputs; ``top_logits`` and ``top_expert`` are what is known where not
+    all logits are.
     """
 
     logits: Float[np.ndarray, "tokens experts"]
     values: Float[np.ndarray, "tokens hidden"] | None = None
     top_logits: Float[np.ndarray, "tokens m"] | None = None
     top_expert: Int32[np.ndarray, "tokens m"] | None = None
-    columns: TokenColumns | None = None
-    is_lost: Bool[np.ndarray, "tokens"] | None = None
-    chosen: Int32[np.ndarray, "tokens k"] | None = None
-    margin: Float64[np.ndarray, "tokens"] | None = None
-    group_margin: Float64[np.ndarray, "tokens"] | None = None
-    distance: Float64[np.ndarray, "tokens"] | None = None
-    pair: Int32[np.ndarray, "tokens 2"] | None = None
-    input_norm: Float64[np.ndarray, "tokens"] | None = None
 
 
 class ChoicesAlone:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,7 +19,6 @@ import numpy as np
 from moegeom.core.limits import SNAPSHOT_BYTES
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
-from moegeom.engine.choice import RecordedQuantities
 from moegeom.engine.plan import MAX_TILES, one_blas_thread
 from moegeom.engine.task import Task
 from moegeom.engine.what_if import what_if_batch
@@ -134,7 +134,7 @@ def scan_in_step(lanes: Sequence[Lane], tiles: Sequence[int], pace: Pace) -> lis
         groups = _sharing(lanes)
         each = math.ceil(pace.num_workers / len(groups))
         groups_running = [
-            [_Running(lane, Workers(lane.task, threads, each, lane.hooks)) for lane in group]
+            [_Running(lane, Workers(lane.task, each, lane.hooks)) for lane in group]
             for group in groups
         ]
         running = [one for group in groups_running for one in group]
@@ -274,14 +274,15 @@ class Threads:
 
     def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="moegeom-scan")
-        self._limits = one_blas_thread()
+        self._limits = ExitStack()
+        self._limits.enter_context(one_blas_thread())
 
     def __enter__(self) -> Threads:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._limits.restore_original_limits()
+        self._limits.close()
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """What ``work`` makes of what is given, once a thread is free."""
@@ -293,19 +294,10 @@ class Workers:
     thread that is at it.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        threads: Threads,
-        count: int,
-        hooks: Hooks = NO_HOOKS,
-        reductions: Sequence[str] | None = None,
-    ) -> None:
-        self.task = task
-        self._threads, self._rows = threads, hooks.rows
+    def __init__(self, task: Task, count: int, hooks: Hooks = NO_HOOKS) -> None:
+        self.task, self._rows = task, hooks.rows
         extent = extent_of(task)
-        names = task.reductions if reductions is None else reductions
-        self._reductions = {name: REDUCTIONS[name] for name in names}
+        self._reductions = {name: REDUCTIONS[name] for name in task.reductions}
         self._free: SimpleQueue[dict[str, Accumulator]] = SimpleQueue()
         self._all = [
             {name: reduction.start(extent) for name, reduction in self._reductions.items()}
@@ -314,19 +306,10 @@ class Workers:
         for accumulators in self._all:
             self._free.put(accumulators)
 
-    def submit(
-        self, start: int, stop: int, record: RecordedQuantities | None = None
-    ) -> Future[Folded]:
-        """Folds tokens ``[start, stop)``, of which a device may know the choice already."""
-        return self._threads.submit(self._work, start, stop, record)
-
-    def _work(self, start: int, stop: int, record: RecordedQuantities | None) -> Folded:
-        return self.fold(self.batch(start, stop, record))
-
-    def batch(self, start: int, stop: int, record: RecordedQuantities | None = None) -> TokenBatch:
+    def batch(self, start: int, stop: int) -> TokenBatch:
         """Tokens ``[start, stop)``."""
         of_task = LazyBatch if self.task.what_if is None else what_if_batch
-        return of_task(self.task, start, stop, record)
+        return of_task(self.task, start, stop)
 
     def fold(self, batch: TokenBatch) -> Folded:
         """Folds a batch, in the thread that it belongs to."""

@@ -12,7 +12,7 @@ from moegeom.core.errors import NonFiniteError, RouterRuleError
 from moegeom.core.shapes import Float64
 from moegeom.core.tokens import TILE
 from moegeom.engine.batch import LazyBatch
-from moegeom.engine.choice import RecordedQuantities, recorded_logits
+from moegeom.engine.choice import recorded_logits
 from moegeom.engine.flipping import engine_logits, swaps_of
 from moegeom.engine.prepared import NO_BORDER, prepare, unavailable
 from moegeom.engine.task import MadeWhatIf, Task
@@ -133,11 +133,9 @@ def batches_of(tokens: TokenBatch, size: int) -> Iterator[TokenBatch]:
         yield TokenBatch(**{name: values[start:stop] for name, values in vars(tokens).items()})
 
 
-def what_if_batch(
-    task: Task, start: int, stop: int, record: RecordedQuantities | None = None
-) -> TokenBatch:
+def what_if_batch(task: Task, start: int, stop: int) -> TokenBatch:
     """Tokens ``[start, stop)`` as the what-if of the task chooses, beside the router as stored."""
-    made, base = task.what_if, LazyBatch(task.as_stored, start, stop, record)
+    made, base = task.what_if, LazyBatch(task.as_stored, start, stop)
     assert made is not None, "the task has one"
     batch: TokenBatch
     if made.other is not None:

@@ -344,8 +344,10 @@ def joined(parts: Sequence[Rows]) -> Rows:
     """Rows one below the other, where they lie."""
     if len(parts) == 1:
         return parts[0]
-    is_host = isinstance(parts[0], np.ndarray)
-    return np.concatenate(parts) if is_host else torch.cat(parts)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    one, *_ = parts
+    if isinstance(one, np.ndarray):
+        return np.concatenate(parts)
+    return torch.cat(list(parts))
 
 
 @dataclass(frozen=True, eq=False)

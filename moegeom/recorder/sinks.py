@@ -28,6 +28,7 @@ from moegeom.core.shapes import Float32, Int32
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TopLogits
 from moegeom.engine.batch import LazyBatch, refuse_non_finite
+from moegeom.engine.devices.choice import DeviceChoice
 from moegeom.engine.devices.device_router import refusal
 from moegeom.engine.devices.fold import TokenRows
 from moegeom.engine.devices.resident import BLOCK_TOKENS, DeviceFold
@@ -289,17 +290,14 @@ class _RouterFold:
     def _most(self, name: str) -> int | None:
         return _MOST_TILES.get(name) if self._is_open else None
 
-    def parts(self) -> dict[str, dict[int, _Part]]:
+    def parts(self) -> Mapping[str, _Parts]:
         """Parts of every pass, by its name; none while no token has come."""
         if self._on_device is None:
             return {fold.planned.name: fold.parts() for fold in self._folds}
-        parts = dict(self.apart)
-        if self._planned is not None:
-            progress = self._on_device.progress()
-            name, seen = self._run.router.name, progress.num_tokens
-            refuse_non_finite(name, self._source.facts.name, progress.non_finite, seen)
-            parts[MAIN] = {0: _Part(-(-seen // TILE), progress)}
-        return parts
+        progress = self._on_device.progress()
+        name, seen = self._run.router.name, progress.num_tokens
+        refuse_non_finite(name, self._source.facts.name, progress.non_finite, seen)
+        return {**self.apart, MAIN: {0: _Part(-(-seen // TILE), progress)}}
 
     def joined(
         self, first: Mapping[str, _Parts], second: Mapping[str, _Parts]
@@ -435,6 +433,7 @@ class FoldSink:
         self._trust: Trust | None = None
         self._first: InputRows | None = None
         self._held = _HeldTiles(None if num_tokens is not None else max(_MOST_TILES.values()))
+        self._devices: dict[str, Device] = {}
         self._documents: set[int] = set()
         self._left: InputRows | None = None
         self._num_folded = 0
@@ -451,6 +450,7 @@ class FoldSink:
                 f"router {name} is folded on the processor, since {reason}.", stacklevel=2
             )
             return None
+        self._devices.setdefault(device.name, device)
         row_bytes = sum(4 * one.num_experts + _ANSWER_BYTES for one in self._routers)
         tokens = 1 << (_BLOCKS_BYTES // row_bytes).bit_length() - 1
         return device, min(max(tokens, 4 * TILE), BLOCK_TOKENS)
@@ -582,7 +582,9 @@ class FoldSink:
         if self._ranks.rank == 0:
             request = ScanRequest(checkpoint=self._identity.checkpoint, out=self._out)
             trust, routers = self._trust, self._identity.routers
-            write_folded(request, routers, facts, trust, measured, self._started)
+            devices = tuple(self._devices.values())
+            device = DeviceChoice(devices, "fold", "the inputs lie there")
+            write_folded(request, routers, facts, trust, measured, self._started, device)
 
     def _all_facts(self) -> tuple[SourceFacts, int]:
         """Facts about the tokens of all ranks, and their number.
