@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +28,6 @@ from moegeom.core.tokens import (
 from moegeom.recorder.request import ATTENTION
 from moegeom.recorder.taps import Place, as_array
 from moegeom.tokens.recording.writer import Values
-
-Rows = TypeVar("Rows", np.ndarray, torch.Tensor)
 
 # ---------------------------------------------------------------------------------- rows of routers
 #: What people write for outputs of experts, which are kept beside what routers read, and the kinds.
@@ -340,14 +338,11 @@ class Shard:
     outputs: Mapping[str, Mapping[str, np.ndarray]] | None = None
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
-    """Rows one below the other, where they lie."""
+def joined(parts: Sequence[Any]) -> Any:
+    """Rows one below the other, arrays or tensors, where they lie."""
     if len(parts) == 1:
         return parts[0]
-    one, *_ = parts
-    if isinstance(one, np.ndarray):
-        return np.concatenate(parts)
-    return torch.cat(list(parts))
+    return (np.concatenate if isinstance(parts[0], np.ndarray) else torch.cat)(parts)
 
 
 @dataclass(frozen=True, eq=False)

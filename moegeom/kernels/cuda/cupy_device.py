@@ -221,10 +221,11 @@ class _CupyQueue:
     def adopt(self, tensor: Any) -> DeviceArray:
         with _exporting():
             _refuse_foreign(tensor, self._device.index)
-        with self._device.current() as cupy:
-            # a tensor of CuPy is exported to the stream that is current then: that of this queue,
-            # which would wait for itself
-            self._stream.wait_event(cupy.cuda.get_current_stream().record())
+        if type(tensor).__module__.partition(".")[0] == "cupy":
+            with self._device.current() as cupy:
+                # it is exported to the stream that is current then: that of this queue, which would
+                # wait for itself
+                self._stream.wait_event(cupy.cuda.get_current_stream().record())
         with self.current() as cupy:
             with _exporting():
                 array = cupy.from_dlpack(tensor)

@@ -5,6 +5,7 @@ CuPy is stood in for.
 import faulthandler
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -16,12 +17,17 @@ import numpy as np
 import pytest
 
 from moegeom.core.errors import UsageError
+from moegeom.core.router import Rule
 from moegeom.core.tokens import TILE
 from moegeom.engine.devices.resident import DeviceFold
+from moegeom.geometry.histogram import NUM_BINS
+from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.cuda import cupy_device
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
+from moegeom.kernels.cuda.program import Program
+from moegeom.kernels.cuda.tally import TallyRule
 from tests.emulator.cupy_stand_in import NULL_STREAM, CupyStandIn, Tensor
-from tests.emulator.emulated_device import EmulatedDevice
+from tests.emulator.emulated_device import FUNCTIONS, EmulatedDevice
 from tests.emulator.host_program import host_call
 from tests.unit.scan.engines.scanned import (
     COUNTED,
@@ -36,7 +42,7 @@ from tests.unit.scan.engines.scanned import (
     task_of,
     without_labels,
 )
-from tests.unit.scan.made import Recorded
+from tests.unit.scan.made import SOFTMAX, Recorded
 
 TOKENS = 3 * TILE + 70
 
@@ -69,7 +75,9 @@ def test_a_scan_through_the_adapter_is_that_of_the_emulated_device(cupy, dtype, 
     progress = on_devices(task, names, devices=[device()])
     assert_equal(progress, on_devices(task, names, devices=emulated(product=exact_product)))
     assert {program.entry for program in cupy.programs} >= {"route", "input_norm"}
-    assert len(cupy.programs) == len(set(cupy.programs))  # compiled once, whatever the number of batches
+    assert len(cupy.programs) == len(
+        set(cupy.programs)
+    )  # compiled once, whatever the number of batches
     gc.collect()
     assert cupy.handles == 0
 
@@ -120,13 +128,15 @@ def test_tensors_of_any_layout_are_counted_as_a_scan_counts_them(cupy, laid, dty
     values = inputs(700, 8).astype(dtype)
     task = task_of(router_of(), without_labels(values), names)
     fold = DeviceFold(task, device())
-    for part in (values[:300], values[300:]):
-        fold.take(Tensor(laid(part)))
+    ours = type("ndarray", (Tensor,), {"__module__": "cupy"})
+    for part, kind in ((values[:300], Tensor), (values[300:], ours)):
+        fold.take(kind(laid(part)))
     expected = DeviceFold(task, emulated(product=exact_product)[0])
     held = values.view(np.uint16) if dtype is ml_dtypes.bfloat16 else values
     expected.take(held)
     assert_equal(fold.progress(), expected.progress())
-    assert cupy.waited_for == [NULL_STREAM] * 2  # what was put into a tensor before it was given
+    # what was put into a tensor before it was given: other libraries see to that themselves
+    assert cupy.waited_for == [NULL_STREAM]
 
 
 def test_tensors_of_elsewhere_are_refused(cupy):
@@ -174,6 +184,45 @@ def test_a_barrier_makes_shared_memory_readable():
 def test_a_missing_barrier_gives_a_wrong_answer(barrier):
     """In every order of the threads that is tried: what is read was not written by this block."""
     assert (reversed_blocks(barrier) != np.arange(128)[::-1]).any(axis=1).all()
+
+
+def test_functions_that_arrays_of_a_device_are_given_to_are_those_of_cupy():
+    """The emulated device answers to them alone."""
+    import cupy
+
+    assert [name for name in FUNCTIONS if not hasattr(cupy, name)] == []
+
+
+TALLY = TallyRule(12, Rule(3, "softmax", SOFTMAX), subtracts=False)
+
+
+def tallied(program: Program | Source) -> list[np.ndarray]:
+    """What the kernel adds up of 600 tokens of two labels, and of a batch that ends within a warp."""
+    random = np.random.default_rng(0)
+    tokens = 600
+    logits = random.standard_normal((tokens, 12)).astype(np.float32)
+    chosen = np.argsort(-logits, axis=1)[:, :3].astype(np.int32)
+    label = (np.arange(tokens) // 250).astype(np.int32)
+    numbers = np.arange(tokens, dtype=np.int64)
+    sizes = (4, 12, 5, 3, 14, 2, 2, NUM_BINS)
+    sums = [np.zeros((3 * NUM_BLOCKS, size), np.uint64) for size in sizes]
+    reals = [random.random(tokens) + 0.1 for _ in range(3)]
+    labels = (numbers, numbers // 50, (numbers % 50).astype(np.int32), label, label)
+    arguments = (np.int64(tokens), np.float64(1e-3), np.float64(2.0), logits, None, chosen)
+    host_call(program, 3, 32 * TALLY.warps, (*arguments, *reals, *labels, *sums))
+    return sums
+
+
+def test_barriers_of_the_kernel_that_adds_up_are_needed_but_for_one_of_the_memory_model():
+    """Values are exchanged between a read of the row before and the next write to it."""
+    text, usual = TALLY.program.text, tallied(TALLY.program)
+    kernel = text.index("tally(i64 tokens")
+    barriers = [at.start() for at in re.finditer(r"__sync\w+\(\);", text) if at.start() > kernel]
+    needed = []
+    for at in barriers:
+        sums = tallied(Source("tally", text[:at] + text[text.index(";", at) :]))
+        needed.append(any((a != b).any() for a, b in zip(sums, usual, strict=True)))
+    assert needed == [True, False, True, True]
 
 
 def end_of(work: Callable[[], object]) -> int:
