@@ -150,8 +150,8 @@ ONE_CHOICE = ("router", "noise", "exposure")
 #: Scopes of metrics of a variant beside the router as stored.
 OF_VARIANTS = ("flip", "flip_jump")
 
-#: The pass that sees every token.
-MAIN = "main"
+#: The pass that sees every token, and that of the random router.
+MAIN, RANDOM = "main", "random"
 
 
 def measure_router(run: RouterRun) -> MeasuredRouter:
@@ -285,7 +285,7 @@ def plan_passes(run: RouterRun, first: tuple[int, int] | None = None) -> Plan:
         random = prepare(random_router(run.router, run.options.seed))
         random_needs = [name for name in needs if REDUCTIONS[name].use.of_random_router]
         planned += [
-            ("random", random, random_needs, False, some),
+            (RANDOM, random, random_needs, False, some),
             ("random sampled", random, random_needs, True, few),
         ]
     passes = []
@@ -413,9 +413,9 @@ def _finished_rows(
     metrics = [metric for metric in run.metrics if metric.scope not in OF_VARIANTS]
     finished = finish_router(run.router, states, names, metrics, missing, whole=whole)
     rows = finished.rows
-    random = next((planned for planned in passes if planned.name == "random"), None)
+    random = next((planned for planned in passes if planned.name == RANDOM), None)
     if random is not None:
-        states = progress["random"].states | _states(progress, "random sampled")
+        states = progress[RANDOM].states | _states(progress, "random sampled")
         absent = missing | dict.fromkeys(
             reductions_for(lambda use: not use.of_random_router), "not kept for the random router"
         )

@@ -342,7 +342,9 @@ def joined(parts: Sequence[Any]) -> Any:
     """Rows one below the other, arrays or tensors, where they lie."""
     if len(parts) == 1:
         return parts[0]
-    return (np.concatenate if isinstance(parts[0], np.ndarray) else torch.cat)(parts)
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return torch.cat(list(parts))
 
 
 @dataclass(frozen=True, eq=False)

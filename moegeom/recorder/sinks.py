@@ -50,7 +50,7 @@ from moegeom.kernels.cuda.device import Device, DeviceError
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import MeasuredRouter
-from moegeom.measure.passes import MAIN, Pass, Plan, RouterRun, finish_passes, plan_passes
+from moegeom.measure.passes import MAIN, RANDOM, Pass, Plan, RouterRun, finish_passes, plan_passes
 from moegeom.metrics import metrics_of_scan
 from moegeom.pipeline import ScanRequest, write_folded
 from moegeom.recorder.keep import NO_ROWS, InputRows, Keep, RouterRows, Shard, Step, joined
@@ -68,7 +68,7 @@ _ENDLESS = 1 << 48
 #: Tiles of a sample at most, by the name of the pass, where the length of the stream is not known.
 _MOST_TILES = {
     "sampled": SMALL_SAMPLE_TOKENS // TILE,
-    "random": -(-SAMPLE_TOKENS // TILE),
+    RANDOM: -(-SAMPLE_TOKENS // TILE),
     "random sampled": SMALL_SAMPLE_TOKENS // TILE,
 }
 
@@ -206,6 +206,7 @@ class _RouterFold:
         self._is_open, self._device = is_open, device
         self._folds: tuple[_Fold, ...] = ()
         self._on_device: DeviceFold | None = None
+        self._of_random: tuple[DeviceFold, frozenset[int]] | None = None
         self._planned: Plan | None = None
         #: What threads folded apart while a device did the pass over all tokens.
         self.apart: Mapping[str, _Parts] = {}
@@ -233,15 +234,27 @@ class _RouterFold:
         began = time.perf_counter()
         if tokens.label is None:
             tokens = dataclasses.replace(tokens, label=tokens.labels(fold.task))
-        fold.take(rows.values[name], dataclasses.replace(tokens, chosen=rows.chosen.get(name)))
+        values, chosen = rows.values[name], rows.chosen.get(name)
+        fold.take(values, dataclasses.replace(tokens, chosen=chosen))
         refuse_non_finite(name, self._source.facts.name, fold.non_finite, tiles[-1][1])
+        if self._of_random is not None:
+            random, drawn = self._of_random
+            for number, (start, _) in enumerate(tiles):
+                if start // TILE in drawn:
+                    place = slice(number * TILE, (number + 1) * TILE)
+                    random.take(values[place], tokens.at(place.start, min(place.stop, len(tokens))))
         self._seconds += time.perf_counter() - began
         return tokens
 
     def wait(self) -> None:
         """Waits until a device has read what was taken."""
-        if self._on_device is not None:
-            self._on_device.wait()
+        for fold in self._device_folds().values():
+            fold.wait()
+
+    def _device_folds(self) -> dict[str, DeviceFold]:
+        """Folds on a device, by the name of their pass."""
+        folds = {MAIN: self._on_device, RANDOM: self._of_random and self._of_random[0]}
+        return {name: fold for name, fold in folds.items() if fold is not None}
 
     def take(self, tiles: Sequence[tuple[int, int]]) -> None:
         """Folds the tokens of these ranges, a tile or the beginning of one each, into the passes
@@ -279,9 +292,16 @@ class _RouterFold:
             extent = extent_of(planned.task)
             if self._is_open:
                 extent = dataclasses.replace(extent, num_tokens=None)
-            device = self._device(planned.task) if planned.name == MAIN else None
+            is_random = planned.name == RANDOM and self.is_on_device and not self._is_open
+            device = None
+            if planned.name == MAIN or is_random:
+                device = self._device(planned.task)
             if device is None:
                 folds.append(_Fold(planned, self._most(planned.name), extent))
+            elif is_random:
+                tokens = len(planned.tiles) * TILE
+                fold = DeviceFold(planned.task, device[0], tokens, extent)
+                self._of_random = fold, frozenset(planned.tiles)
             else:
                 self._on_device = DeviceFold(planned.task, *device, extent)
         self._folds = tuple(folds)
@@ -294,10 +314,13 @@ class _RouterFold:
         """Parts of every pass, by its name; none while no token has come."""
         if self._on_device is None:
             return {fold.planned.name: fold.parts() for fold in self._folds}
-        progress = self._on_device.progress()
-        name, seen = self._run.router.name, progress.num_tokens
-        refuse_non_finite(name, self._source.facts.name, progress.non_finite, seen)
-        return {**self.apart, MAIN: {0: _Part(-(-seen // TILE), progress)}}
+        parts = dict(self.apart)
+        for name, fold in self._device_folds().items():
+            progress = fold.progress()
+            parts[name] = {0: _Part(-(-progress.num_tokens // TILE), progress)}
+        name, lost = self._run.router.name, self._on_device.non_finite
+        refuse_non_finite(name, self._source.facts.name, lost, self._source.facts.num_tokens)
+        return parts
 
     def joined(
         self, first: Mapping[str, _Parts], second: Mapping[str, _Parts]
