@@ -61,41 +61,34 @@ def quantile(
 
     The first bin counts as 0 and the last as inf: a quantile that falls there is 0 or inf.
     """
-    edges = bin_edges()
-    flat = histogram.reshape(-1, histogram.shape[-1])
+    edges, last = bin_edges(), histogram.shape[-1] - 1
+    flat = histogram.reshape(-1, last + 1)
     result = np.full((len(flat), len(probabilities)), np.nan)
     for row, counts in enumerate(flat):
-        total = counts.sum()
-        if total == 0:
-            continue
         below = np.cumsum(counts)
-        for column, probability in enumerate(probabilities):
-            target = probability * total
-            index = int(np.searchsorted(below, target, side="left"))
-            index = min(index, len(counts) - 1)
-            if index == 0:
-                result[row, column] = 0.0
-            elif index == len(counts) - 1:
-                result[row, column] = np.inf
-            else:
-                within = (target - below[index] + counts[index]) / max(counts[index], 1)
-                result[row, column] = edges[index] + within * (edges[index + 1] - edges[index])
+        if below[-1] == 0:
+            continue
+        target = probabilities * below[-1]
+        index = np.minimum(np.searchsorted(below, target, side="left"), last)
+        inner = np.minimum(index, last - 1)
+        within = (target - below[inner] + counts[inner]) / np.maximum(counts[inner], 1)
+        result[row] = edges[inner] + within * (edges[inner + 1] - edges[inner])
+        result[row, index == 0] = 0.0
+        result[row, index == last] = np.inf
     return result.reshape(*histogram.shape[:-1], len(probabilities))
 
 
 def share_up_to(
-    histogram: Int64[np.ndarray, "*batch bins"], value: float
-) -> Float64[np.ndarray, "*batch"]:
-    """Share of values up to ``value``, linear within its bin: the inverse of :func:`quantile`.
+    histogram: Int64[np.ndarray, "*batch bins"], values: Float64[np.ndarray, "values"]
+) -> Float64[np.ndarray, "values *batch"]:
+    """Share up to each of ``values``, linear within its bin: the inverse of :func:`quantile`.
 
     nan for an empty histogram. For 2^-40 <= value < 2^24.
     """
-    edges = bin_edges()
-    at = int(bin_index(np.array([value]))[0])
-    within = (value - edges[at]) / (edges[at + 1] - edges[at])
-    total = histogram.sum(axis=-1)
-    below = histogram[..., :at].sum(axis=-1) + within * histogram[..., at]
-    return below / np.where(total == 0, np.nan, total)
+    edges, at, below = bin_edges(), bin_index(values), np.cumsum(histogram, axis=-1)
+    within = (values - edges[at]) / (edges[at + 1] - edges[at])
+    shares = below[..., at - 1] + within * histogram[..., at]
+    return np.moveaxis(shares / np.where(below[..., -1:] == 0, np.nan, below[..., -1:]), -1, 0)
 
 
 def lowest(histogram: Int64[np.ndarray, "bins"]) -> float:

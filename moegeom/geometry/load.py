@@ -15,10 +15,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float, Float64, Int, Int32, Int64
+from moegeom.core.shapes import Bool, Float, Float64, Int, Int64
 from moegeom.geometry.selection import SCORES
 
 # ----------------------------------------------------------------------------------------- evenness
@@ -154,27 +155,31 @@ def expert_capacity(num_tokens: int, num_experts: int, top_k: int, factor: float
     In fractions, with the factor as people write it: 1.1 is 11/10, so that 1.1 times 10 is 11 and
     not, by the rounding of 1.1 to a float, 12. Source: docs/theory.md D3.
     """
-    return math.ceil(Fraction(repr(float(factor))) * top_k * num_tokens / num_experts)
+    above, below = Fraction(repr(float(factor))).as_integer_ratio()
+    return -(-above * top_k * num_tokens // (below * num_experts))
 
 
-def dropped_slot_share(counts: Int64[np.ndarray, "experts"], capacity: int) -> float:
+def dropped_slot_share(
+    counts: Int64[np.ndarray, "*#batch experts"], capacity: int | Int64[np.ndarray, "*#batch"]
+) -> PerVector:
     r"""Share of slots over the capacity of their expert, sum max(0, c_e - C) / sum c; nan without.
 
     Source: docs/theory.md D3.
     """
-    total = int(counts.sum())
-    return float(np.maximum(counts - capacity, 0).sum() / total) if total else float("nan")
+    total = counts.sum(axis=-1)
+    over = np.maximum(counts - np.asarray(capacity)[..., None], 0).sum(axis=-1)
+    return over / np.where(total, total, np.nan)
 
 
-def rank_imbalance(counts: Int64[np.ndarray, "experts"], num_ranks: int) -> float:
+def rank_imbalance(counts: Int64[np.ndarray, "*batch experts"], num_ranks: int) -> PerVector:
     """Largest load of equal groups of consecutive experts over their mean; 1 to ``num_ranks``.
 
     nan without tokens, and when ``num_ranks`` does not divide the number of experts.
     """
-    if len(counts) % num_ranks:
-        return float("nan")
-    load = counts.reshape(num_ranks, -1).sum(axis=1)
-    return float(load.max() / load.mean()) if load.any() else float("nan")
+    if counts.shape[-1] % num_ranks:
+        return np.full(counts.shape[:-1], np.nan)[()]
+    loads = counts.reshape(*counts.shape[:-1], num_ranks, -1).sum(axis=-1)
+    return load_share(loads).max(axis=-1)
 
 
 # ------------------------------------------------------------------------------- entropy of a token
@@ -221,13 +226,17 @@ def log_sum_exp(logits: Float[np.ndarray, "tokens experts"]) -> Float64[np.ndarr
 Pairs = Int64[np.ndarray, "experts experts"]
 
 
+#: Lower and higher expert of each pair, by the number of experts and 1.
+expert_pairs = cache(np.triu_indices)
+
+
 def jaccard_mean(counts: Pairs) -> float:
     r"""Mean over pairs of :math:`N_{ij} / (N_i + N_j - N_{ij})`; nan when no pair has a token.
 
     Pairs of two dead experts are left out. Source: docs/theory.md D3; oracle: sets of tokens.
     """
     own = np.diag(counts)
-    first, second = np.triu_indices(len(counts), 1)
+    first, second = expert_pairs(len(counts), 1)
     together = counts[first, second]
     either = own[first] + own[second] - together
     used = either > 0
@@ -263,6 +272,13 @@ def num_pairs_seen(counts: Pairs) -> int:
     return int(np.count_nonzero(np.triu(counts, 1)))
 
 
+def largest(counts: Int64[np.ndarray, "all"], most: int) -> Int64[np.ndarray, "some"]:
+    """Places of the ``most`` largest counts, descending; the first of equal ones comes first."""
+    least = np.partition(counts, -most)[-most] if len(counts) > most else 0
+    place = np.flatnonzero(counts >= least)
+    return place[np.argsort(-counts[place], kind="stable")[:most]]
+
+
 def most_frequent(counts: Int64[np.ndarray, "experts experts"], most: int) -> dict[str, np.ndarray]:
     """At most ``most`` pairs: ``expert_out``, ``expert_in``, ``num_tokens`` and ``share``.
 
@@ -270,7 +286,7 @@ def most_frequent(counts: Int64[np.ndarray, "experts experts"], most: int) -> di
     all counts.
     """
     flat = counts.reshape(-1)
-    top = np.argsort(-flat, kind="stable")[:most]
+    top = largest(flat, most)
     top = top[flat[top] > 0]
     out, into = np.divmod(top, len(counts))
     share = flat[top] / max(int(flat.sum()), 1)
@@ -284,7 +300,7 @@ def good_turing_coverage(counts: Int64[np.ndarray, "expert_sets"]) -> float:
     f1 expert sets were seen once, T tokens in all; nan without tokens. Source: docs/theory.md B4.
     """
     total = int(counts.sum())
-    return float("nan") if total == 0 else 1.0 - int((counts == 1).sum()) / total
+    return float("nan") if total == 0 else 1.0 - np.count_nonzero(counts == 1) / total
 
 
 def chao1(counts: Int64[np.ndarray, "expert_sets"]) -> float:
@@ -448,7 +464,7 @@ _NO_ROOM = 1e-9
 
 
 def label_counts(
-    label: Labels, chosen: Int32[np.ndarray, "tokens k"], num_experts: int
+    label: Labels, chosen: Chosen, num_experts: int
 ) -> tuple[Int64[np.ndarray, "labels"], Int64[np.ndarray, "labels experts"]]:
     """Tokens of each label, and those of them that choose each expert; -1 is an empty slot."""
     _, place, tokens = np.unique(label, return_inverse=True, return_counts=True)
@@ -460,25 +476,33 @@ def label_counts(
 
 
 def same_label_agreement(
-    label: Labels, chosen: Int32[np.ndarray, "tokens k"], num_experts: int
-) -> float:
+    label: Labels,
+    chosen: Chosen,
+    num_experts: int,
+    without: tuple[Labels, Sequence[int]] | None = None,
+) -> float | list[float]:
     r"""Mean of :math:`|S_t \cap S_u| / k` over pairs of different tokens with one label.
 
     :math:`\sum_v (\sum_e N_{ve}^2 - k n_v) / (k \sum_v n_v (n_v - 1))`: pairs of a token with
     itself are left out, so that rare labels do not raise it. 0 to 1; nan when no label repeats.
-    With one label for all it is the chance level. Source: docs/theory.md D3 (c). Oracle in tests:
-    all pairs.
+    With one label for all it is the chance level. With the block of each token and some blocks:
+    of the tokens outside each. Source: docs/theory.md D3 (c). Oracle in tests: all pairs.
     """
-    tokens, counts = label_counts(label, chosen, num_experts)
-    pairs = int((tokens * (tokens - 1)).sum())
-    if not pairs:
-        return float("nan")
-    top_k = chosen.shape[1]
-    return float(((counts**2).sum() - top_k * tokens.sum()) / (top_k * pairs))
+    names, (tokens, counts) = np.unique(label), label_counts(label, chosen, num_experts)
+    pairs, top_k = (tokens * (tokens - 1)).sum(), chosen.shape[1]
+    sums = [((counts**2).sum() - top_k * len(label), pairs)]
+    for row in [] if without is None else [np.flatnonzero(without[0] == b) for b in without[1]]:
+        # whole numbers: what the labels of a block add can be taken off
+        few, less = label_counts(label[row], chosen[row], num_experts)
+        own = np.searchsorted(names, np.unique(label[row]))
+        fewer = ((2 * counts[own] - less) * less).sum() - top_k * len(row)
+        sums.append((sums[0][0] - fewer, pairs - ((2 * tokens[own] - few - 1) * few).sum()))
+    figures = [float(s / (top_k * p)) if p else math.nan for s, p in sums]
+    return figures[0] if without is None else figures[1:]
 
 
 def expert_label_agreement(
-    label: Labels, chosen: Int32[np.ndarray, "tokens k"], num_experts: int
+    label: Labels, chosen: Chosen, num_experts: int
 ) -> Float64[np.ndarray, "experts"]:
     r"""Probability that another token of the label goes to the expert too, given that one did.
 
@@ -538,15 +562,15 @@ def _expected_information(
     for a, repeats in zip(*np.unique(of_label, return_counts=True), strict=True):
         for part in np.array_split(np.arange(len(sizes)), len(sizes) * a // _TERMS + 1):
             b, weight = sizes[part][:, None], times[part]
-            n = np.arange(1, a + 1)[None, :]
-            possible = (n <= b) & (n >= a + b - num)
-            n, rest = np.where(possible, n, 0), np.where(possible, num - a - b + n, 0)
-            out, other = np.where(possible, a - n, 0), np.where(possible, b - n, 0)
+            n = np.arange(1, min(a, b.max(initial=0)) + 1)
+            other, rest = np.maximum(b - n, 0), np.maximum(num - a - b + n, 0)
             chance = log_factorial[a] + log_factorial[b] + log_factorial[num - a]
             chance = chance + log_factorial[num - b] - log_factorial[num] - log_factorial[n]
-            chance -= log_factorial[out] + log_factorial[other] + log_factorial[rest]
-            gain = np.log(np.maximum(n, 1) * (num / (a * b)))
-            terms = n / num * gain * np.exp(np.where(possible, chance, -np.inf))
+            chance -= log_factorial[a - n] + log_factorial[other] + log_factorial[rest]
+            chance[(n > b) | (n < a + b - num)] = -np.inf
+            # none is possible beyond: zeros, for sums of one order whatever the counts
+            terms = np.zeros((len(b), a))
+            terms[:, : len(n)] = n / num * np.log(n * (num / (a * b))) * np.exp(chance)
             total += float(repeats) * float((weight * terms.sum(axis=1)).sum())
     return total
 

@@ -38,13 +38,13 @@ ROWS_IN_CACHE = 64
 
 def unit_rows(values: Float[np.ndarray, "tokens hidden"]) -> Float64[np.ndarray, "tokens hidden"]:
     """Each row over its Euclidean length; 0 for a zero row, nan or 0 for one that is not finite."""
-    unit = np.zeros(values.shape)
+    unit = np.empty(values.shape)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, len(values), ROWS_IN_CACHE):
             there = slice(start, start + ROWS_IN_CACHE)
             rows = values[there].astype(np.float64)
             lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-            np.divide(rows, lengths, out=unit[there], where=lengths != 0.0)
+            np.divide(rows, np.where(lengths == 0.0, 1.0, lengths), out=unit[there])
     return unit
 
 

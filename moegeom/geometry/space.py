@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.core.shapes import Bool, Float, Float64, Int, Int32, Int64, Integer
+from moegeom.geometry.rows import ROWS_IN_CACHE
 
 
 # ----------------------------------------------------------------------------------- second moments
@@ -42,8 +43,8 @@ class BlockedMoments:
     """
 
     centre: Float64[np.ndarray, "dimension"]
+    gram: Float64[np.ndarray, "points points"]
     block: Int32[np.ndarray, "points"]
-    diagonal: Float64[np.ndarray, "points"]
     row_sums: Float64[np.ndarray, "points blocks"]
     squares: Float64[np.ndarray, "blocks blocks"]
     block_sums: Float64[np.ndarray, "blocks dimension"]
@@ -59,7 +60,7 @@ class BlockedMoments:
         n = max(int(inside.sum()), 1)
         rows = self.row_sums[inside][:, is_counted].sum(axis=1)
         total = float(rows.sum())
-        distance = self.diagonal[inside] - 2.0 * rows / n + total / n**2
+        distance = np.diag(self.gram)[inside] - 2.0 * rows / n + total / n**2
         square = float(self.squares[np.ix_(is_counted, is_counted)].sum())
         square += -2.0 * float(rows @ rows) / n + total**2 / n**2
         mean = self.centre + self.block_sums[is_counted].sum(axis=0) / n
@@ -67,7 +68,7 @@ class BlockedMoments:
 
 
 def blocked_moments(
-    points: Float64[np.ndarray, "points dimension"],
+    points: Float[np.ndarray, "points dimension"],
     block: Int32[np.ndarray, "points"],
     num_blocks: int,
 ) -> BlockedMoments:
@@ -75,15 +76,15 @@ def blocked_moments(
 
     Oracle in tests: numpy.cov of the points that are left.
     """
-    centre = points.mean(axis=0) if len(points) else np.zeros(points.shape[1])
-    centred = points - centre
+    mean = points.mean(axis=0, dtype=np.float64) if len(points) else np.zeros(points.shape[1])
+    centred = points - mean
     gram = centred @ centred.T
     member = np.zeros((num_blocks, len(points)))
     member[block, np.arange(len(points))] = 1.0
     return BlockedMoments(
-        centre=centre,
+        centre=mean,
+        gram=gram,
         block=block,
-        diagonal=np.diag(gram).copy(),
         row_sums=gram @ member.T,
         squares=member @ gram**2 @ member.T,
         block_sums=member @ centred,
@@ -101,40 +102,55 @@ _SPARE = 16
 _SHARP = 1e-10
 
 
-def distinct_rows(rows: Float64[np.ndarray, "tokens dimension"]) -> Int64[np.ndarray, "kept"]:
+def distinct_rows(rows: Float[np.ndarray, "tokens dimension"]) -> Int64[np.ndarray, "kept"]:
     """Index of the first of each set of bit-identical rows, ascending.
 
     Repeated tokens have a neighbour at distance 0, which says nothing about the dimension.
     """
-    raw = np.ascontiguousarray(rows + 0.0)  # -0.0 equals 0.0
-    if not raw.shape[1]:
-        return np.arange(min(len(raw), 1))
-    keys = raw.view(np.dtype((np.void, raw.dtype.itemsize * raw.shape[1]))).ravel()
+    if not rows.shape[1]:
+        return np.arange(min(len(rows), 1))
+    # rows that begin with another sum differ: the few that do not are compared as a whole
+    sums = rows[:, :8].sum(axis=1, dtype=np.float64)
+    _, place, times = np.unique(sums, return_inverse=True, return_counts=True)
+    alike = np.flatnonzero(times[place] > 1)
+    raw = rows[alike] + 0  # -0.0 equals 0.0
+    keys = raw.view(np.dtype((np.void, raw.itemsize * raw.shape[1]))).ravel()
     _, first = np.unique(keys, return_index=True)
-    return np.sort(first)
+    return np.sort(np.append(np.flatnonzero(times[place] == 1), alike[first]))
 
 
-def nearest_distances(rows: Float64[np.ndarray, "tokens dimension"], count: int) -> Nearest:
+def nearest_distances(
+    rows: Float[np.ndarray, "tokens dimension"],
+    count: int,
+    gram: Float64[np.ndarray, "tokens tokens"] | None = None,
+) -> Nearest:
     r"""Distances from each row to its ``count`` nearest others, ascending; nan beyond the last row.
 
-    Those of ``sklearn.neighbors.NearestNeighbors``, whose squares have the error of the squared
-    lengths, :math:`(D + 8) 2^{-53} (|x| + |y|)^2` at most. Where that is not small beside them,
-    distances are differences of coordinates, right where no more than 16 others are as near.
-    Oracle in tests: scipy.spatial.
+    From ``gram``, the products of the rows less a point between them, by default their mean.
+    Squares have the error of the squared lengths, :math:`(D + 8) 2^{-53} (|x| + |y|)^2` at most.
+    Where that is not small beside them, distances are differences of coordinates, right where no
+    more than 16 others are as near. Oracle in tests: scipy.spatial.
     """
-    from sklearn.neighbors import NearestNeighbors
-
-    nearest = np.full((len(rows), count), np.nan)
-    if len(rows) < 2:
+    nearest, others = np.full((len(rows), count), np.nan), len(rows) - 1
+    if others < 1:
         return nearest
-    centred = rows - rows.mean(axis=0)
-    search = NearestNeighbors(n_neighbors=min(count + _SPARE, len(rows) - 1), algorithm="brute")
-    apart, others = search.fit(centred).kneighbors()
-    length = np.linalg.norm(centred, axis=1)
-    error = (rows.shape[1] + 8) * 2.0**-53 * (length + length[others].max(axis=1)) ** 2
-    for token in np.flatnonzero(apart[:, 0] ** 2 * _SHARP <= error):
-        apart[token] = np.sort(np.linalg.norm(rows[others[token]] - rows[token], axis=1))
-    nearest[:, : apart.shape[1]] = apart[:, :count]
+    if gram is None:
+        centred = rows - rows.mean(axis=0, dtype=np.float64)
+        gram = np.asarray(centred @ centred.T)
+    squares, number, near = np.diag(gram), min(count, others), min(count + _SPARE, others)
+    length, unit = np.sqrt(squares), (rows.shape[1] + 8) * 2.0**-53 / _SHARP
+    for start in range(0, len(rows), ROWS_IN_CACHE):
+        part = slice(start, start + ROWS_IN_CACHE)
+        square = -2.0 * gram[part] + squares[part, None] + squares
+        np.fill_diagonal(square[:, start:], np.inf)
+        best = np.maximum(np.partition(square, number - 1, axis=1)[:, :number], 0.0)
+        best.sort(axis=1)
+        for row in np.flatnonzero(best[:, 0] <= unit * (length[part] + length.max()) ** 2):
+            token, other = start + row, np.argpartition(square[row], near - 1)[:near]
+            if best[row, 0] <= unit * (length[token] + length[other].max()) ** 2:
+                apart = rows[other].astype(np.float64) - rows[token]
+                best[row] = np.sort((apart**2).sum(axis=1))[:number]
+        nearest[part, :number] = np.sqrt(best)
     return nearest
 
 
@@ -193,20 +209,22 @@ _LEAST_ROWS = 100
 
 
 def dimension_estimates(
-    rows: Float64[np.ndarray, "tokens dimension"],
+    rows: Float[np.ndarray, "tokens dimension"],
+    gram: Float64[np.ndarray, "tokens tokens"] | None = None,
 ) -> list[tuple[str, int, float]]:
     """Estimates of the intrinsic dimension: estimator, number of rows, dimension.
 
     TwoNN and its fitted form, Levina-Bickel with 10 and 20 neighbours; each on all rows, on the
     first half and on the first quarter, which should be in no order. No estimates below 100 rows;
     rows should differ (:func:`distinct_rows`). Together they are a range and never one number:
-    docs/theory.md B12.
+    docs/theory.md B12. ``gram`` is that of :func:`nearest_distances`.
     """
     estimates: list[tuple[str, int, float]] = []
     for size in (len(rows), len(rows) // 2, len(rows) // 4):
         if size < _LEAST_ROWS:
             continue
-        nearest = nearest_distances(rows[:size], max(_NEIGHBOURS))
+        own = None if gram is None else gram[:size, :size]
+        nearest = nearest_distances(rows[:size], max(_NEIGHBOURS), own)
         estimates += [
             ("two_nn", size, two_nn(nearest)),
             ("two_nn_fitted", size, two_nn_fitted(nearest)),
@@ -333,8 +351,6 @@ def residual_r2(inputs: Inputs, part: Outputs, whole: Outputs, train: Train) -> 
     is a figure of its own; R^2 of the routed output as what is explained is 1 - :func:`affine_r2`.
     Oracle in tests: scikit-learn.
     """
-    if train.sum() < LEAST_TRAIN:
-        return float("nan")
     left = affine_residual(inputs, whole, train)
     wrong = affine_residual(inputs, whole - part, train)
     return _explained(wrong, left, whole[~train])
@@ -364,62 +380,82 @@ class PrincipalComponents:
 def principal_components(
     rows: Float64[np.ndarray, "points dimension"], count: int = 2
 ) -> PrincipalComponents:
-    """The widest components of ``rows``, by ``sklearn.decomposition.KernelPCA``.
+    """The widest components of ``rows``, from products of pairs: points are few beside dimensions.
 
-    From products of pairs: points are fewer than dimensions where these are many. In units of the
-    rows, float64; 0 along components that the rows do not spread in; all 0, with shares nan, where
-    the rows are equal. Needs more points than components.
+    In units of the rows, float64; 0 along components that the rows do not spread in; all 0, with
+    shares nan, where the rows are equal. Needs more points than components.
     Source: docs/theory.md B12. Oracle in tests: numpy.linalg.svd of the centred rows.
     """
-    from sklearn.decomposition import KernelPCA
+    from scipy.linalg import eigh
 
-    centred = rows - rows.mean(axis=0)
+    centred, number = rows - rows.mean(axis=0), len(rows)
     total = float((centred**2).sum())
     if not total > 0.0:
-        nothing = np.zeros((len(rows), count)), np.zeros((count, rows.shape[1]))
+        nothing = np.zeros((number, count)), np.zeros((count, rows.shape[1]))
         return PrincipalComponents(*nothing, np.full(count, math.nan))
-    search = KernelPCA(count, kernel="linear", eigen_solver="dense")
-    points = search.fit_transform(centred)
+    products = centred @ centred.T
+    of_column, of_row = products.sum(axis=0) / number, products.sum(axis=1) / number
+    # what rounding leaves of the mean
+    products = products - of_column - of_row[:, None] + of_column.sum() / number
+    variance, axis = eigh(products, subset_by_index=(number - count, number - 1))
+    variance[variance < 1e-12 * variance.max()] = 0.0  # the rounding of larger ones
+    axis *= np.sign(axis[np.abs(axis).argmax(axis=0), np.arange(count)])
+    order = variance.argsort()[::-1]
+    points = axis[:, order] * np.sqrt(variance[order])
     axes = points.T @ centred
     lengths = np.linalg.norm(axes, axis=1, keepdims=True)
     axes = np.divide(axes, lengths, out=np.zeros_like(axes), where=lengths > 0.0)
-    return PrincipalComponents(points, axes, search.eigenvalues_ / total)
+    return PrincipalComponents(points, axes, variance[order] / total)
+
+
+def distances(
+    rows: Float64[np.ndarray, "points dimension"],
+) -> Float64[np.ndarray, "points points"]:
+    """Of each two points, from their products: squares have the error of the squared lengths."""
+    squares = np.einsum("ij,ij->i", rows, rows)
+    apart = np.sqrt(np.maximum(-2.0 * (rows @ rows.T) + squares[:, None] + squares, 0.0))
+    np.fill_diagonal(apart, 0.0)
+    return apart
 
 
 def neighbours_of_same_label(
-    rows: Float64[np.ndarray, "points dimension"], label: Integer[np.ndarray, "points"], count: int
+    apart: Float64[np.ndarray, "points points"], label: Integer[np.ndarray, "points"], count: int
 ) -> tuple[float, float]:
     r"""Share of the ``count`` nearest others with the label of a point, and that of chance.
 
-    Chance is :math:`\sum_a n_a (n_a - 1) / (n (n - 1))`, two points drawn without order. Both in
-    [0, 1]; nan with fewer than ``count`` others. Oracle in tests: scipy.spatial.
+    From distances. Chance is :math:`\sum_a n_a (n_a - 1) / (n (n - 1))`, two points drawn without
+    order. Both in [0, 1]; nan with fewer than ``count`` others. Oracle in tests: scipy.spatial.
     """
-    from sklearn.neighbors import NearestNeighbors
-
     points = len(label)
     if points <= count:
         return math.nan, math.nan
-    nearest = NearestNeighbors(n_neighbors=count).fit(rows).kneighbors(return_distance=False)
+    others = apart + np.diag(np.full(points, np.inf))
+    nearest = np.argpartition(others, count - 1, axis=1)[:, :count]
     sizes = np.unique(label, return_counts=True)[1].astype(np.float64)
     chance = float((sizes * (sizes - 1.0)).sum()) / (points * (points - 1.0))
     return float((label[nearest] == label[:, None]).mean()), chance
 
 
 def silhouette(
-    rows: Float64[np.ndarray, "points dimension"], label: Integer[np.ndarray, "points"]
+    apart: Float64[np.ndarray, "points points"], label: Integer[np.ndarray, "points"]
 ) -> float:
-    r"""Mean over points of :math:`(b - a) / \max(a, b)`, ``sklearn.metrics.silhouette_score``.
+    r"""Mean over points of :math:`(b - a) / \max(a, b)`, from distances.
 
     a is the mean distance to the others of its label, b the least over other labels of the mean
     distance to theirs; 0 for a point alone with its label. -1 to 1; nan with one label only.
     Source: Rousseeuw 1987. Oracle in tests: sums over pairs.
     """
-    from sklearn.metrics import silhouette_score
-
-    labels = len(np.unique(label))
-    if labels in (0, 1, len(rows)):
-        return math.nan if labels < 2 else 0.0
-    return float(silhouette_score(rows, label))
+    _, own, size = np.unique(label, return_inverse=True, return_counts=True)
+    points = np.arange(len(label))
+    if len(size) < 2:
+        return math.nan
+    cell = points[:, None] * len(size) + own
+    total = np.bincount(cell.ravel(), apart.ravel(), len(label) * len(size)).reshape(-1, len(size))
+    inside = total[points, own] / np.maximum(size[own] - 1, 1)
+    total[points, own] = np.inf
+    outside = (total / size).min(axis=1)
+    widths = (outside - inside) / np.maximum(np.maximum(inside, outside), np.finfo(float).tiny)
+    return float(np.where(size[own] > 1, widths, 0.0).mean())
 
 
 # --------------------------------------------------------------------------------- pull of the mean
@@ -507,7 +543,7 @@ class BlockedScores:
 
 
 def pull_of_random_rows(
-    inputs: Float64[np.ndarray, "tokens hidden"],
+    inputs: Float[np.ndarray, "tokens hidden"],
     participation_ratio: float,
     lengths: Float64[np.ndarray, "experts"],
 ) -> tuple[float, float]:
@@ -531,16 +567,17 @@ def pull_of_random_rows(
     """
     if len(inputs) < 2 or len(lengths) < 2:
         return math.nan, math.nan
-    mean = inputs.mean(axis=0)
+    mean = inputs.mean(axis=0, dtype=np.float64)
     apart = inputs - mean
-    trace = float((apart**2).sum()) / len(inputs)
+    towards = apart @ mean
+    trace = float(np.square(apart, out=apart).sum()) / len(inputs)
     square, size = lengths**2, float(mean @ mean)
     experts, total = len(lengths), float((lengths**2).sum())
     if trace == 0.0 or total == 0.0:
         return math.nan, math.nan
     if size == 0.0:
         return 0.0, 0.0
-    along = float(((apart @ mean) ** 2).mean()) / (size * trace)
+    along = float((towards**2).mean()) / (size * trace)
     squares = float((square**2).sum())
     spread = squares * (1.0 - 2.0 / experts) + (total / experts) ** 2
     v = 2.0 * spread / ((1.0 - 1.0 / experts) * total) ** 2

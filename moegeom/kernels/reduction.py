@@ -209,23 +209,17 @@ def block_counters(
     read: Callable[[np.ndarray], Any],
     use: Use = ANY_USE,
 ) -> Reduction:
-    """Counters of ``shape`` for each block alone; ``read`` is what is made of their total."""
+    """Counters of ``shape`` by block; ``read`` takes their total, which is 0 for a population."""
 
-    def select(state: State, population: int | None, without: int | None) -> Any:
-        return read(block_total(state["counts"], population, without))
+    def select(settled: SettledCounts, population: int | None, without: int | None) -> Any:
+        total = settled.select(None, without)
+        return read(total if population is None else np.zeros_like(total))
 
     def start(extent: Extent) -> np.ndarray:
         return extent.empty(NUM_BLOCKS, *shape(extent), dtype=np.int64)
 
-    return Reduction(name, needs, _counting(start, fold), added, select, use=use)
-
-
-def block_total(counts: np.ndarray, population: int | None, without: int | None) -> np.ndarray:
-    """Counts [blocks, *tail] summed to [*tail]; zeros for a single population, which has none."""
-    counted = np.full(NUM_BLOCKS, population is None)
-    if without is not None:
-        counted[without] = False
-    return total_of(counts[counted])
+    settle = lambda state: SettledCounts(state["counts"][None], state["counts"], {})
+    return Reduction(name, needs, _counting(start, fold), added, select, settle, use)
 
 
 def added(first: State, second: State) -> State:

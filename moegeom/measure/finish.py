@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Metric, RouterFacts, Values
+from moegeom.core.metric import Metric, RouterFacts
 from moegeom.core.router import Router
 from moegeom.core.row_keys import ALL
 from moegeom.core.shapes import Int64
@@ -102,29 +102,24 @@ def _values(
     of_block: Int64[np.ndarray, "blocks"],
     variant: str,
 ) -> dict[str, dict[str, Any]]:
-    # looked up once: the registry lists its folder on each access
-    select = {need: selector(need) for need in metric.needs}
-    states = {need: states[reduction_of(need)] for need in metric.needs}
+    select = {need: (selector(need), states[reduction_of(need)]) for need in metric.needs}
     blocks, total = np.flatnonzero(of_block).tolist(), int(of_block.sum())
+    num_blocks, is_whole = len(blocks), population is None
     if len(blocks) == 1:
         blocks = []  # without it nothing is left
 
     def selected(without: int | None) -> dict[str, Any]:
-        return {need: select[need](states[need], population, without) for need in metric.needs}
+        return {need: one(state, population, without) for need, (one, state) in select.items()}
 
     def facts(tokens: int) -> RouterFacts:
-        num_blocks = int(np.count_nonzero(of_block))
-        return RouterFacts(router, tokens, variant == "random", num_blocks, population is None)
+        return RouterFacts(router, tokens, variant == "random", num_blocks, is_whole)
 
     selection = selected(None)
     whole = {
         table: dict(columns) for table, columns in metric.finish(selection, facts(total)).items()
     }
-    errors: Values = {}
-    # a metric that looks at one selection after the other need not hold all of them
-    left_out = [selected(block) for block in blocks] if metric.errors or metric.without_each else []
-    if metric.errors and left_out:
-        errors = metric.errors(selection, left_out)
+    left_out = [*map(selected, blocks)] if metric.errors else []
+    errors = metric.errors(selection, left_out) if metric.errors and blocks else {}
     by_jackknife = [
         (table, column.name)
         for table, columns in metric.columns.items()
@@ -132,20 +127,21 @@ def _values(
         if column.has_se
         and column.name in whole.get(table, {}).keys() - errors.get(table, {}).keys()
     ]
-    if by_jackknife:
-        each, parts = {}, []
-        if metric.without_each and left_out:
-            each = metric.without_each(left_out, facts(total))
-        if blocks and any(name not in each.get(table, {}) for table, name in by_jackknife):
-            parts = [
-                metric.finish(selected(block), facts(total - int(of_block[block])))
-                for block in blocks
-            ]
-        for table, name in by_jackknife:
-            values = each.get(table, {}).get(name)
-            if values is None:
-                values = [part.get(table, {}).get(name) for part in parts]
-            whole[table][f"{name}_se"] = _jackknife(values, whole[table][name])
+    if all(whole[table][name] is None for table, name in by_jackknife):
+        blocks = []  # what has no value has no error
+    each, parts = {}, []
+    if metric.without_each and blocks:
+        # a metric that looks at one selection after the other need not hold all of them
+        each = metric.without_each(left_out or [*map(selected, blocks)], facts(total))
+    if blocks and any(name not in each.get(table, {}) for table, name in by_jackknife):
+        parts = [
+            metric.finish(selected(block), facts(total - int(of_block[block]))) for block in blocks
+        ]
+    for table, name in by_jackknife:
+        values = each.get(table, {}).get(name)
+        if values is None:
+            values = [part.get(table, {}).get(name) for part in parts]
+        whole[table][f"{name}_se"] = _jackknife(values, whole[table][name])
     for table, columns in errors.items():
         whole[table] |= {f"{name}_se": error for name, error in columns.items()}
     return whole

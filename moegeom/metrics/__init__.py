@@ -1,8 +1,11 @@
 """Metrics in rooms of their subject: reductions in, values and standard errors out, no token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from moegeom.core.metric import Column, Metric, estimate
+import numpy as np
+
+from moegeom.core.metric import Column, Metric, RouterFacts, Values, estimate
 from moegeom.core.registry import Rooms
 from moegeom.results.reader import DERIVED
 
@@ -48,3 +51,10 @@ def read_columns_of(metric: Metric, table: str) -> Sequence[Column]:
             if derived.column in names
         ),
     ]
+
+
+def stacked(name: str) -> Callable[[Sequence[Mapping[str, Any]], RouterFacts], Values]:
+    """``Metric.without_each`` of the metric, which finishes selections along a first axis too."""
+    return lambda parts, facts: METRICS[name].finish(
+        {need: np.stack([part[need] for part in parts]) for need in parts[0]}, facts
+    )

@@ -95,7 +95,7 @@ def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts, rate = seen["count"], float(seen["rate"])
     router = facts.router
     # the lower hash first among equals: any order would do, but it must be the same everywhere
-    top = np.argsort(-counts, kind="stable")[:NUM_LISTED]
+    top = loads.largest(counts, NUM_LISTED)
     experts, top_k = router.num_experts, router.rule.num_chosen
     if top_k is None:
         possible = experts * math.log(2.0)
@@ -213,19 +213,13 @@ NUM_LISTED_PAIRS = 256
             count("expert", "lower expert number", "expert"),
             count("other_expert", "higher expert number", "expert"),
             count("num_tokens_together", "tokens that chose both", "tokens"),
-            Column(
+            figure(
                 "share_of_expert",
                 "of the expert's tokens, the share with the other",
-                "1",
-                "float",
                 "coactivation",
             ),
-            Column(
-                "share_of_other",
-                "of the other's tokens, the share with the expert",
-                "1",
-                "float",
-                "coactivation",
+            figure(
+                "share_of_other", "of the other's tokens, the share with the expert", "coactivation"
             ),
             figure("over_chance", "frequency over even chance", "coactivation"),
         )
@@ -246,7 +240,7 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     """
     counts = reductions["expert_pairs"]
     experts, top_k = facts.router.num_experts, facts.router.rule.num_chosen
-    first, second = np.triu_indices(experts, 1)
+    first, second = loads.expert_pairs(experts, 1)
     together = counts[first, second]
     if not counts.any() or experts < 2:
         return {"layers": {}}
@@ -261,7 +255,7 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     tokens = int(np.trace(counts)) // top_k
     over_chance = loads.coactivation_over_chance(counts, tokens, top_k)[first, second]
     layers["coactivation_max_over_chance"] = float(over_chance.max())
-    top = np.argsort(-together, kind="stable")[:NUM_LISTED_PAIRS]
+    top = loads.largest(together, NUM_LISTED_PAIRS)
     top = top[together[top] > 0]
     i, j = first[top], second[top]
     return {

@@ -14,6 +14,7 @@ from moegeom.geometry.load import most_frequent
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16
 from moegeom.kernels.reductions import flips as reduced
 from moegeom.kernels.reductions.histograms import EARLY, LATE
+from moegeom.metrics import stacked
 from moegeom.metrics.margins import within_ends
 
 _SHARES = {
@@ -262,6 +263,7 @@ _LEFT = 1e-6
             "input_stability",
         ),
     ),
+    without_each=stacked("input_stability"),
     invariances=("expert_relabelling", "common_row_shift", "positive_scaling"),
 )
 def input_stability(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -278,14 +280,14 @@ def input_stability(reductions: Mapping[str, Any], facts: RouterFacts) -> Values
     edges = histogram.bin_edges()
     # the next edge of a bin: a share must not be an interpolation
     needed = edges[np.searchsorted(edges, sigmas_needed(facts.router.num_experts, rule.top_k))]
-    (likely,) = histogram.share_below(reductions["rounding_sigmas_histogram"], np.array([needed]))
-    (worst,) = histogram.share_below(
+    likely = histogram.share_below(reductions["rounding_sigmas_histogram"], np.array([needed]))
+    worst = histogram.share_below(
         reductions["relative_distance_histogram"], np.array([UNIT_BFLOAT16])
     )
     return {
         "layers": {
-            "stable_share_input_rounding_1e6": 1.0 - float(likely),
-            "stable_share_input_rounding_worst": 1.0 - float(worst),
+            "stable_share_input_rounding_1e6": 1.0 - likely[..., 0],
+            "stable_share_input_rounding_worst": 1.0 - worst[..., 0],
         }
     }
 

@@ -90,15 +90,12 @@ def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Value
     On a sample of about 2048 tokens, outlier tokens left out. See also ``mean_resultant_length``
     and ``mean_pairwise_cosine``, which need no quantile.
     """
-    sample = reductions["input_sample"]
+    moments = reductions["input_sample"].moments
     names = ("cap_radius_over_mean", "cap_half_angle", "cap_area_log10")
-    distance = np.sqrt(sample.moments.squared_distance)
-    if len(distance) < 2:
+    distance, length = np.sqrt(moments.squared_distance), float(np.linalg.norm(moments.mean))
+    if len(distance) < 2 or length == 0.0:
         return {"layers": dict.fromkeys(names)}
     radius = float(np.quantile(distance, QUANTILE))
-    length = float(np.linalg.norm(sample.moments.mean))
-    if length == 0.0:
-        return {"layers": dict.fromkeys(names)}
     is_cap = radius < length
     area = cap_area_log10(radius / length, facts.router.hidden_size) if is_cap else None
     angle = float(cap_half_angle(radius, length)) if is_cap else None
@@ -134,15 +131,9 @@ def participation_ratio(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     """
     moments = reductions["input_sample"].moments
     tokens = len(moments.squared_distance)
-    if tokens < 3:
-        return {"layers": {"participation_ratio_raw": None, "participation_ratio": None}}
-    raw = moments.participation_ratio
-    return {
-        "layers": {
-            "participation_ratio_raw": raw,
-            "participation_ratio": float(space.participation_ratio_corrected(raw, tokens)),
-        }
-    }
+    raw = moments.participation_ratio if tokens > 2 else None
+    ratio = None if raw is None else space.participation_ratio_corrected(raw, tokens)
+    return {"layers": {"participation_ratio_raw": raw, "participation_ratio": ratio}}
 
 
 @metric(
@@ -191,12 +182,13 @@ def intrinsic_dimension(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     can meet: far fewer than the binomial coefficient when it is small.
     """
     sample = reductions["input_sample"]
-    rows = sample.inputs.astype(np.float64)
-    rows = rows[space.distinct_rows(rows)]
+    inputs = sample["input"]
+    row = space.distinct_rows(inputs)
     # the sample is in the order of a hash: its beginning is a sample too
-    estimates = space.dimension_estimates(rows)
+    products = sample.whole[1].gram[np.ix_(row, row)]
+    estimates = space.dimension_estimates(inputs[row], products)
     values = [value for _, _, value in estimates if np.isfinite(value)]
-    whole = {name: value for name, size, value in estimates if size == len(rows)}
+    whole = {name: value for name, size, value in estimates if size == len(row)}
     return {
         "layers": {
             "intrinsic_dimension_low": min(values, default=None),
@@ -278,12 +270,10 @@ def input_pull_random(reductions: Mapping[str, Any], facts: RouterFacts) -> Valu
     """
     sample = reductions["input_sample"]
     mean = deviation = None
-    if len(sample.inputs) > 1 and facts.is_whole:
+    if len(sample["input"]) > 1 and facts.is_whole:
         lengths = np.linalg.norm(facts.router.weight.astype(np.float64), axis=1)
         ratio = sample.moments.participation_ratio
-        mean, deviation = space.pull_of_random_rows(
-            sample.inputs.astype(np.float64), ratio, lengths
-        )
+        mean, deviation = space.pull_of_random_rows(sample["input"], ratio, lengths)
     return {"layers": {"input_pull_random": mean, "input_pull_random_sd": deviation}}
 
 
@@ -349,22 +339,23 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     No token ids and no positions: of a token only its domain, choice and margin are kept.
     """
     sample = reductions["input_sample"]
-    tokens = min(len(sample.inputs), MOST_TOKENS)
+    tokens = min(len(sample["input"]), MOST_TOKENS)
     if not facts.is_whole or tokens < LEAST_TOKENS:
         return {"layers": {}}
-    inputs, first = sample.inputs[:tokens].astype(np.float64), sample.first[:tokens]
+    inputs, first = sample["input"][:tokens].astype(np.float64), sample["first"][:tokens]
     wide = space.principal_components(inputs, min(MOST_DIRECTIONS, inputs.shape[1]))
     plane, on_plane = wide.points[:, :2], wide.axes[:2]
-    same, chance = space.neighbours_of_same_label(inputs, first, NEIGHBOURS)
+    apart = space.distances(inputs)
+    same, chance = space.neighbours_of_same_label(apart, first, NEIGHBOURS)
     rows = effective_rows(facts.router.weight, facts.router.gain)
     experts = rows.centred @ on_plane.T if rows.centred.shape[1] == inputs.shape[1] else None
     table = {
         "expert": first,
         "is_expert": np.zeros(tokens, np.bool_),
-        "domain_number": sample.population[:tokens],
+        "domain_number": sample["population"][:tokens],
         "x": plane[:, 0],
         "y": plane[:, 1],
-        "margin": sample.margin[:tokens],
+        "margin": sample["margin"][:tokens],
         "widest": wide.points.tolist(),
     }
     if experts is not None and np.abs(experts).max(initial=0.0) > 0.0:
@@ -381,7 +372,7 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "widest_share": float(wide.shares.sum()),
             "near_same_choice": same,
             "near_same_choice_chance": chance,
-            "choice_silhouette": space.silhouette(inputs, first),
+            "choice_silhouette": space.silhouette(apart, first),
         },
         "sample": table,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,26 +11,7 @@ from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, fi
 from moegeom.geometry import load as loads
 from moegeom.geometry.load import dropped_slot_share, load_cv, max_vio, rank_imbalance
 from moegeom.geometry.load import expert_capacity as capacity_of_expert
-
-
-def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
-    counts = np.stack([part["expert_counts"] for part in parts])
-    entropy, experts = loads.load_entropy_nats(counts), facts.router.num_experts
-    debiased = [loads.load_cv_squared_debiased(part["expert_counts_by_block"]) for part in parts]
-    return {
-        "layers": {
-            "load_cv_ddof0": loads.load_cv(counts),
-            "load_cv_squared_debiased": debiased,
-            "max_vio_global": loads.max_vio(counts),
-            "min_vio_global": loads.min_vio(counts),
-            "avg_vio_global": loads.avg_vio(counts),
-            "jain": loads.jain(counts),
-            "gini": loads.gini(counts),
-            "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else (),
-            "effective_experts": np.exp(entropy),
-        },
-        "experts": {"load": loads.load_share(counts)},
-    }
+from moegeom.metrics import stacked
 
 
 @metric(
@@ -85,7 +66,7 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
             estimate("load", "num_slots over the fair share", "load"),
         )
     },
-    without_each=_without_each,
+    without_each=stacked("load"),
     invariances=("token_permutation", "expert_relabelling"),
 )
 def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -101,34 +82,34 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     instead and has no such excess: 0 within its error means that no imbalance was seen. Compare at
     equal T.
     """
-    counts = reductions["expert_counts"]
-    blocks = reductions["expert_counts_by_block"]
-    entropy = float(loads.load_entropy_nats(counts))
+    counts, blocks = reductions["expert_counts"], reductions["expert_counts_by_block"]
+    entropy, share, is_used = (
+        loads.load_entropy_nats(counts),
+        loads.load_share(counts),
+        counts.any(),
+    )
     experts, top_k = facts.router.num_experts, facts.router.rule.num_chosen
     sizes = None if top_k is None else (facts.num_tokens, experts, top_k)
+    debiased = [*map(loads.load_cv_squared_debiased, blocks.reshape(-1, *blocks.shape[-2:]))]
     return {
         "layers": {
-            "load_cv_ddof0": float(loads.load_cv(counts)),
+            "load_cv_ddof0": loads.load_cv(counts),
             "load_cv_floor": sizes and loads.load_cv_floor(*sizes),
-            "load_cv_squared_debiased": loads.load_cv_squared_debiased(blocks),
-            "max_vio_global": float(loads.max_vio(counts)),
+            "load_cv_squared_debiased": np.reshape(debiased, counts.shape[:-1])[()],
+            "max_vio_global": loads.max_vio(counts),
             "max_vio_floor": sizes and loads.max_vio_floor(*sizes),
-            "min_vio_global": float(loads.min_vio(counts)),
-            "avg_vio_global": float(loads.avg_vio(counts)),
-            "jain": float(loads.jain(counts)),
-            "gini": float(loads.gini(counts)),
+            "min_vio_global": loads.min_vio(counts),
+            "avg_vio_global": loads.avg_vio(counts),
+            "jain": loads.jain(counts),
+            "gini": loads.gini(counts),
             "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else None,
-            "effective_experts": float(np.exp(entropy)),
-            "num_dead": int((counts == 0).sum()) if counts.any() else None,
-            "dead_share": float(loads.dead_share(counts)),
-            "underused_share": float(loads.underused_share(counts)),
-            "busiest_expert": int(counts.argmax()) if counts.any() else None,
+            "effective_experts": np.exp(entropy),
+            "num_dead": (counts == 0).sum(axis=-1) if is_used else None,
+            "dead_share": loads.dead_share(counts),
+            "underused_share": loads.underused_share(counts),
+            "busiest_expert": counts.argmax(axis=-1) if is_used else None,
         },
-        "experts": {
-            "expert": np.arange(experts),
-            "num_slots": counts,
-            "load": loads.load_share(counts),
-        },
+        "experts": {"expert": np.arange(experts), "num_slots": counts, "load": share},
     }
 
 
@@ -219,6 +200,7 @@ RANKS = (2, 4, 8, 16, 32, 64)
             figure("balancedness", "mean over largest load of a rank", "rank_imbalance"),
         ),
     },
+    without_each=stacked("capacity"),
     invariances=("token_permutation",),
 )
 def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -230,22 +212,19 @@ def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     mean, and its inverse, the balancedness that engines report. Both treat the whole set of tokens
     as one batch: smaller batches are less even, so these are the least that a deployment will see.
     """
-    counts = reductions["expert_counts"]
-    experts, taken = facts.router.num_experts, int(counts.sum())
-    slots = [capacity_of_expert(taken, experts, 1, factor) for factor in FACTORS]
-    ranks = [number for number in RANKS if experts % number == 0 and number < experts]
-    imbalance = np.array([rank_imbalance(counts, number) for number in ranks])
+    counts, experts = reductions["expert_counts"], facts.router.num_experts
+    taken = counts.sum(axis=-1).ravel().tolist()
+    room = [[capacity_of_expert(t, experts, 1, factor) for factor in FACTORS] for t in taken]
+    slots = np.reshape(room, (*counts.shape[:-1], len(FACTORS)))
+    ranks = np.array([n for n in RANKS if experts % n == 0 and n < experts], dtype=np.int64)
+    imbalance = np.array([rank_imbalance(counts, number) for number in ranks.tolist()]).T
     return {
         "capacity": {
             "capacity_factor": np.array(FACTORS),
-            "capacity": np.array(slots),
-            "dropped_slot_share": np.array([dropped_slot_share(counts, c) for c in slots]),
+            "capacity": slots,
+            "dropped_slot_share": dropped_slot_share(counts[..., None, :], slots),
         },
-        "ranks": {
-            "num_ranks": np.array(ranks, dtype=np.int64),
-            "rank_imbalance": imbalance,
-            "balancedness": 1.0 / imbalance,
-        },
+        "ranks": {"num_ranks": ranks, "rank_imbalance": imbalance, "balancedness": 1.0 / imbalance},
     }
 
 
@@ -274,6 +253,6 @@ def expert_capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values
     return {
         "layers": {
             "expert_capacity": capacity,
-            "capacity_dropped_share": dropped_slot_share(counts.ravel(), capacity),
+            "capacity_dropped_share": float(dropped_slot_share(counts.ravel(), capacity)),
         }
     }

@@ -27,9 +27,12 @@ from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions.choices import AMBIGUOUS, BOUNDED, TIES
 from moegeom.kernels.reductions.histograms import EXTRAS, FIRST_ORDER, LADDER
+from moegeom.metrics import stacked
 
 #: Small quantiles, because it is the near tokens that flip; by the suffix of their column.
 QUANTILES = {"p001": 0.001, "p01": 0.01, "p50": 0.5}
+
+_PROBABILITIES = np.array(list(QUANTILES.values()))
 
 #: Tokens below a quantile that are needed to tell its error.
 LEAST_BELOW = 20
@@ -65,7 +68,7 @@ def ladder_metric(
     steps of the ladder are edges of the histogram.
     """
     column, words, unit = quantity
-    histogram = needs[0]
+    histogram, uncertain = needs[0], [c.name for c in (*before, *after) if c.has_se]
 
     def finish(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         counts = reductions[histogram]
@@ -80,15 +83,14 @@ def ladder_metric(
         }
 
     def without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
-        return {"margins": {"share_below": bins.share_below(_stacked(parts, histogram), ladder)}}
+        own = [more(part, facts, {}) for part in parts] if uncertain else []
+        shares = bins.share_below(_stacked(parts, histogram), ladder)
+        layers = {name: [values[name] for values in own] for name in uncertain}
+        return {"layers": layers, "margins": {"share_below": shares}}
 
     def errors(whole: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Values:
-        counts, rest = whole[histogram], _stacked(parts, histogram)
-        return {
-            "layers": {
-                f"{column}_{s}": _quantile_error(counts, rest, p) for s, p in QUANTILES.items()
-            }
-        }
+        every = _quantile_errors(whole[histogram], _stacked(parts, histogram))
+        return {"layers": {f"{column}_{s}": e for s, e in zip(QUANTILES, every, strict=True)}}
 
     quantile_columns = (
         Column(
@@ -129,7 +131,7 @@ def _quantiles(name: str, histogram: Int64[np.ndarray, "bins"]) -> dict[str, Any
     A number there would be a guess: all that is below 2^-40 is counted together, ties included, and
     so is all from 2^24 on, infinity included.
     """
-    values = bins.quantile(histogram, np.array(list(QUANTILES.values()))).tolist()
+    values = bins.quantile(histogram, _PROBABILITIES).tolist()
     columns: dict[str, Any] = {}
     bounds = []
     for suffix, value in zip(QUANTILES, values, strict=True):
@@ -141,24 +143,23 @@ def _quantiles(name: str, histogram: Int64[np.ndarray, "bins"]) -> dict[str, Any
     return columns | {f"{name}_bound": ", ".join(bounds) or None}
 
 
-def _quantile_error(
-    whole: Int64[np.ndarray, "bins"], parts: Int64[np.ndarray, "blocks bins"], p: float
-) -> float | None:
-    """Standard error of the p-quantile x_p; None with fewer than LEAST_BELOW tokens below it.
+def _quantile_errors(
+    whole: Int64[np.ndarray, "bins"], parts: Int64[np.ndarray, "blocks bins"]
+) -> list[float | None]:
+    """Standard error of each p-quantile x_p; None with fewer than LEAST_BELOW tokens below it.
 
     A quantile jumps from one value to the next, so leaving out blocks does not tell its error. What
     they tell is the error s of the share of tokens below x_p; the standard error is
     (x_(p + s) - x_(p - s)) / 2. Source: Woodruff 1952. Oracle in tests: resampled documents.
     """
-    (value,) = bins.quantile(whole, np.array([p])).tolist()
-    if (
-        p * whole.sum() < LEAST_BELOW
-        or not 2.0**bins.LOWEST_EXPONENT <= value < 2.0**bins.HIGHEST_EXPONENT
-    ):
-        return None
-    error = float(jackknife_error(bins.share_up_to(parts, value)))
-    low, high = bins.quantile(whole, np.clip([p - error, p + error], 0.0, 1.0)).tolist()
-    return (high - low) / 2.0 if np.isfinite(high) else None
+    p, value = _PROBABILITIES, bins.quantile(whole, _PROBABILITIES)
+    is_inside = (value >= 2.0**bins.LOWEST_EXPONENT) & (value < 2.0**bins.HIGHEST_EXPONENT)
+    is_known = (p * whole.sum() >= LEAST_BELOW) & is_inside
+    shares = bins.share_up_to(parts, np.where(is_known, value, 1.0))
+    error = np.array([jackknife_error(share) for share in shares])
+    ends = bins.quantile(whole, np.clip([p - error, p + error], 0.0, 1.0).ravel()).reshape(2, -1)
+    rows = zip(is_known.tolist(), *ends.tolist(), strict=True)
+    return [(high - low) / 2.0 if tells and high < np.inf else None for tells, low, high in rows]
 
 
 @ladder_metric(
@@ -374,11 +375,8 @@ def distance_bracket(reductions: Mapping[str, Any], facts: RouterFacts) -> Value
 
 def _median(histogram: Int64[np.ndarray, "bins"]) -> float | None:
     """Median ratio of the tokens that are not exact; None where all are."""
-    open_ = histogram.copy()
-    open_[0] = 0
-    return (
-        within_ends(1.0 + float(bins.quantile(open_, np.array([0.5]))[0])) if open_.any() else None
-    )
+    (width,) = bins.quantile(np.append(0, histogram[1:]), np.array([0.5])).tolist()
+    return within_ends(1.0 + width)
 
 
 def _largest(histogram: Int64[np.ndarray, "bins"]) -> float | None:
@@ -465,6 +463,7 @@ _ORDERS = {2: "three", 3: "four", 4: "five"}
             figure("order_max", "largest order of a token of the sample", "order_eps"),
         )
     },
+    without_each=stacked("orders"),
     invariances=("expert_relabelling", "common_row_shift"),
 )
 def orders(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -477,16 +476,16 @@ def orders(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     at width 0 ties are exact. On a sample of at most 4096 tokens.
     """
     counts = reductions["orders"].astype(np.float64)
-    of_order = counts[:, FIRST_ORDER:]
-    total, order = of_order.sum(axis=1), np.arange(of_order.shape[1])
+    of_order = counts[..., FIRST_ORDER:]
+    total, order = of_order.sum(axis=-1), np.arange(of_order.shape[-1])
     tokens = np.where(total > 0.0, total, np.nan)
-    largest = np.where(of_order > 0.0, order, 0).max(axis=1)
+    largest = np.where(of_order > 0.0, order, 0).max(axis=-1)
     return {
         "orders": {
             "width": LADDER,
             "order_mean": of_order @ order / tokens,
-            "extra_experts_mean": counts[:, EXTRAS] / tokens,
-            **{f"order_{n}_share": of_order[:, n:].sum(axis=1) / tokens for n in _ORDERS},
+            "extra_experts_mean": counts[..., EXTRAS] / tokens,
+            **{f"order_{n}_share": of_order[..., n:].sum(axis=-1) / tokens for n in _ORDERS},
             "order_max": np.where(total > 0.0, largest, np.nan),
         }
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
-from moegeom.core.shapes import Float64
 from moegeom.geometry.load import (
     corrected_information_share,
     expert_label_agreement,
@@ -19,6 +19,8 @@ from moegeom.geometry.load import (
 from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions import choices as reduced
 from moegeom.kernels.reductions import histograms as of_scores
+from moegeom.kernels.reductions.samples import SampleRows
+from moegeom.metrics import stacked
 
 
 @metric(
@@ -140,6 +142,7 @@ def positions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             count("num_first", "tokens whose first choice it is", "tokens"),
         )
     },
+    without_each=stacked("top1"),
     invariances=("expert_relabelling",),
 )
 def top1(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -153,18 +156,17 @@ def top1(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     A router can be balanced over its k slots and lean on few experts first, who then get most of
     the routing weight.
     """
-    pairs, repeated, *counts = reductions["top1"].tolist()
-    top1 = np.array(counts, dtype=np.int64)
-    experts = facts.router.num_experts
+    pairs, repeated = np.moveaxis(reductions["top1"][..., :2], -1, 0)
+    top1, experts = reductions["top1"][..., 2:], facts.router.num_experts
     table = {"expert": np.arange(experts), "num_first": top1}
     if not top1.any():
         return {"layers": {}, "experts": table}
-    share = top1 / top1.sum()
-    entropy = float(load_entropy_nats(top1))
+    total, entropy = top1.sum(axis=-1, keepdims=True), load_entropy_nats(top1)
+    chance = ((top1 / np.where(total, total, np.nan)) ** 2).sum(axis=-1)
     return {
         "layers": {
-            "first_choice_repeat": repeated / pairs if pairs else None,
-            "first_choice_repeat_chance": float((share**2).sum()),
+            "first_choice_repeat": repeated / np.where(pairs, pairs, np.nan),
+            "first_choice_repeat_chance": chance,
             "first_choice_entropy_normalised": entropy / math.log(experts) if experts > 1 else None,
         },
         "experts": table,
@@ -206,19 +208,15 @@ def neighbours(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     pairs, top_k = of_pairs[reduced.PAIRS], facts.router.rule.num_chosen
     if not pairs:
         return {"layers": {}}
+    chance = float(((counts / counts.sum()) ** 2).sum())
     return {
         "layers": {
             "num_neighbours": pairs,
             "neighbour_overlap": top_k and of_pairs[reduced.SHARED] / (pairs * top_k),
-            "neighbour_overlap_chance": top_k and _chance(top_k, counts),
+            "neighbour_overlap_chance": top_k and top_k * chance,
             "neighbour_same_set": of_pairs[reduced.SAME_SET] / pairs,
         }
     }
-
-
-def _chance(top_k: int, counts: Float64[np.ndarray, "experts"]) -> float:
-    share = counts / counts.sum()
-    return float(top_k * (share**2).sum())
 
 
 # ------------------------------------------------------------------------------------------- scores
@@ -268,18 +266,15 @@ def routing_entropy(reductions: Mapping[str, Any], facts: RouterFacts) -> Values
     be sure of every token and use all experts alike.
     """
     entropy, inside, mass = means(reductions["routing_entropy"])
+    log = math.log(facts.router.num_experts)
     return {
         "layers": {
             "entropy_of": ENTROPY_OF[facts.router.rule.score],
-            "routing_entropy_normalised": _over(entropy, facts.router.num_experts),
+            "routing_entropy_normalised": entropy / log if log and entropy is not None else None,
             "chosen_entropy_nats": inside,
             "chosen_score_share": mass,
         }
     }
-
-
-def _over(entropy: float | None, number: int) -> float | None:
-    return None if entropy is None or number < 2 else entropy / math.log(number)
 
 
 @metric(
@@ -303,10 +298,8 @@ def z_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     tokens = sums[of_scores.LSE_TOKENS]
     if not tokens or sums[of_scores.LSE_BEYOND]:  # a sum without the largest ones would be no mean
         return {"layers": {"z_loss": None, "log_sum_exp_mean": None}}
-    total = (
-        sums[of_scores.LSE_LARGE] * of_scores.LARGE_UNIT
-        + sums[of_scores.LSE_REST] / of_scores.LSE_FIXED_POINT
-    )
+    total = sums[of_scores.LSE_LARGE] * of_scores.LARGE_UNIT
+    total += sums[of_scores.LSE_REST] / of_scores.LSE_FIXED_POINT
     return {
         "layers": {
             "z_loss": total / tokens,
@@ -350,21 +343,13 @@ def load_balancing_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Va
     """
     counts = reductions["expert_counts"].astype(np.float64)
     scores = reductions["score_sums"] / of_scores.FIXED_POINT
-    experts = facts.router.num_experts
-    if not counts.any():
-        nothing = {"load_balancing_loss_megatron": None}
-        unknown = np.full(experts, np.nan)
-        return {"layers": nothing, "experts": _experts(unknown, experts)}
-    mean_score = scores / scores.sum()
-    loss = float(experts * (counts / counts.sum() * mean_score).sum())
+    experts, is_used = facts.router.num_experts, counts.any()
+    mean_score = scores / scores.sum() if is_used else np.full(experts, np.nan)
+    loss = float(experts * (counts / counts.sum() * mean_score).sum()) if is_used else None
     return {
         "layers": {"load_balancing_loss_megatron": loss},
-        "experts": _experts(mean_score, experts),
+        "experts": {"expert": np.arange(experts), "score_share": mean_score},
     }
-
-
-def _experts(mean_score: np.ndarray, experts: int) -> dict[str, np.ndarray]:
-    return {"expert": np.arange(experts), "score_share": mean_score}
 
 
 @metric(
@@ -454,9 +439,20 @@ def domain_specialisation(reductions: Mapping[str, Any], facts: RouterFacts) -> 
 
 
 def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
-    overlaps = [_overlaps(*_with_ids(part), facts) for part in parts]
-    names = ("same_token_overlap", "same_token_overlap_chance")
-    return {"layers": {name: [overlap.get(name) for overlap in overlaps] for name in names}}
+    samples = [part["token_sample"] for part in parts]
+    every = dataclasses.replace(samples[0], without=None)
+    return {"layers": _overlaps(every, facts, [one.without for one in samples])}
+
+
+def _overlaps(sample: SampleRows, facts: RouterFacts, *left_out: list[int]) -> dict[str, Any]:
+    label, chosen, block = _with_ids(sample, "token_id", "chosen", "block")
+    if len(label) < 2 or facts.router.rule.num_chosen is None:
+        return {}
+    labels = {"same_token_overlap": label, "same_token_overlap_chance": np.zeros_like(label)}
+    experts, without = facts.router.num_experts, [(block, blocks) for blocks in left_out]
+    return {
+        name: same_label_agreement(own, chosen, experts, *without) for name, own in labels.items()
+    }
 
 
 @metric(
@@ -495,30 +491,18 @@ def token_identity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     For each expert, ``vocabulary_specialisation`` is the probability that another token of the same
     id chooses it, given that one did; its chance level is the share of tokens that choose it.
     """
-    label, chosen = _with_ids(reductions)
-    experts = facts.router.num_experts
-    specialisation = np.full(experts, np.nan)
-    if len(label) > 1:
-        specialisation = expert_label_agreement(label, chosen, experts)
-    layers = {"num_token_ids": len(np.unique(label)) or None, **_overlaps(label, chosen, facts)}
+    label, chosen = _with_ids(reductions["token_sample"], "token_id", "chosen")
+    experts, layers = facts.router.num_experts, _overlaps(reductions["token_sample"], facts)
+    specialisation = expert_label_agreement(label, chosen, experts)
     return {
-        "layers": layers,
+        "layers": {"num_token_ids": len(np.unique(label)) or None, **layers},
         "experts": {"expert": np.arange(experts), "vocabulary_specialisation": specialisation},
     }
 
 
-def _with_ids(reductions: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    sample = reductions["token_sample"]
+def _with_ids(sample: SampleRows, *names: str) -> list[np.ndarray]:
     has_id = sample["token_id"] >= 0
-    return sample["token_id"][has_id], sample["chosen"][has_id]
-
-
-def _overlaps(label: np.ndarray, chosen: np.ndarray, facts: RouterFacts) -> dict[str, float]:
-    if len(label) < 2 or facts.router.rule.num_chosen is None:
-        return {}
-    labels = {"same_token_overlap": label, "same_token_overlap_chance": np.zeros_like(label)}
-    experts = facts.router.num_experts
-    return {name: same_label_agreement(own, chosen, experts) for name, own in labels.items()}
+    return [sample[name][has_id] for name in names]
 
 
 @metric(

@@ -399,7 +399,7 @@ def test_neighbours_and_the_silhouette_are_those_of_all_pairs(drawn):
     rows, label = drawn
     apart = cdist(rows, rows)
     nearest = np.argsort(apart, axis=1)[:, 1:11]
-    share, chance = space.neighbours_of_same_label(rows, label, 10)
+    share, chance = space.neighbours_of_same_label(space.distances(rows), label, 10)
     assert share == pytest.approx((label[nearest] == label[:, None]).mean())
     pairs = label[:, None] == label[None, :]
     assert chance == pytest.approx((pairs.sum() - 200) / (200 * 199))
@@ -413,7 +413,9 @@ def test_neighbours_and_the_silhouette_are_those_of_all_pairs(drawn):
         0.0 if i is None else (min(m.values()) - i) / max(i, min(m.values()))
         for m, i in zip(mean, inside, strict=True)
     ]
-    assert space.silhouette(rows, label) == pytest.approx(np.mean(widths), abs=1e-9)
+    assert space.silhouette(space.distances(rows), label) == pytest.approx(
+        np.mean(widths), abs=1e-9
+    )
 
 
 def test_equal_points_single_labels_few_tokens_and_constant_outputs_have_no_figure():
@@ -422,9 +424,10 @@ def test_equal_points_single_labels_few_tokens_and_constant_outputs_have_no_figu
     assert np.isnan(components.shares).all()
     assert not components.points.any()
     label = np.zeros(20, np.int64)
-    assert math.isnan(space.silhouette(rows, label))
-    assert space.silhouette(random_rows(0, 20), np.arange(20)) == 0.0
-    assert np.isnan(space.neighbours_of_same_label(rows[:5], label[:5], 10)).all()
+    apart = space.distances(rows)
+    assert math.isnan(space.silhouette(apart, label))
+    assert space.silhouette(space.distances(random_rows(0, 20)), np.arange(20)) == 0.0
+    assert np.isnan(space.neighbours_of_same_label(apart[:5, :5], label[:5], 10)).all()
     inputs, affine, bent, some = layer()
     for number in (0, 19, TOKENS):
         train = np.arange(TOKENS) < number

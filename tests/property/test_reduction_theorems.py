@@ -166,7 +166,9 @@ def selected(name: str, state, population, without):
         return [rounded(seen.mean), rounded(seen.square)]
     if name == "input_sample":
         moments = (seen.moments.squared_distance, seen.moments.square_sum, seen.moments.mean)
-        return [seen.inputs, *(rounded(value) for value in moments if len(seen.inputs))]
+        return [seen["input"], *(rounded(value) for value in moments if len(seen["input"]))]
+    if isinstance(seen, samples.SampleRows):
+        return {column: seen[column] for column in seen.state}
     return seen
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.shapes import Float32, Float64, Int32, Int64
+from moegeom.core.shapes import Bool, Int64
 from moegeom.geometry.space import (
     BlockedMoments,
     BlockedScores,
@@ -152,14 +152,16 @@ def rows_of(state: State, population: int | None, without: int | None) -> Int64[
     return np.flatnonzero(is_selected)
 
 
-def _columns(*names: str) -> Callable[[State, int | None, int | None], State]:
-    """Selects these columns of the rows of one population, without those of one block."""
+@dataclass(frozen=True, eq=False)
+class SampleRows:
+    """Rows of one population, without those of one block; columns are read where they are used."""
 
-    def select(state: State, population: int | None, without: int | None) -> State:
-        row = rows_of(state, population, without)
-        return {name: state[name][row] for name in names}
+    state: State
+    population: int | None
+    without: int | None
 
-    return select
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.state[name][rows_of(self.state, self.population, self.without)]
 
 
 def _sample(
@@ -208,11 +210,6 @@ def _ids(batch: TokenBatch) -> State:
     return {"token_id": batch.token_id, "chosen": batch.chosen}
 
 
-def _select_ids(state: State, population: int | None, without: int | None) -> State:
-    row = rows_of(state, population, without)
-    return {"token_id": state["token_id"][row], "chosen": state["chosen"][row].astype(np.int32)}
-
-
 #: Token ids and chosen experts of a sample of the tokens.
 TOKEN_SAMPLE = _sample(
     "token_sample",
@@ -222,7 +219,7 @@ TOKEN_SAMPLE = _sample(
         "chosen": np.empty((0, extent.top_k), np.int16),
     },
     _ids,
-    _select_ids,
+    SampleRows,
     size=lambda extent: NUM_IDS,
     use=Use(of_random_router=False),
 )
@@ -246,37 +243,33 @@ def _inputs(batch: TokenBatch) -> State:
 
 @dataclass(frozen=True, eq=False)
 class InputSample:
-    """What metrics see of the sample: its moments, the inputs themselves, what they choose first,
-    of which population they are, and their margins.
+    """Inputs without those of one block, read where they are used; none of a single population.
+
+    Every selection is cut from one table of products, that of the moments by block.
     """
 
-    moments: Moments
-    inputs: Float32[np.ndarray, "tokens hidden"]
-    first: Int32[np.ndarray, "tokens"]
-    population: Int32[np.ndarray, "tokens"]
-    margin: Float64[np.ndarray, "tokens"]
+    whole: tuple[State, BlockedMoments]
+    population: int | None
+    without: int | None
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """``input``, ``first`` choice, ``population`` or ``margin`` of each token."""
+        state, is_counted = self.whole[0], self._is_counted
+        return state[name] if is_counted.all() else state[name][is_counted[state["block"]]]
+
+    @property
+    def moments(self) -> Moments:
+        return self.whole[1].of_blocks(self._is_counted)
+
+    @property
+    def _is_counted(self) -> Bool[np.ndarray, "blocks"]:
+        is_counted = np.full(NUM_BLOCKS, self.population is None)
+        is_counted[self.without if self.without is not None else []] = False
+        return is_counted
 
 
-@dataclass(frozen=True, eq=False)
-class _Settled:
-    """Every selection is cut from one table of products, that of the moments by block."""
-
-    state: State
-    moments: BlockedMoments
-
-    @classmethod
-    def of(cls, state: State) -> _Settled:
-        inputs = state["input"].astype(np.float64)
-        return cls(state, blocked_moments(inputs, state["block"], NUM_BLOCKS))
-
-    def select(self, population: int | None, without: int | None) -> InputSample:
-        """The sample without one block; empty for a domain."""
-        is_selected = np.full(NUM_BLOCKS, population is None)
-        if without is not None:
-            is_selected[without] = False
-        row = slice(None) if is_selected.all() else is_selected[self.state["block"]]
-        columns = (self.state[name][row] for name in ("input", "first", "population", "margin"))
-        return InputSample(self.moments.of_blocks(is_selected), *columns)
+def _with_moments(state: State) -> tuple[State, BlockedMoments]:
+    return state, blocked_moments(state["input"], state["block"], NUM_BLOCKS)
 
 
 #: Router inputs of a sample of the tokens, outlier tokens left out.
@@ -289,10 +282,10 @@ INPUT_SAMPLE = _sample(
         "input": np.empty((0, extent.hidden_size), np.float32),
     },
     _inputs,
-    _Settled.select,
+    InputSample,
     size=lambda extent: sample_size(extent.hidden_size),
     counts_outliers=False,
-    settle=_Settled.of,
+    settle=_with_moments,
     use=Use(of_random_router=False),
 )
 
@@ -309,13 +302,11 @@ class _SettledScores:
     _of_population: dict[int | None, BlockedScores]
 
     def select(self, population: int | None, without: int | None) -> ScoreMoments:
-        blocked = self._of_population.get(population)
-        if blocked is None:
-            row = rows_of(self.state, population, None)
-            scores, block = self.state["scores"][row], self.state["block"][row]
-            blocked = BlockedScores.of(scores, block, NUM_BLOCKS)
+        if population not in self._of_population:
+            rows = SampleRows(self.state, population, None)
+            blocked = BlockedScores.of(rows["scores"], rows["block"], NUM_BLOCKS)
             self._of_population[population] = blocked
-        return blocked.without(without)
+        return self._of_population[population].without(without)
 
 
 #: Moments of the scores of all experts, without selection bias and mask, of a sample of the tokens.
@@ -384,7 +375,7 @@ ORDER_DISTANCES = _sample(
         "stretch": np.empty(0),
     },
     _brackets,
-    _columns("lower", "upper", "stretch"),
+    SampleRows,
     rows=_examined,
     use=Use(of_random_router=False, is_sampled=True),
 )
@@ -419,7 +410,7 @@ BEGINNINGS = _sample(
         "weights": np.empty((0, extent.top_k)),
     },
     _beginnings,
-    _columns("document", "position", "chosen", "weights"),
+    SampleRows,
     rows=_early,
     use=Use(of_random_router=False),
 )
@@ -434,8 +425,7 @@ def _jumps(name: str) -> Reduction:
     """Of tokens that were chosen before their experts were applied: all of them are kept."""
     names = ("height", "relative", "chance")
     empty = {**dict.fromkeys(names, np.empty(0)), "pair": np.empty((0, 2), np.int32)}
-    select = _columns(*names, "pair")
-    return _sample(name, ("jumps",), lambda extent: empty, _heights, select)
+    return _sample(name, ("jumps",), lambda extent: empty, _heights, SampleRows)
 
 
 #: Jumps of a sample of the tokens.
@@ -553,27 +543,30 @@ def _compact(states: list[State]) -> State:
     }
 
 
+def _settled_sets(state: State) -> State:
+    """Entries with what their keys hold."""
+    key = state["key"]
+    block = (key & np.uint64(2**_BLOCK_BITS - 1)).astype(np.uint8)
+    label = (key >> np.uint64(_BLOCK_BITS)) & np.uint64(2 ** (_LABEL_BITS - 4) - 1)
+    labels = {"block": block, "population": label.astype(np.uint8)}
+    return {**state, **labels, "set": key >> np.uint64(_LABEL_BITS)}
+
+
 def _select_sets(
-    state: State, population: int | None, without: int | None
+    settled: State, population: int | None, without: int | None
 ) -> dict[str, np.ndarray]:
     """Count per expert set and the sampling rate, in the order of the hash.
 
     ``members[row[i]]`` are the experts of expert set i.
     """
-    block = (state["key"] & np.uint64(2**_BLOCK_BITS - 1)).astype(np.int64)
-    label = (state["key"] >> np.uint64(_BLOCK_BITS)) & np.uint64(2 ** (_LABEL_BITS - 4) - 1)
-    is_selected = np.ones(len(block), dtype=bool) if without is None else block != without
-    if population is not None:
-        is_selected &= label == np.uint64(population)
-    row = np.flatnonzero(is_selected)
-    expert_set = (state["key"] >> np.uint64(_LABEL_BITS))[row]
+    row = rows_of(settled, population, without)
+    expert_set, counts = settled["set"][row], settled["count"][row]
     starts = np.flatnonzero(np.diff(expert_set, prepend=~expert_set[:1]))
-    counts = state["count"][row]
     return {
         "count": np.add.reduceat(counts, starts) if len(starts) else counts,
         "row": row[starts],
-        "members": state["members"],
-        "rate": np.array(2.0 ** -float(state["halvings"][0])),
+        "members": settled["members"],
+        "rate": np.array(2.0 ** -float(settled["halvings"][0])),
     }
 
 
@@ -584,6 +577,7 @@ EXPERT_SETS = Reduction(
     start=_ExpertSets,
     merge=lambda first, second: _compact([first, second]),
     select=_select_sets,
+    settle=_settled_sets,
     use=Use(of_random_router=False),
 )
 
