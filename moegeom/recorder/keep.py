@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from moegeom.core.tokens import (
     enough_logits,
     expert_bytes,
 )
+from moegeom.recorder.ranks import Ranks
 from moegeom.recorder.request import ATTENTION
 from moegeom.recorder.taps import Place, as_array
 from moegeom.tokens.recording.writer import Values
@@ -407,3 +409,18 @@ NO_ROWS = InputRows(
     {},
     {},
 )
+
+
+# -------------------------------------------------------------------------------------------- facts
+@dataclass(frozen=True)
+class SinkFacts:
+    """What was asked for; see ``RouterRecorder``."""
+
+    out: Path
+    fold: bool
+    num_tokens: int | None
+    domains: tuple[str, ...]
+    engine: str
+    journal: Mapping[str, Any] | None
+    restart: bool
+    ranks: Ranks

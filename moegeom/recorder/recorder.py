@@ -14,14 +14,21 @@ import torch
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
 from moegeom.core.text import number_of
-from moegeom.recorder.keep import Keep, RouterRows, RowReader, Step, make_step, parse_keep
+from moegeom.recorder.folding import folding_device
+from moegeom.recorder.keep import (
+    Keep,
+    RouterRows,
+    RowReader,
+    SinkFacts,
+    Step,
+    make_step,
+    parse_keep,
+)
 from moegeom.recorder.ranks import ranks_of
 from moegeom.recorder.sinks import (
     Sink,
-    SinkFacts,
     StagedPass,
     Staging,
-    folding_device,
     num_recorded,
     open_sink,
     refuse_unfoldable,

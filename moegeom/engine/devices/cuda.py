@@ -16,7 +16,7 @@ from moegeom.core.shapes import Shaped
 from moegeom.core.tokens import TILE, StoredValues
 from moegeom.engine.batch import refuse_non_finite
 from moegeom.engine.devices.device_router import DeviceRouter, device_router, refuse, route_batch
-from moegeom.engine.devices.fold import GatheredRows, Reduced, TokenRows
+from moegeom.engine.devices.fold import GatheredRows, LabelledRows, Reduced
 from moegeom.engine.loop import (
     NO_HOOKS,
     Folded,
@@ -78,7 +78,7 @@ class _Started:
     lane: DeviceLane
     slot: Slot
     batch: TokenRange
-    rows: TokenRows
+    rows: LabelledRows
 
 
 class _Run:
@@ -131,7 +131,7 @@ class _Run:
     def scan(self, tiles: Sequence[int]) -> Progress:
         """Everything from the first tile that is not folded in yet."""
         slots, num_tokens = _in_turn(self._lanes), self._task.source.facts.num_tokens
-        reading: tuple[DeviceLane, Slot, TokenRange, list[Future[TokenRows]]] | None = None
+        reading: tuple[DeviceLane, Slot, TokenRange, list[Future[LabelledRows]]] | None = None
         last_snapshot = time.monotonic()
         with (
             self._waiting_for_devices(),
@@ -181,22 +181,22 @@ class _Run:
             *self._reader.start(batch.start, batch.stop, values, readers),
         ]
 
-    def _labelled(self, lane: DeviceLane, slot: Slot, batch: TokenRange) -> TokenRows:
+    def _labelled(self, lane: DeviceLane, slot: Slot, batch: TokenRange) -> LabelledRows:
         task, token = self._task, np.arange(batch.start, batch.stop)
         columns = task.source.read_columns(batch.start, batch.stop)
-        rows = TokenRows(token, columns, task.options.counted(columns))
+        rows = LabelledRows(token, columns, task.options.counted(columns))
         slot.label[: len(rows)] = rows.labels(task)
-        drawn = lane.reduced.drawn(token, task.source.facts.num_tokens)
-        return dataclasses.replace(rows, inputs=GatheredRows(drawn, slot.values))
+        sampled = lane.reduced.drawn(token, task.source.facts.num_tokens)
+        return dataclasses.replace(rows, inputs=GatheredRows(sampled, slot.values))
 
     def _start(
         self, lane: DeviceLane, slot: Slot, batch: TokenRange, reads: Sequence[Future[Any]]
     ) -> None:
         """Queues the work on a batch once its values are in memory that the device copies from."""
         rows, *_ = (read.result() for read in reads)
-        drawn = rows.inputs.row
+        sampled = rows.inputs.row
         rows = dataclasses.replace(
-            rows, inputs=GatheredRows(drawn, slot.values[drawn]) if len(drawn) else None
+            rows, inputs=GatheredRows(sampled, slot.values[sampled]) if len(sampled) else None
         )
         place = sum(len(one.rows) for one in self._started if one.lane is lane)
         lane.start(slot, len(rows), place, self._number % 2)
@@ -430,7 +430,7 @@ class DeviceLane:
             self.reduced.counters,
         )
 
-    def fold(self, parts: Sequence[TokenRows], block: int, hooks: Hooks) -> Folded:
+    def fold(self, parts: Sequence[LabelledRows], block: int, hooks: Hooks) -> Folded:
         """Folds what was left of batches in a block, which is done when this returns."""
         tokens = sum(map(len, parts))
         answers = {name: array[:tokens] for name, array in self._blocks[block].items()}

@@ -51,7 +51,7 @@ _ANSWERS = {
 
 
 @dataclass(frozen=True, eq=False)
-class TokenRows:
+class LabelledRows:
     """Tokens whose rows follow each other on a device, by their numbers in the stream.
 
     ``inputs`` are those of them that a sample wants, ``chosen`` what the model chose where it is
@@ -68,13 +68,13 @@ class TokenRows:
     def __len__(self) -> int:
         return len(self.token)
 
-    def at(self, start: int, stop: int) -> TokenRows:
+    def at(self, start: int, stop: int) -> LabelledRows:
         """Rows ``[start, stop)`` of them."""
         rows = slice(start, stop)
         chosen = None if self.chosen is None else self.chosen[rows]
         inputs = None if self.inputs is None else self.inputs.at(start, stop)
         token, is_counted = self.token[rows], self.is_counted[rows]
-        return TokenRows(token, self.columns.at(rows), is_counted, inputs, chosen)
+        return LabelledRows(token, self.columns.at(rows), is_counted, inputs, chosen)
 
     def labels(self, task: Task) -> UInt16[np.ndarray, "tokens"]:
         """Population and block of each as one number, or that it does not count."""
@@ -117,7 +117,7 @@ class DeviceBatch(LazyBatch):
     """
 
     def __init__(
-        self, task: Task, answers: Mapping[str, DeviceArray], parts: Sequence[TokenRows]
+        self, task: Task, answers: Mapping[str, DeviceArray], parts: Sequence[LabelledRows]
     ) -> None:
         self.task, self._parts, self.non_finite = task, parts, ()
         label = answers["label"]
@@ -188,7 +188,7 @@ class _OnHost(TokenBatch):
         return on_host(getattr(self._batch, name))
 
 
-class Drawing(Protocol):
+class NumberedSample(Protocol):
     """What draws tokens by their numbers alone."""
 
     def drawn(
@@ -252,7 +252,7 @@ class Reduced:
     def drawn(self, token: Int64[np.ndarray, "tokens"], num_seen: int) -> Int64[np.ndarray, "rows"]:
         """Rows of the tokens whose inputs a sample may want, the last of ``num_seen``."""
         samples = [
-            cast(Drawing, accumulator).drawn(token, num_seen)
+            cast(NumberedSample, accumulator).drawn(token, num_seen)
             for name, accumulator in self._accumulators.items()
             if "input" in REDUCTIONS[name].needs
         ]
@@ -263,7 +263,7 @@ class Reduced:
         task: Task,
         queue: Queue,
         answers: Mapping[str, DeviceArray],
-        parts: Sequence[TokenRows],
+        parts: Sequence[LabelledRows],
         hooks: Hooks = NO_HOOKS,
     ) -> Folded:
         """Folds what was left of the tokens of ``parts``, and waits.

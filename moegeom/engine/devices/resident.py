@@ -14,7 +14,7 @@ from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns
 from moegeom.engine.devices.device_router import device_router, refuse, route_batch
-from moegeom.engine.devices.fold import GatheredRows, Reduced, TokenRows
+from moegeom.engine.devices.fold import GatheredRows, LabelledRows, Reduced
 from moegeom.engine.loop import Progress
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
@@ -68,7 +68,7 @@ class DeviceFold:
         self._reduced: Reduced | None = None
         self._kind, self._block_tokens, self._extent = "", block_tokens, extent
         self._room: dict[str, DeviceArray] = {}
-        self._parts: list[TokenRows] = []
+        self._parts: list[LabelledRows] = []
         self._waiting, self._progress = 0, Progress()
 
     def __del__(self) -> None:
@@ -78,7 +78,7 @@ class DeviceFold:
             with suppress(DeviceError):
                 queue.finish()
 
-    def take(self, tensor: Any, rows: TokenRows | None = None) -> None:
+    def take(self, tensor: Any, rows: LabelledRows | None = None) -> None:
         """Queues the work on [tokens, hidden] more inputs, which must stay until ``wait``.
 
         ``rows`` are their numbers and labels; without, they follow those before.
@@ -119,10 +119,10 @@ class DeviceFold:
         if rows is None or not reduced.folds:
             self._progress = dataclasses.replace(self._progress, num_tokens=taken + tokens)
             return
-        drawn = reduced.drawn(rows.token, taken + tokens)
+        sampled = reduced.drawn(rows.token, taken + tokens)
         with self._queue.current():
-            place = np.asarray(drawn, like=values)
-            rows = dataclasses.replace(rows, inputs=GatheredRows(drawn, values[place]))
+            place = np.asarray(sampled, like=values)
+            rows = dataclasses.replace(rows, inputs=GatheredRows(sampled, values[place]))
         self._parts.append(rows)
         self._waiting += tokens
         self._held = label  # until the queue has read it
@@ -216,7 +216,7 @@ class DeviceFold:
         return dataclasses.replace(self._progress, num_non_finite=lost, states=states)
 
 
-def _unlabelled(start: int, tokens: int) -> TokenRows:
+def _unlabelled(start: int, tokens: int) -> LabelledRows:
     nothing = np.full(tokens, -1)
     columns = TokenColumns(
         document=nothing,
@@ -224,7 +224,7 @@ def _unlabelled(start: int, tokens: int) -> TokenRows:
         token_id=nothing.astype(np.int32),
         domain=nothing.astype(np.int16),
     )
-    return TokenRows(np.arange(start, start + tokens), columns, np.ones(tokens, bool))
+    return LabelledRows(np.arange(start, start + tokens), columns, np.ones(tokens, bool))
 
 
 def device_fold(router: Router, reductions: Sequence[str], device: Device) -> DeviceFold:

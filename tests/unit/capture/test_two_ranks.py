@@ -33,7 +33,7 @@ from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.tokens import TILE
 from moegeom.engine.choice import tile_logits
 from moegeom.pipeline import ScanRequest, scan
-from moegeom.recorder import FoldCallback, RouterRecorder, sinks
+from moegeom.recorder import FoldCallback, RouterRecorder, folding
 from moegeom.results.reader import open_results
 from moegeom.studies.track.study import TrackRequest, track
 from tests.by_day import by_day
@@ -120,8 +120,8 @@ def test_inputs_folded_where_they_lie_give_the_results_of_the_processor(
 
     options = {"domains": sample.recording.facts.domains, "num_tokens": num_tokens, "fold": True}
     record(sample, tmp_path / "host", range(40), **options)
-    monkeypatch.setattr(sinks, "device_of", device_of)
-    monkeypatch.setattr(sinks, "BLOCK_TOKENS", 1500)
+    monkeypatch.setattr(folding, "device_of", device_of)
+    monkeypatch.setattr(folding, "BLOCK_TOKENS", 1500)
     record(sample, tmp_path / "device", range(40), **options)
     # the pass over all tokens and, of a stream of known length, that of the random router
     assert len(devices) == (3 if num_tokens is None else 6)
