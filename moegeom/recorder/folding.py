@@ -1,4 +1,4 @@
-"""Folding in the process that runs the model: shards of router inputs into the reductions of a scan.
+"""Folding in the process that runs the model: shards of router inputs into results of a scan.
 
 What is folded is folded as it comes, on the device where it lies if one can; no token of it is
 stored.
@@ -235,7 +235,7 @@ class _RouterFold:
         if self._of_random is not None:
             random, sampled = self._of_random
             for number, (start, _) in enumerate(tiles):
-                if start // TILE in drawn:
+                if start // TILE in sampled:
                     place = slice(number * TILE, (number + 1) * TILE)
                     random.take(values[place], tokens.at(place.start, min(place.stop, len(tokens))))
         self._seconds += time.perf_counter() - began
