@@ -147,10 +147,7 @@ _MOST_INSIDE = 4
 
 def _panel(axis: Axes, panel: Panel) -> None:
     for mark in panel.marks:
-        if panel.is_lying and isinstance(mark, Bars | Guide):
-            _LYING[type(mark)](axis, mark, *panel.slot(mark))
-        else:
-            _DRAW[type(mark)](axis, mark, *panel.slot(mark))
+        _DRAW[type(mark)](axis, mark, panel.is_lying, *panel.slot(mark))
     if panel.is_lying:
         axis.invert_yaxis()
     is_standing = any(isinstance(mark, Bars) for mark in panel.marks) and not panel.is_lying
@@ -208,31 +205,20 @@ def _line(axis: Axes, mark: Polyline, *_: int) -> None:
         axis.fill_between(x, _numbers(mark.low), _numbers(mark.high), color=colour, alpha=0.2, lw=0)
 
 
-def _placed(mark: Bars, number: int, of: int) -> tuple[np.ndarray, float, Any]:
-    """Where each bar stands, how wide it is, and how far its interval reaches down and up."""
-    y, width = _numbers(mark.y), 0.8 / of
-    ends = np.abs(np.stack([y - _numbers(mark.low), _numbers(mark.high) - y])) if mark.low else None
-    return np.arange(len(y)) + (number - (of - 1) / 2) * width, width, ends
-
-
-def _bars(axis: Axes, mark: Bars, *slot: int) -> None:
-    x, width, ends = _placed(mark, *slot)
+def _bars(axis: Axes, mark: Bars, is_lying: bool, number: int, of: int) -> None:
+    values, width = _numbers(mark.y), 0.8 / of
+    reach = None
+    if mark.low:
+        reach = np.abs(np.stack([values - _numbers(mark.low), _numbers(mark.high) - values]))
+    places = np.arange(len(values)) + (number - (of - 1) / 2) * width
     looks: Any = {"color": of_role(mark.role), "label": mark.text, "ecolor": "#333"}
-    axis.bar(x, _numbers(mark.y), width, yerr=ends, **looks)
+    looks["xerr" if is_lying else "yerr"] = reach
+    (axis.barh if is_lying else axis.bar)(places, values, width, **looks)
 
 
-def _lying_bars(axis: Axes, mark: Bars, *slot: int) -> None:
-    y, width, ends = _placed(mark, *slot)
-    looks: Any = {"color": of_role(mark.role), "label": mark.text, "ecolor": "#333"}
-    axis.barh(y, _numbers(mark.y), width, xerr=ends, **looks)
-
-
-def _rule(axis: Axes, mark: Guide, *_: int) -> None:
-    axis.axhline(mark.at, color=of_role(mark.role), lw=1, ls="--", label=mark.text)
-
-
-def _lying_rule(axis: Axes, mark: Guide, *_: int) -> None:
-    axis.axvline(mark.at, color=of_role(mark.role), lw=1, ls="--", label=mark.text)
+def _rule(axis: Axes, mark: Guide, is_lying: bool, *_: int) -> None:
+    line = axis.axvline if is_lying else axis.axhline
+    line(mark.at, color=of_role(mark.role), lw=1, ls="--", label=mark.text)
 
 
 def _points(axis: Axes, mark: Points, *_: int) -> None:
@@ -296,9 +282,6 @@ _DRAW: dict[type, Callable[..., None]] = {
     Areas: _areas,
     Heat: _heat,
 }
-
-#: What is drawn otherwise where bars lie.
-_LYING: dict[type, Callable[..., None]] = {Bars: _lying_bars, Guide: _lying_rule}
 
 
 def _names(mark: Mark) -> Sequence[str]:

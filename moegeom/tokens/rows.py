@@ -131,6 +131,15 @@ class Rows(Protocol):
         ...
 
 
+def read_rows(
+    rows: Rows, start: int, stop: int, dtype: type | np.dtype | None = None
+) -> Shaped[np.ndarray, "rows *row"]:
+    """Rows ``[start, stop)`` in memory, as stored where no dtype is named."""
+    out = np.empty((max(stop - start, 0), rows.width), rows.dtype if dtype is None else dtype)
+    rows.read_into(start, out)
+    return out.reshape(len(out), *rows.row_shape)
+
+
 def assign_rows(out: Shaped[np.ndarray, "rows width"], stored: np.ndarray, where: str) -> None:
     """Convert ``stored`` into ``out``; an integer that does not fit is an error."""
     if stored.dtype.kind in "iu" and stored.size and not np.can_cast(stored.dtype, out.dtype):
@@ -319,10 +328,7 @@ class StoredSource:
         self, router: str, tensor: str, start: int, stop: int, dtype: type
     ) -> Shaped[np.ndarray, "tokens *width"]:
         check_range(self._facts, start, stop)
-        rows = self.rows(router, tensor)
-        out = np.empty((stop - start, rows.width), dtype)
-        rows.read_into(start, out)
-        return out.reshape(stop - start, *rows.row_shape)
+        return read_rows(self.rows(router, tensor), start, stop, dtype)
 
     def rows(self, router: str, tensor: str) -> Rows:
         """The rows of a tensor of a router, as they are stored."""

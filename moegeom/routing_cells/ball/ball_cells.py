@@ -17,7 +17,8 @@ from functools import cached_property
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float64, Int16, Int64
+from moegeom.core.shapes import Bool, Float64, Int64
+from moegeom.geometry.set_code import chosen_mask
 from moegeom.routing_cells.ball.cell_distance import (
     BEYOND,
     MET,
@@ -268,7 +269,7 @@ def filter_ball(
     lower end of the bracket is the radius itself.
     """
     problem = BallProblem.of(weight, bias, whole.expert_set.shape[1], centre, radius)
-    inside = _members(whole.expert_set, len(bias))
+    inside = chosen_mask(whole.expert_set, len(bias))
     no_pair = np.full((len(inside), 2), -1, np.int64)
     cells, cell_exact = problem.filtered(inside, no_pair)
     pairs = np.stack(whole.exchanged, axis=1).astype(np.int64)
@@ -291,18 +292,10 @@ def facet_distances(
     problem = BallProblem.of(weight, bias, cells.expert_set.shape[1], centre, math.inf)
     bracket = nearest_vertices(weight, bias, cells, centre)
     left = np.flatnonzero(bracket[:, 1] == math.inf)
-    inside = _members(cells.expert_set, len(bias))[cells.facets[left, 0]]
+    inside = chosen_mask(cells.expert_set, len(bias))[cells.facets[left, 0]]
     pairs = np.stack(cells.exchanged, axis=1)[left].astype(np.int64)
     bracket[left] = problem.filtered(inside, pairs, threads)[0]
     return bracket
-
-
-def _members(
-    expert_set: Int16[np.ndarray, "cells k"], experts: int
-) -> Bool[np.ndarray, "cells experts"]:
-    inside = np.zeros((len(expert_set), experts), np.bool_)
-    np.put_along_axis(inside, expert_set.astype(np.int64), True, axis=1)
-    return inside
 
 
 def _check(weight: np.ndarray, bias: np.ndarray, k: int, centre: np.ndarray, radius: float) -> None:
@@ -535,7 +528,7 @@ def filter_box(
         cells.append(proof)
     router = Arrangement.of(weight, bias)
     logits = [router.at(proof.point) if isinstance(proof, CellPoint) else None for proof in cells]
-    inside, has_facet = _members(whole.expert_set, len(bias)).tolist(), []
+    inside, has_facet = chosen_mask(whole.expert_set, len(bias)).tolist(), []
     for (first, second), *pair in zip(whole.facets.tolist(), *whole.exchanged, strict=True):
         start, stop, (out, into) = logits[first], logits[second], map(int, pair)
         has_facet.append(

@@ -31,6 +31,7 @@ from moegeom.tokens.rows import (
     Rows,
     StoredSource,
     as_recording_error,
+    read_rows,
 )
 from moegeom.tokens.source import Request
 from moegeom.tokens.stages import EXPERT_DTYPES, INPUT_STAGES, STAGE_TENSORS, StoredTensor
@@ -429,9 +430,7 @@ def document_runs(rows: Rows) -> DocumentRuns:
 
 
 def _documents(rows: Rows, start: int, stop: int) -> Int64[np.ndarray, " tokens"]:
-    column = np.empty((stop - start, 1), DTYPES["document"])
-    rows.read_into(start, column)
-    return column[:, 0]
+    return read_rows(rows, start, stop, DTYPES["document"]).reshape(-1)
 
 
 def _is_new(
@@ -470,9 +469,7 @@ class RowColumns(ColumnSource):
             documents = self._documents.columns(arrays.pop("document"), start, stop)
             columns["document"], columns["position"] = documents[0], documents[1].astype(np.int32)
         for name, rows in arrays.items():
-            column = np.empty((stop - start, 1), DTYPES[name])
-            rows.read_into(start, column)
-            columns[name] = column[:, 0]
+            columns[name] = read_rows(rows, start, stop, DTYPES[name]).reshape(-1)
         return TokenColumns(**columns)
 
 

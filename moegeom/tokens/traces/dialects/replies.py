@@ -19,6 +19,7 @@ import numpy as np
 from moegeom.core.errors import RecordingError
 from moegeom.core.text import quoted
 from moegeom.tokens.foreign.npy import iter_npz, npy_rows, npy_shape, npz_shapes
+from moegeom.tokens.rows import read_rows
 from moegeom.tokens.stages import EXPERT_DTYPES
 from moegeom.tokens.traces.dialects._text import (
     Ids,
@@ -94,12 +95,9 @@ def _rows(path: Path, place: Place) -> Pieces:
     rows = npy_rows(path)
     step = rows_of_piece(rows.width * rows.dtype.itemsize)
     for start in range(place[0], max(rows.num_rows, 1), step):
-        ids = np.empty((min(step, rows.num_rows - start), rows.width), rows.dtype)
-        rows.read_into(start, ids)
-        request = RequestTrace(
-            path.stem, ids.reshape(len(ids), *rows.row_shape), is_place=True, first_row=start
-        )
-        stop = start + len(ids)
+        stop = min(start + step, rows.num_rows)
+        ids = read_rows(rows, start, stop)
+        request = RequestTrace(path.stem, ids, is_place=True, first_row=start)
         yield Trace(path.name, "vLLM", (request,)), ((stop, 0) if stop < rows.num_rows else None)
 
 

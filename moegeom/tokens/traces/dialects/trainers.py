@@ -41,11 +41,11 @@ from moegeom.checkpoint.dtypes import DTYPES
 from moegeom.core.errors import RecordingError, first_line
 from moegeom.core.files import open_regular, read_regular, reading
 from moegeom.core.limits import LIST_BYTES, TRACE_BYTES
-from moegeom.core.shapes import Bool, Int64, Integer, Shaped
+from moegeom.core.shapes import Bool, Int64, Integer
 from moegeom.core.text import number_of, quoted
 from moegeom.tokens.foreign.arrays import open_tensor_file
 from moegeom.tokens.foreign.npy import npz_rows, npz_shapes
-from moegeom.tokens.rows import FileRows, Rows
+from moegeom.tokens.rows import FileRows, Rows, read_rows
 from moegeom.tokens.stages import EXPERT_DTYPES
 from moegeom.tokens.traces.dialects._text import shaped
 from moegeom.tokens.traces.dialects._torch_file import TorchFile, has_keys, open_torch_file
@@ -154,7 +154,7 @@ def _pieces(
     """The sequences that are valid, by pieces."""
     ids = arrays[_IDS]
     for start, stop in _ranges_of(path, ids, place[0]):
-        part = {name: _read_rows(rows, start, stop) for name, rows in arrays.items()}
+        part = {name: read_rows(rows, start, stop) for name, rows in arrays.items()}
         token_ids, mask = sequences(part, start)
         requests = [
             RequestTrace(
@@ -227,13 +227,6 @@ def _refuse_other_shapes(
             raise RecordingError(
                 f"{path.name}: {name} has shape {_shape_of(arrays[name])}; {_IDS} has {shape}."
             )
-
-
-def _read_rows(rows: Rows, start: int, stop: int) -> Shaped[np.ndarray, "sequences *row"]:
-    """Rows ``[start, stop)`` in memory, as stored."""
-    out = np.empty((max(stop - start, 0), rows.width), rows.dtype)
-    rows.read_into(start, out)
-    return out.reshape(len(out), *rows.row_shape)
 
 
 def _ranges_of(path: Path, ids: Rows, first: int) -> Iterator[tuple[int, int]]:
