@@ -1,16 +1,16 @@
-"""The lines above the verdict: what was read, and how far it can be trusted."""
+"""The lines above the verdict: what was read, how far it can be trusted, how to go on without."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moegeom.core.router import RECORDED
 from moegeom.core.text import number_of, percent_of_all
+from moegeom.core.tokens import Stage, best_stage, bytes_per_token, common_stage, enough_logits
 from moegeom.document.model import Block, Fact, Title
-from moegeom.document.requested_layers import layers_without_router
-from moegeom.document.rule_brief import rule_brief
-from moegeom.document.rule_trust import rule_status, rule_trust
+from moegeom.document.place import layers_without_router
+from moegeom.document.rule_words import rule_brief, rule_status, rule_trust
 from moegeom.document.summary import Summary
 from moegeom.results.run_file import is_verified_here, num_non_finite
 
@@ -211,3 +211,27 @@ _LINES: Mapping[str, Callable[[Summary], str]] = {
     "tokens": tokens_line,
     "trust": trust_line,
 }
+
+
+#: Tokens that give usable errors for most layers.
+_TOKENS = 16_384
+
+
+def recording_hint(routers: Sequence[Mapping[str, Any]]) -> str:
+    """What to type for these routers of ``run.json``; there is at least one."""
+    stages: set[Stage] = {
+        best_stage(r["is_affine"], r["has_selection_bias"], r["num_experts"], r["top_k"])
+        for r in routers
+    }
+    stage = common_stage(stages)
+    per_token = sum(
+        bytes_per_token(
+            stage, r["num_experts"], r["top_k"], r["hidden_size"], enough_logits(r["top_k"])
+        )
+        for r in routers
+    )
+    return (
+        f"moegeom capture CKPT --text FILE --out REC ({size(_TOKENS * per_token)} and one forward "
+        f"pass over {_TOKENS:,} tokens; from a loop of your own or an engine: docs/capture.md), "
+        "then add --tokens REC."
+    )

@@ -1,8 +1,11 @@
-"""Short names of routers on a screen."""
+"""Short names of routers on a screen, and layers that were asked for and have none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+from moegeom.core.router import format_layers, parse_layers
+from moegeom.core.row_keys import layer_of
 
 
 def place(router: str, routers: Iterable[str]) -> str:
@@ -22,3 +25,18 @@ def span(routers: Sequence[str], first: str) -> str:
     if slot or other or not is_run:
         return f"{routers[0]} to {routers[-1]}"
     return f"{first}-{end}"
+
+
+def layers_without_router(layers: str | None, routers: Iterable[str]) -> str:
+    """``layer 7 was asked for and has no router``; empty when every layer has one.
+
+    ``layers`` is the text of ``--layers``, ``routers`` are the names of all routers.
+    """
+    if layers is None:
+        return ""
+    absent = parse_layers(layers) - {layer_of(name) for name in routers}
+    if not absent:
+        return ""
+    several = len(absent) > 1
+    template = "s {} were asked for and have" if several else " {} was asked for and has"
+    return f"layer{template.format(format_layers(absent))} no router"

@@ -14,7 +14,7 @@ from moegeom.core.finding import MOST_FAIR_SHARES, SEVERITY_ORDER
 from moegeom.core.text import half_width, number_of, percent, these
 from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
-from moegeom.document.header import header, skipped
+from moegeom.document.header import header, recording_hint, skipped
 from moegeom.document.model import (
     Block,
     Document,
@@ -28,8 +28,7 @@ from moegeom.document.model import (
     View,
 )
 from moegeom.document.place import span
-from moegeom.document.recording_hint import recording_hint
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.rule_words import rule_facts
 from moegeom.document.sparkline import MARK, bar
 from moegeom.document.summary import Summary, summarise
 from moegeom.document.verdict_blocks import findings_excerpt

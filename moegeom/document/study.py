@@ -11,7 +11,7 @@ from moegeom.core.tokens import SampleCounts
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Fact, Note, Table, View
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.rule_words import rule_facts
 from moegeom.document.summary import Summary
 
 

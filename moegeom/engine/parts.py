@@ -113,7 +113,8 @@ class PartWriter:
     def __init__(
         self, out: Path, part: Share, request: ScanRequest, plan: Mapping[str, Any], num_tiles: int
     ) -> None:
-        refuse_existing(out, "Choose another --out, or --overwrite.", _may_replace(request))
+        may_replace = is_part if request.overwrite else None
+        refuse_existing(out, "Choose another --out, or --overwrite.", may_replace)
         self._out, self._part, self._plan = out, part, plan
         self._overwrite = request.overwrite
         self._request = parameters_of_part(request)
@@ -162,10 +163,6 @@ class PartWriter:
         write_whole(self._folder / PART_FILE, json.dumps(record, indent=1))
         # what is there was seen to hold a part
         move_folder(self._folder, self._out, self._work / "replaced" if self._overwrite else None)
-
-
-def _may_replace(request: ScanRequest) -> Callable[[Path], bool] | None:
-    return is_part if request.overwrite else None
 
 
 def is_part(path: Path) -> bool:

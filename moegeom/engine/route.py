@@ -17,7 +17,6 @@ from moegeom.engine.loop import Hooks, Pace, scan_router
 from moegeom.engine.plan import batch_tokens, num_workers
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
-from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.table import load_kernels
 from moegeom.tokens.memory import HeldArrays, as_array
 from moegeom.tokens.source import Request
@@ -100,7 +99,10 @@ def route(router: Router, inputs: Any) -> RoutedTokens:
         range(-(-len(values) // TILE)),
         Pace(batch_tokens(router.hidden_size), num_workers()),
         skip_non_finite=True,
-        hooks=Hooks(rows=_rows, written=parts.append),
+        hooks=Hooks(
+            rows=lambda batch: {name: getattr(batch, of) for name, of in _OF_BATCH.items()},
+            written=parts.append,
+        ),
     )
     if progress.num_non_finite:
         raise NonFiniteError(
@@ -116,10 +118,6 @@ def route(router: Router, inputs: Any) -> RoutedTokens:
         num_chosen=(chosen >= 0).sum(axis=1, dtype=np.int32),
         unknown={name: why for name, why in absent.items() if quantities[name] is None},
     )
-
-
-def _rows(batch: TokenBatch) -> dict[str, np.ndarray | None]:
-    return {name: getattr(batch, of) for name, of in _OF_BATCH.items()}
 
 
 def _joined(parts: list[np.ndarray | None]) -> Any:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from moegeom import __version__ as moegeom_version
 from moegeom.core.digest import digest_of
@@ -295,17 +294,14 @@ def first_pass_of(
             on_message(f"going on in {work.path}: the first pass over {files} is done")
         yield Company(journal, begun(on_message), _told(on_message))
     except KeyboardInterrupt as error:
+        files = number_of(len([*folder.glob("*.npz")]), "file")
         error.add_note(
-            f"what the first pass found in {number_of(_count(folder), 'file')} is kept in "
-            f"{work.path}; the same command goes on there"
+            f"what the first pass found in {files} is kept in {work.path}; the same command goes "
+            "on there"
         )
         raise
     finally:
         work.release(is_last=not is_begun(work.path))
-
-
-def _count(folder: Path) -> int:
-    return sum(1 for _ in folder.glob("*.npz"))
 
 
 def begun(on_message: Callable[[str], None] | None) -> Callable[[int], None] | None:

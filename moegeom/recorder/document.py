@@ -10,7 +10,7 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import ONE_DOCUMENT
 from moegeom.document.header import size
 from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Title, View
-from moegeom.document.rule_brief import rule_brief
+from moegeom.document.rule_words import rule_brief
 from moegeom.engine.run_facts import router_facts
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.recorder.request import CaptureRequest

@@ -53,10 +53,12 @@ def recognise_family(store: TensorStore) -> Family:
         )
     types = [model_type, *(kind for _, kind, _ in _inner(store.config) if kind != model_type)]
     inside = f" (inside: {', '.join(repr(kind[:60]) for kind in types[1:])})" if types[1:] else ""
+    advice = suggest(store)
+    choose = f"If that is what they are, say how they choose: {advice.text} " if advice else ""
     raise RouterError(
         f"{store.label}: the selection rule of model_type {model_type[:60]!r}{inside} is not "
         f"known. {describe_candidates(store)}",
-        f"{_relatives(types)}{_options(store)}`moegeom list families` lists the {len(families())} "
+        f"{_relatives(types)}{choose}`moegeom list families` lists the {len(families())} "
         "families that are known.",
     )
 
@@ -180,11 +182,6 @@ def no_routers(store: TensorStore, family: Family, listed: Sequence[Skipped] = (
         f"{family.name} ({patterns}). {describe_candidates(store)}",
         "Is this a dense model, or a part of a checkpoint?",
     )
-
-
-def _options(store: TensorStore) -> str:
-    advice = suggest(store)
-    return f"If that is what they are, say how they choose: {advice.text} " if advice else ""
 
 
 def _or(store: TensorStore) -> str:

@@ -18,8 +18,7 @@ from moegeom.core.tokens import StoredValues
 from moegeom.document.model import Document, Table, Title
 from moegeom.document.render import render
 from moegeom.document.report import Report, ScanReport
-from moegeom.document.rule_brief import rule_brief
-from moegeom.document.rule_trust import assumed
+from moegeom.document.rule_words import assumed, rule_brief
 from moegeom.engine.parameters import request_of, speaking_python
 from moegeom.engine.request import Terms, Tokens, tokens_path
 from moegeom.router.rule import describe_router, rule_origin

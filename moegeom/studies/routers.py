@@ -11,9 +11,8 @@ from moegeom.core.router import Router, RouterSet, format_layers
 from moegeom.core.text import number_of
 from moegeom.document.header import size
 from moegeom.document.model import Block, Document, Fact, Note, Table, Title, View
-from moegeom.document.requested_layers import layers_without_router
-from moegeom.document.rule_brief import rule_brief
-from moegeom.document.rule_trust import assumed
+from moegeom.document.place import layers_without_router
+from moegeom.document.rule_words import assumed, rule_brief
 from moegeom.engine.request import ModelTerms
 from moegeom.engine.run_facts import router_facts
 from moegeom.router.load import load_routers

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element, SubElement
 from moegeom.core.finding import SEVERITY_ORDER, Outcome, State, Verdict
 from moegeom.document.model import Document, View
 from moegeom.document.render import Renderer
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.rule_words import rule_facts
 from moegeom.document.verdict_text import (
     finding_lines,
     places,

@@ -11,7 +11,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.document.chart import Axis, Chart, Guide, Panel, Polyline
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Note, Table, Title, View
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.rule_words import rule_facts
 from moegeom.document.study import Column, page, table_of
 from moegeom.document.summary import Summary
 from moegeom.geometry.capacity import log10_count

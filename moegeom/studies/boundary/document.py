@@ -15,7 +15,7 @@ from moegeom.document.drawing import figures_of
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import size
 from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Gallery, Headline, View
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.rule_words import rule_facts
 from moegeom.document.study import Column, study_page, table_of
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 

@@ -10,7 +10,7 @@ from moegeom.checks.check import Page
 from moegeom.core.finding import EXIT_FAILED, Outcome, Verdict
 from moegeom.core.text import number_of
 from moegeom.document.chart import Axis, Bars, Chart, Panel
-from moegeom.document.header import header, skipped, tokens_line
+from moegeom.document.header import header, recording_hint, skipped, tokens_line
 from moegeom.document.model import (
     Block,
     Document,
@@ -25,8 +25,7 @@ from moegeom.document.model import (
     View,
 )
 from moegeom.document.place import place
-from moegeom.document.recording_hint import recording_hint
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.rule_words import rule_facts
 from moegeom.document.summary import Summary, summarise_verdict
 from moegeom.document.verdict_blocks import (
     checks_table,

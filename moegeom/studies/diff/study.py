@@ -22,9 +22,8 @@ from moegeom.core.row_keys import is_whole, layer_of
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE
 from moegeom.document.header import left_out_text
-from moegeom.document.requested_layers import layers_without_router
-from moegeom.document.rule_brief import rule_brief
-from moegeom.document.rule_trust import assumed, rule_status, rule_trust
+from moegeom.document.place import layers_without_router
+from moegeom.document.rule_words import assumed, rule_brief, rule_status, rule_trust
 from moegeom.engine.plan import on_all_cores
 from moegeom.engine.request import too_late
 from moegeom.engine.run_facts import router_facts

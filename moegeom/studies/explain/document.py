@@ -25,7 +25,7 @@ from moegeom.document.model import (
     View,
 )
 from moegeom.document.place import place, span
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.rule_words import rule_facts
 from moegeom.document.summary import Summary
 from moegeom.studies.explain.record import Explanation, LayerEvidence
 

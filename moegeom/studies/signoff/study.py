@@ -29,7 +29,7 @@ from moegeom.core.shapes import Int32, Int64
 from moegeom.core.text import all_of, number_of, percent
 from moegeom.core.tokens import TILE, SourceFacts, TokenSource, bytes_per_token
 from moegeom.document.header import size
-from moegeom.document.requested_layers import layers_without_router
+from moegeom.document.place import layers_without_router
 from moegeom.engine.plan import on_all_cores
 from moegeom.engine.request import ComputeOptions, Tokens
 from moegeom.engine.sample import finite_tokens

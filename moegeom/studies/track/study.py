@@ -25,10 +25,9 @@ from moegeom.core.row_keys import ALL, is_domain
 from moegeom.core.series import SERIES_COLUMNS, Curve, Driver, Series
 from moegeom.core.text import number_of
 from moegeom.document.model import View
+from moegeom.document.place import layers_without_router
 from moegeom.document.render import render
-from moegeom.document.requested_layers import layers_without_router
-from moegeom.document.rule_brief import rule_brief
-from moegeom.document.rule_trust import rule_status, rule_trust
+from moegeom.document.rule_words import rule_brief, rule_status, rule_trust
 from moegeom.engine.out import RUNS
 from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.statistics import LEAST_STEPS, departures, onset, slope

@@ -12,7 +12,7 @@ from moegeom.document.chart import Axis, Bars, Chart, Guide, Panel, Points, Poly
 from moegeom.document.excerpts import in_part
 from moegeom.document.header import header, skipped
 from moegeom.document.model import Block, Document, Excerpt, Fact, Gallery, Table, View
-from moegeom.document.rule_trust import rule_facts
+from moegeom.document.rule_words import rule_facts
 from moegeom.document.study import Column, page, table_of
 from moegeom.studies.whatif.record import Tried, WhatIfReport
 

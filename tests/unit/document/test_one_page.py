@@ -22,14 +22,12 @@ from moegeom.document.header import (
     trust_line,
 )
 from moegeom.document.model import Document, Excerpt, Fact, Note, Table, Title, View
-from moegeom.document.place import span
+from moegeom.document.place import layers_without_router, span
 from moegeom.document.render import render
 from moegeom.document.renderers.html import WORDS, pattern, word_of
 from moegeom.document.renderers.table import PAGE
-from moegeom.document.requested_layers import layers_without_router
 from moegeom.document.results import layer_excerpt
-from moegeom.document.rule_brief import rule_brief
-from moegeom.document.rule_trust import assumed, rule_facts, rule_status, rule_trust
+from moegeom.document.rule_words import assumed, rule_brief, rule_facts, rule_status, rule_trust
 from moegeom.document.sparkline import MARK, bar
 from moegeom.document.summary import Summary
 from moegeom.document.verdict_blocks import findings_excerpt
