@@ -183,12 +183,6 @@ def place_of(router: str) -> str:
     return router if slot or stack != "text" else f"layer {layer}"
 
 
-def listed(experts: Sequence[int], most: int = 8) -> str:
-    """Numbers of experts, cut off and counted when there are many."""
-    rest = len(experts) - most
-    return ", ".join(map(str, experts[:most])) + (f" and {rest} more" if rest > 0 else "")
-
-
 def measured_results(
     results: ResultsView,
     checkpoint: str = NO_CHECKPOINT,

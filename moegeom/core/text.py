@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from reprlib import Repr
 from typing import SupportsInt
 
@@ -54,15 +55,14 @@ def these(count: SupportsInt, one: str, many: str = "") -> str:
 
 
 def integer_text(count: int) -> str:
-    """All digits of a whole number, also of one that is longer than Python writes at once."""
-    if count < 0:
-        return f"-{integer_text(-count)}"
-    most = 4000
-    if count < 10**most:
-        return str(count)
-    half = max(most, int(count.bit_length() * math.log10(2.0)) // 2)
-    first, rest = divmod(count, 10**half)
-    return integer_text(first) + integer_text(rest).zfill(half)
+    """All digits of a whole number, also of one that is longer than ``str`` writes."""
+    return str(Decimal(count))
+
+
+def listed(values: Sequence[object], most: int = 8) -> str:
+    """The first of them, and how many more there are."""
+    rest = len(values) - most
+    return ", ".join(map(str, values[:most])) + (f" and {rest} more" if rest > 0 else "")
 
 
 # ------------------------------------------------------------------------------------------- shares

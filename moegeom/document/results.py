@@ -42,13 +42,16 @@ def results_document(results: Results, view: View) -> Document:
     summary = summarise(results)
     notes = [*map(Note, _notes(summary, False))]
     whole = [*map(Note, _notes(summary, True))]
-    ending = [*map(Note, (*_limits(summary), *_not_looked_at(summary)))]
+    unchecked = "Not checked: expert weights, other engines, quantised activations."
+    ending = [*map(Note, (*_limits(summary), unchecked, *skipped(summary)))]
+    no_tokens = summary.run["tokens"] is None
+    labels = ("routers", "rule", "tokens") if no_tokens else ("routers", "tokens", "trust")
     return Document(
         "scan",
         summary.run["checkpoint"]["name"],
         [
             _verdict(summary),
-            _header(summary, results.name),
+            [*header(summary, *labels), Fact("results", results.name)],
             findings_excerpt(summary.findings, summary.run, view.detail),
             [layer_excerpt(summary, view.detail)],
             [Gallery(lambda: figures_of(results))],
@@ -61,12 +64,6 @@ def results_document(results: Results, view: View) -> Document:
         ],
         lambda: results_record(results),
     )
-
-
-def _header(summary: Summary, where: str) -> Sequence[Block]:
-    no_tokens = summary.run["tokens"] is None
-    labels = ("routers", "rule", "tokens") if no_tokens else ("routers", "tokens", "trust")
-    return [*header(summary, *labels), Fact("results", where)]
 
 
 def _verdict(summary: Summary) -> Sequence[Block]:
@@ -124,11 +121,6 @@ def _limits(summary: Summary) -> list[str]:
         return ["Not one token is finite: nothing is known of load, margins and distances."]
     basis = these(total - lost, "token") if documents is None else these(documents, "document")
     return [f"Measured on {basis}. A flip is not by itself a worse output."]
-
-
-def _not_looked_at(summary: Summary) -> list[str]:
-    nothing = ["expert weights", "other engines", "quantised activations"]
-    return [f"Not checked: {', '.join(nothing)}.", *skipped(summary)]
 
 
 def _notes(summary: Summary, are_whole: bool) -> list[str]:

@@ -115,10 +115,11 @@ def routers_of_b(set_b: RouterSet, routers: Sequence[Router]) -> CheckpointB:
 def _of_that_name(mine: Router, theirs: Mapping[str, Router], where: str) -> Router:
     """The router of the second checkpoint that stands where ``mine`` does."""
     if mine.name not in theirs:
+        names = [*theirs]
+        which = ", ".join(names) if len(names) < 5 else f"{names[0]} to {names[-1]}"
         raise RouterError(
             f"{where}: has no router {mine.name}; its "
-            f"{number_of(len(theirs), 'router is', 'routers are')} "
-            f"{_listed(list(theirs))}.",
+            f"{number_of(len(theirs), 'router is', 'routers are')} {which}.",
             _OTHER_LAYERS,
         )
     its = theirs[mine.name]
@@ -135,10 +136,6 @@ def _of_that_name(mine: Router, theirs: Mapping[str, Router], where: str) -> Rou
             "does not."
         )
     return its
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) < 5 else f"{names[0]} to {names[-1]}"
 
 
 def _on_inputs_of(mine: Router, its: Router, where: str) -> Router:

@@ -131,7 +131,7 @@ def log_probs(
         unflipped=float(never.mean()) if len(never) >= _ENOUGH else None,
         flipped=float(some.mean()) if len(some) >= _ENOUGH else None,
         cost=_cost(change, flipped > 0, columns.document[row[is_known]]),
-        correlation=_correlation(change, flipped),
+        correlation=rank_correlation(change, flipped) if len(change) >= _ENOUGH else None,
     )
 
 
@@ -166,12 +166,6 @@ def _cost(
     if error is None:
         return None
     return FlipCost(means[0] - means[1], error, len(np.unique(document)))
-
-
-def _correlation(
-    change: Float64[np.ndarray, "tokens"], flipped: Int64[np.ndarray, "tokens"]
-) -> float | None:
-    return None if len(change) < _ENOUGH else rank_correlation(change, flipped)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from moegeom.checks.check import Limits, Unknown, check, same_sentence
-from moegeom.checks.measured import Measured, listed
+from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
+from moegeom.core.text import listed
 
 _attention_check = partial(
     check,

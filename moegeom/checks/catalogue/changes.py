@@ -8,10 +8,10 @@ import numpy as np
 
 from moegeom.checks.baseline import Baseline
 from moegeom.checks.check import Limit, Limits, Unknown, check, same_sentence
-from moegeom.checks.measured import Drift, Measured, Row, listed, spread_of
+from moegeom.checks.measured import Drift, Measured, Row, spread_of
 from moegeom.core.finding import Finding
 from moegeom.core.shapes import Int64
-from moegeom.core.text import number_of, percent
+from moegeom.core.text import listed, number_of, percent
 
 
 def drifts(measured: Measured) -> Iterator[tuple[Row, Drift]]:

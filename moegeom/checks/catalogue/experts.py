@@ -8,10 +8,10 @@ from math import isinf
 from typing import Any
 
 from moegeom.checks.check import OLDER, Limit, Limits, Unknown, check, same_sentence, without_saying
-from moegeom.checks.measured import Measured, listed
+from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
 from moegeom.core.router import EXACT_IN_BFLOAT16, TokenTable
-from moegeom.core.text import all_of, number_of
+from moegeom.core.text import all_of, listed, number_of
 
 
 @check(

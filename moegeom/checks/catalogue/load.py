@@ -10,11 +10,11 @@ import numpy as np
 from moegeom.checks.catalogue.tokens import MOST_PULL, mean_decides
 from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown, check
 from moegeom.checks.figure import Figure, change_check, difference_error, figure_check
-from moegeom.checks.measured import MeanPull, Measured, listed
+from moegeom.checks.measured import MeanPull, Measured
 from moegeom.checks.statistics import p_above
 from moegeom.core.finding import MOST_FAIR_SHARES
 from moegeom.core.shapes import Int64
-from moegeom.core.text import number_of
+from moegeom.core.text import listed, number_of
 
 #: From 30 expected choices on, an even router keeps each expert four sigmas above a tenth.
 _EXPECTED = Limit("expected_choices", 30.0, "least choices of an expert to be judged", "random")

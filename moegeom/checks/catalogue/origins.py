@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from moegeom.checks.check import Limit, Limits, Unknown, check, same_sentence
-from moegeom.checks.measured import Measured, Row, listed
+from moegeom.checks.measured import Measured, Row
 from moegeom.checks.statistics import MAD
 from moegeom.core.finding import Finding
 from moegeom.core.shapes import Float64, Int64
+from moegeom.core.text import listed
 
 #: Fewer rows than this have no "others" to speak of.
 _LEAST_ROWS = 32

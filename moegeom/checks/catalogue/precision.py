@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from moegeom.checks.baseline import BaselineRouter
 from moegeom.checks.check import Limit, Limits, Unknown, check, without_saying
-from moegeom.checks.measured import Measured, Row, listed
+from moegeom.checks.measured import Measured, Row
 from moegeom.core.finding import Finding
-from moegeom.core.text import number_of
+from moegeom.core.text import listed, number_of
 
 _STORED_PARTS = (("weight", "weight", "stored_dtype"), ("bias", "selection bias", "bias_dtype"))
 

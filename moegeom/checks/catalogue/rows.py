@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Collection, Iterator
 
 from moegeom.checks.check import Limit, Limits, check, without_saying
-from moegeom.checks.measured import Measured, Row, listed
+from moegeom.checks.measured import Measured, Row
 from moegeom.checks.statistics import MAD
 from moegeom.core.finding import Finding
-from moegeom.core.text import number_of
+from moegeom.core.text import listed, number_of
 
 
 @check("MGI101", "a router row is not finite", "error", ("num_non_finite_rows",))

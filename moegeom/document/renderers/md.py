@@ -33,14 +33,8 @@ def render(document: Document, view: View) -> str:
     del view
     lines = [f"## moegeom {document.kind}: {_escaped(document.name)}", ""]
     for section in document.sections:
-        lines += _section(section)
+        lines += [*(line for block in section for line in _block(block)), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip("\n") + "\n"
-
-
-def _section(blocks: Sequence[Block]) -> Iterator[str]:
-    for block in blocks:
-        yield from _block(block)
-    yield ""
 
 
 def _block(block: Block) -> Iterator[str]:

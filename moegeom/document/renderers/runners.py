@@ -39,7 +39,10 @@ def render_github(document: Document, view: View) -> str:
     name = run["checkpoint"]["name"]
     message = f"{verdict_sentence(verdict)} exit {verdict.exit_code}"
     message += f"\nprofile: {profile_line(verdict)}" if verdict.profile else ""
-    lines = [*_findings(verdict, run), *_inconclusive(verdict)]
+    lines = [*_findings(verdict, run)]
+    for one in verdict.open:
+        reason = f"{one.title}: {one.reason}"
+        lines.append(_command("warning", f"{one.code} inconclusive", reason))
     return "".join(f"{line}\n" for line in (*lines, _command("notice", f"moegeom {name}", message)))
 
 
@@ -51,12 +54,6 @@ def _findings(verdict: Verdict, run: Mapping[str, Any]) -> Iterator[str]:
         title = f"{finding.code} {places(finding.routers, run)}"
         level = "error" if fails else _LEVELS[finding.severity]
         yield _command(level, title, "\n".join(finding_lines(finding)))
-
-
-def _inconclusive(verdict: Verdict) -> Iterator[str]:
-    for outcome in verdict.open:
-        title = f"{outcome.code} inconclusive"
-        yield _command("warning", title, f"{outcome.title}: {outcome.reason}")
 
 
 def _command(level: str, title: str, message: str) -> str:

@@ -497,7 +497,7 @@ def facet_names(
             is_beyond = length[facet] * min(share, 1 - share) < half[1]
             if is_beyond or _meets(others, middle, across, half):
                 continue
-            if _covers(free, middle, across, half):
+            if (np.abs(_inner(free, middle, across)) <= half).all(-1).any():  # it covers a mark
                 continue
             angle = float(np.degrees(np.arctan2(across[1], across[0])))
             place = (float(middle[0]), float(middle[1]))
@@ -527,15 +527,6 @@ def _corners(
     signs = ((1, 1), (-1, 1), (-1, -1), (1, -1))
     corners = np.array([middle + s * half[0] * across + t * half[1] * other for s, t in signs])
     return np.stack([corners, np.roll(corners, -1, axis=0)], 1)
-
-
-def _covers(
-    points: Float64[np.ndarray, "marks 2"],
-    middle: Float64[np.ndarray, "2"],
-    across: Float64[np.ndarray, "2"],
-    half: Float64[np.ndarray, "2"],
-) -> bool:
-    return bool((np.abs(_inner(points, middle, across)) <= half).all(-1).any())
 
 
 def _meets(

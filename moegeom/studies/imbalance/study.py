@@ -14,7 +14,6 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float64, Int32
-from moegeom.core.tokens import TokenSource
 from moegeom.engine.choice import compared_scores, group_masked
 from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
@@ -115,12 +114,13 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         write_rows(
             request.measure, (row for one in routers for row in _measured_rows(one)), recorded
         )
+    has_documents = source.facts.has_documents and source.facts.num_documents != 1
     return Imbalance(
         run=opened.facts(recorded),
         routers=tuple(routers),
         left_out=opened.left_out,
         seeds=reference_laws.SEEDS,
-        unit="document" if _has_documents(source) else f"run of {RUN_TOKENS} tokens",
+        unit="document" if has_documents else f"run of {RUN_TOKENS} tokens",
         level=level,
         sample=opened.sample_counts(samples),
         seed=request.seed,
@@ -153,10 +153,6 @@ def write_biases(out: Path, routers: Sequence[Router], records: Sequence[RouterI
 
         units = {f"{one.router}/unit": one.evening.score_unit for one in records}
         write_whole(out, save(arrays, metadata=units))
-
-
-def _has_documents(source: TokenSource) -> bool:
-    return source.facts.has_documents and source.facts.num_documents != 1
 
 
 def _law_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.limits import UNSORTED_DOCUMENTS
 from moegeom.core.row_keys import slug
 from moegeom.core.shapes import Bool, Int64, Shaped
-from moegeom.core.text import number_of
+from moegeom.core.text import natural, number_of
 from moegeom.core.tokens import SourceFacts, Stage, TokenColumns
 from moegeom.tokens.recording.columns import DTYPES, UnknownColumns, unknown_columns
 from moegeom.tokens.rows import (
@@ -276,7 +276,7 @@ def assign_routers(path: Path, keys: Collection[str], request: Request) -> dict[
             + (f"; {_listed(not_routers)}: no such router" if not_routers else "")
             + (f"; several arrays for {_listed(twice)}" if twice else "")
             + ".",
-            _renaming(sorted(set(keys) - set(names), key=_numbered), request.routers),
+            _renaming(sorted(set(keys) - set(names), key=natural), request.routers),
         )
     order = request.routers or tuple(keys_of)
     return {router: keys_of[router][0] for router in order if router in keys_of}
@@ -317,11 +317,6 @@ def expanded(router_map: Mapping[str, str], keys: Collection[str]) -> dict[str, 
         if not numbers:
             entries[key] = router
     return entries
-
-
-def _numbered(key: str) -> list[int | str]:
-    """A sort key that puts ``layer10`` behind ``layer9``."""
-    return [int(p) if p.isdecimal() else p for p in re.split(r"([0-9]{1,9})", key)[1:]]
 
 
 #: Characters of the name of an array that a message shows.

@@ -14,7 +14,7 @@ import numpy as np
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.shapes import Bool, Integer
-from moegeom.core.text import all_of, number_of
+from moegeom.core.text import all_of, listed, number_of
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.trace import RequestTrace
 
@@ -144,7 +144,7 @@ def main_stack(all_routers: Sequence[KnownRouter], where: str) -> tuple[KnownRou
     sizes = sorted({router.top_k for router in routers})
     if len(sizes) > 1:
         raise RecordingError(
-            f"{where}: the routers of the checkpoint choose {_listed(sizes)} experts; a trace has "
+            f"{where}: the routers of the checkpoint choose {listed(sizes)} experts; a trace has "
             "one number of slots.",
             "Record with moegeom capture.",
         )
@@ -293,7 +293,7 @@ def _shapes(
 
 def _several_shapes(evidence: AxisEvidence, where: str) -> RecordingError:
     return RecordingError(
-        f"{where}: rows have the shapes {_listed(evidence.shapes)}; expected one shape, "
+        f"{where}: rows have the shapes {listed(evidence.shapes)}; expected one shape, "
         "(layers, slots), for all requests."
     )
 
@@ -372,7 +372,7 @@ def _slots_note(reading: Reading, routers: Sequence[KnownRouter], where: str) ->
             _ENGINE_HINT,
         )
     note = (
-        f"{num_slots - top_k} slots behind the {top_k} chosen experts hold {_listed(foreign)} and "
+        f"{num_slots - top_k} slots behind the {top_k} chosen experts hold {listed(foreign)} and "
         "no expert (fused shared experts, or a fixed width): cut"
     )
     return (note,)
@@ -409,8 +409,8 @@ def named_layers(
     if ordered in (tuple(range(len(layers))), tuple(range(1, len(layers) + 1))):
         return order, ("layers are counted among layers with routers",)
     raise RecordingError(
-        f"{where}: names the layers {_listed(ordered)}; the routers of the checkpoint are in "
-        f"layers {_listed(layers)}.",
+        f"{where}: names the layers {listed(ordered)}; the routers of the checkpoint are in "
+        f"layers {listed(layers)}.",
         "Ranks of a pipeline count their own layers: give the files of one whole copy.",
     )
 
@@ -426,9 +426,9 @@ def _check_layers(
         return
     faults = []
     if extra:
-        faults.append(f"holds choices in layers {_listed(extra)}, which have no router")
+        faults.append(f"holds choices in layers {listed(extra)}, which have no router")
     if empty:
-        faults.append(f"holds none in layers {_listed(empty)}, which have one")
+        faults.append(f"holds none in layers {listed(empty)}, which have one")
     shift = next((n for n in (-1, 1) if set(filled) == {column + n for column in columns}), None)
     hint = (
         "A pipeline stage whose layers were not gathered leaves them empty."
@@ -451,8 +451,3 @@ def _holds_choices(ids: Integer[np.ndarray, "rows layers slots"]) -> Bool[np.nda
 def unset_value(dtype: np.dtype) -> int:
     """-1, as this dtype spells it."""
     return -1 if dtype.kind == "i" else int(np.iinfo(dtype).max)
-
-
-def _listed(values: Sequence[object]) -> str:
-    first = ", ".join(map(str, values[:8]))
-    return first + (f" and {len(values) - 8} more" if len(values) > 8 else "")

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.checks.check import Tested, Unknown
-from moegeom.checks.measured import listed
 from moegeom.checks.statistics import p_above
 from moegeom.core.finding import Finding
 from moegeom.core.row_keys import ALL, is_domain
 from moegeom.core.shapes import Float64
-from moegeom.core.text import figure_text, number_of, percent
+from moegeom.core.text import figure_text, listed, number_of, percent
 from moegeom.geometry.series import (
     Undone,
     alternation_p_value,

@@ -85,7 +85,7 @@ def json_records(path: Path, place: Place = BEGINNING) -> Iterator[JsonRecord]:
     with open_regular(path, follows=True) as stream:
         first = stream.readline(RECORD_BYTES + 1)
         stream.seek(place[0])
-        if _is_object(first):
+        if first.strip().startswith(b"{") and first.strip().endswith(b"}"):  # a record of its own
             yield from _lines(path.name, stream.readline, place)
         else:
             yield from _document(path.name, stream.read(RECORD_BYTES + 1))
@@ -110,12 +110,6 @@ def _document(name: str, raw: bytes) -> Iterator[JsonRecord]:
     for number, item in enumerate(document if isinstance(document, list) else [document], start=1):
         where = f"{name}: entry {number}" if isinstance(document, list) else name
         yield JsonRecord(where, _object(item, where), BEGINNING)
-
-
-def _is_object(line: bytes) -> bool:
-    """Whether a first line is a record of its own."""
-    text = line.strip()
-    return text.startswith(b"{") and text.endswith(b"}")
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:
