@@ -216,6 +216,10 @@ class ShardedStore:
         return self.log.bytes_read
 
     @property
+    def bytes_total(self) -> int:
+        return self._total
+
+    @property
     def config(self) -> Mapping[str, Any]:
         return self._config
 
@@ -225,7 +229,7 @@ class ShardedStore:
         return self.folder.revision_of(self._shards)
 
     @cached_property
-    def bytes_total(self) -> int:
+    def _total(self) -> int:
         config = self._config_file or config_file(self.folder)
         described = self._index_bytes + (self.folder.file(config).size_bytes() if config else 0)
         return described + sum(shard.size_bytes for shard in self._shards.values())

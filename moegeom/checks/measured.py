@@ -14,7 +14,7 @@ from moegeom.checks.baseline import Baseline, BaselineRouter
 from moegeom.checks.profile import Threshold
 from moegeom.core.errors import ResultsError
 from moegeom.core.finding import Severity
-from moegeom.core.row_keys import is_domain, is_whole
+from moegeom.core.row_keys import is_domain, is_stored_whole, is_whole
 from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.core.text import listing, number_of
 from moegeom.results.reader import ResultsView
@@ -204,7 +204,7 @@ def measured_results(
     stored = [row for row in layers if row["variant"] == "as_stored"]
     by_expert: dict[str, list[Row]] = {}
     for row in experts:
-        if row["variant"] == "as_stored" and is_whole(row["population"]):
+        if is_stored_whole(row):
             by_expert.setdefault(row["router"], []).append(row)
     by_domain: dict[str, list[Row]] = {}
     for row in stored:

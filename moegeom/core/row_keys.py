@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from moegeom.core.text import natural
 
@@ -50,6 +52,11 @@ CHECKPOINT_B = "checkpoint-b"
 
 #: Variants that are choices of somebody else, and no arithmetic of these routers.
 SIDES = (RUN_B, CHECKPOINT_B)
+
+
+def is_stored_whole(row: Mapping[str, Any]) -> bool:
+    """True for a row of the router as stored, of everything that was measured together."""
+    return row["variant"] == AS_STORED and is_whole(row["population"])
 
 
 def under_random(variant: str) -> str:

@@ -17,7 +17,7 @@ from moegeom.core.files import read_regular
 from moegeom.core.limits import MOST_JSON, RESULT_COLUMNS, RESULT_VALUES
 from moegeom.core.parquet import parquet_facts, read_columns
 from moegeom.core.registry import unknown_name
-from moegeom.core.row_keys import ALL, AS_STORED, is_whole
+from moegeom.core.row_keys import ALL, AS_STORED, is_stored_whole
 from moegeom.core.text import number_of, quoted
 from moegeom.results.run_file import fault
 
@@ -216,11 +216,7 @@ class Results:
         routers = {router["name"] for router in self.run["routers"]}
         wrong = {row["router"] for row in rows} - routers
         if name in ("layers", "experts"):
-            wrong |= routers - {
-                row["router"]
-                for row in rows
-                if row["variant"] == "as_stored" and is_whole(row["population"])
-            }
+            wrong |= routers - {row["router"] for row in rows if is_stored_whole(row)}
             keys = ("router", "variant", "population", "expert")
             repeated = len(rows) - len({tuple(row.get(key) for key in keys) for row in rows})
             if repeated:
@@ -320,6 +316,15 @@ class MemoryResults:
 
 
 # ------------------------------------------------------------------------------------- plain values
+def finite_column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray | None:
+    """A column of rows as an array; None unless every row has it, and finite."""
+    values = [row.get(name) for row in rows]
+    if not values or any(value is None for value in values):
+        return None
+    array = np.array(values, dtype=np.float64)
+    return array if np.isfinite(array).all() else None
+
+
 def plain_value(value: Any) -> Any:
     """A list, number, text, truth value or None; nan is None."""
     if isinstance(value, np.ndarray):

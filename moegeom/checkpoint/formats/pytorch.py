@@ -367,13 +367,7 @@ def read_torch_archive(file: RangeFile) -> TorchArchive:
             _RESAVE,
         )
     archive = read_archive(file)
-    roots = [name for name in archive.entries if name.endswith("/data.pkl")]
-    roots = [name for name in roots if name.count("/") == 1]
-    if len(roots) != 1:
-        raise CheckpointError(
-            f"{file.label}: holds {len(roots)} pickles of data, expected the one of torch.save."
-        )
-    folder = roots[0].removesuffix("/data.pkl")
+    folder = folder_of_pickle(archive)
     if any(
         name.startswith((f"{folder}/code/", f"{folder}/constants.pkl")) for name in archive.entries
     ):
@@ -384,8 +378,26 @@ def read_torch_archive(file: RangeFile) -> TorchArchive:
     order = f"{folder}/byteorder"
     if order in archive.entries and archive.read(order, 16) != b"little":
         raise CheckpointError(f"{file.label}: is not little-endian.", _RESAVE)
-    raw = archive.read(roots[0], TORCH_PICKLE_BYTES)
+    raw = archive.read(f"{folder}/data.pkl", TORCH_PICKLE_BYTES)
     return TorchArchive(archive, folder, unpickle(raw, file.label, ALLOWED, storage_of))
+
+
+def folder_of_pickle(archive: Archive) -> str:
+    """The folder of an archive in which ``data.pkl`` and the tensors lie.
+
+    Raises
+    ------
+    CheckpointError
+        If there is not one such folder.
+    """
+    roots = [name for name in archive.entries if name.endswith("/data.pkl")]
+    roots = [name for name in roots if name.count("/") == 1]
+    if len(roots) != 1:
+        raise CheckpointError(
+            f"{archive.file.label}: holds {len(roots)} pickles of data, expected the one of "
+            "torch.save."
+        )
+    return roots[0].removesuffix("/data.pkl")
 
 
 def _count(number: Any, what: str) -> int:

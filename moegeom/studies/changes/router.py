@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import GroupMask, LogitMap, Norm, Router, Rule, Weights
-from moegeom.core.row_keys import is_whole
+from moegeom.core.row_keys import is_stored_whole
 from moegeom.core.shapes import Float, Float64, Int64
 from moegeom.core.text import all_of, percent
 from moegeom.geometry.description import MatrixRegion, best_rows, best_run, row_bits, whole
 from moegeom.geometry.rows import size
-from moegeom.results.reader import ResultsView
+from moegeom.results.reader import ResultsView, finite_column
 from moegeom.router.rule import groups_in_words, map_in_words
 from moegeom.studies.changes.edit import EDITS, Edit, EditFit
 from moegeom.studies.changes.operators.biases import CHANGED, rest_of
@@ -442,9 +442,9 @@ ProjectedRouters = Mapping[str, ProjectedRouter]
 
 def projected_routers(results: ResultsView) -> ProjectedRouters:
     """The routers of results, with what these keep of the rows."""
-    layers = {row["router"]: row for row in results.rows("layers") if _is_whole(row)}
+    layers = {row["router"]: row for row in results.rows("layers") if is_stored_whole(row)}
     experts: dict[str, list[Row]] = {}
-    for row in filter(_is_whole, results.rows("experts")):
+    for row in filter(is_stored_whole, results.rows("experts")):
         experts.setdefault(row["router"], []).append(row)
     return {
         facts["name"]: _projected(
@@ -456,7 +456,8 @@ def projected_routers(results: ResultsView) -> ProjectedRouters:
 
 def _projected(facts: Mapping[str, Any], layer: Row, experts: Sequence[Row]) -> ProjectedRouter:
     rule, half_step = rule_of(facts), None
-    rows, mean = _column(experts, "row_projections"), _column([layer], "mean_row_projections")
+    rows = finite_column(experts, "row_projections")
+    mean = finite_column([layer], "mean_row_projections")
     if rows is None or mean is None:
         rows = None
     else:
@@ -465,7 +466,7 @@ def _projected(facts: Mapping[str, Any], layer: Row, experts: Sequence[Row]) -> 
         lengths = np.linalg.norm(rows, axis=1, keepdims=True) / np.sqrt(rows.shape[1])
         half_step = np.ones_like(rows) * lengths * step
     digests = {part: layer.get(f"{part}_digest") for part in ("weight", "gain")}
-    biases = {kind: _column(experts, kind.replace(" ", "_")) for kind in KINDS}
+    biases = {kind: finite_column(experts, kind.replace(" ", "_")) for kind in KINDS}
     return ProjectedRouter(
         facts["name"],
         rule,
@@ -474,7 +475,7 @@ def _projected(facts: Mapping[str, Any], layer: Row, experts: Sequence[Row]) -> 
         Biases(biases, facts["bias_dtype"], rule),
         rows,
         half_step,
-        _column(experts, "centred_row_norm"),
+        finite_column(experts, "centred_row_norm"),
     )
 
 
@@ -574,16 +575,3 @@ def _pair(a: ProjectedRouters, b: ProjectedRouters, router: str) -> RowPair | No
         lengths=before.lengths,
         new_lengths=after.lengths,
     )
-
-
-def _is_whole(row: Row) -> bool:
-    return row["variant"] == "as_stored" and is_whole(row["population"])
-
-
-def _column(rows: Sequence[Row], name: str) -> np.ndarray | None:
-    """A column as an array; None unless every row has it, and finite."""
-    values = [row.get(name) for row in rows]
-    if not values or any(value is None for value in values):
-        return None
-    array = np.array(values, dtype=np.float64)
-    return array if np.isfinite(array).all() else None

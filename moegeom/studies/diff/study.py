@@ -18,7 +18,7 @@ from moegeom.checks.statistics import detectable_shift, holm_rejects, p_differs,
 from moegeom.core.errors import UsageError, about
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import RouterSet, Rule, parse_layers
-from moegeom.core.row_keys import is_whole, layer_of
+from moegeom.core.row_keys import is_stored_whole, layer_of
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE
 from moegeom.document.header import left_out_text
@@ -496,7 +496,7 @@ def _rows(results: ResultsView) -> dict[str, Row]:
     return {
         row["router"]: row
         for row in results.rows("layers")
-        if row["variant"] == "as_stored" and is_whole(row["population"]) and row.get("num_tokens")
+        if is_stored_whole(row) and row.get("num_tokens")
     }
 
 

@@ -46,7 +46,7 @@ from moegeom.geometry.load import overlap_share
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, scan
-from moegeom.results.reader import Results, is_results, open_results
+from moegeom.results.reader import Results, finite_column, is_results, open_results
 from moegeom.results.run_file import num_non_finite
 from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.files import TokenFiles, are_there, name_of, paths_of
@@ -652,7 +652,7 @@ def _router(
     experts: Sequence[ByPopulation],
     weights: Sequence[np.ndarray | None],
 ) -> RouterHistory:
-    rows = _alike(weights) or _alike([of_experts(at, "row_projections") for at in experts])
+    rows = _alike(weights) or _alike([finite_column(at[ALL], "row_projections") for at in experts])
     digests = [
         tuple(at[ALL][0].get(f"{part}_digest") or "" for at in layers)
         for part in ("weight", "selection_bias")
@@ -672,15 +672,6 @@ def _router(
     )
 
 
-def of_experts(at: ByPopulation, column: str) -> np.ndarray | None:
-    """A figure of all experts; None where one is missing or not finite."""
-    values = [row.get(column) for row in at[ALL]]
-    if any(value is None for value in values):
-        return None
-    numbers = np.array(values, dtype=np.float64)
-    return numbers if np.isfinite(numbers).all() else None
-
-
 def _alike(states: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
     """The states in the order of steps, when there is one at every step, of one shape."""
     arrays = [state for state in states if state is not None and state.size]
@@ -689,7 +680,7 @@ def _alike(states: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
 
 
 def _stacked(experts: Sequence[ByPopulation], column: str) -> ByExpert | None:
-    states = _alike([of_experts(at, column) for at in experts])
+    states = _alike([finite_column(at[ALL], column) for at in experts])
     return np.stack(states) if states else None
 
 

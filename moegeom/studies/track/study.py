@@ -33,6 +33,7 @@ from moegeom.geometry.gram import effective_rows
 from moegeom.geometry.statistics import LEAST_STEPS, departures, onset, slope
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.pipeline import Watch
+from moegeom.results.reader import finite_column
 from moegeom.studies.track.document import document
 from moegeom.studies.track.exports import requested_exports, series_rows
 from moegeom.studies.track.findings import judge_series
@@ -44,7 +45,6 @@ from moegeom.studies.track.steps import (
     find_checkpoints,
     history,
     measure_step,
-    of_experts,
     refuse_missing_recordings,
 )
 
@@ -270,7 +270,7 @@ def drivers(first: MeasuredStep, last: MeasuredStep) -> Iterator[Driver]:
 
 def _by_expert(step: MeasuredStep, column: str) -> dict[str, np.ndarray]:
     """A column of ``experts`` by router, in the order of the experts, where it is known of all."""
-    columns = {name: of_experts(at, column) for name, at in step.experts.items() if ALL in at}
+    columns = {name: finite_column(at.get(ALL, ()), column) for name, at in step.experts.items()}
     return {router: values for router, values in columns.items() if values is not None}
 
 

@@ -20,6 +20,7 @@ from moegeom.checkpoint.formats.pytorch import (
     PickledTensor,
     TorchArchive,
     UnreadableTensor,
+    folder_of_pickle,
     storage_of,
 )
 from moegeom.checkpoint.pickled import unpickle
@@ -195,15 +196,10 @@ def has_keys(path: Path, *keys: str) -> bool:
 def _archive(path: Path, most: int) -> tuple[Archive, str, bytes]:
     """The archive, the folder of its tensors, and the first bytes of its pickle."""
     archive = read_archive(CountingFile(path, path.name, ReadLog()))
-    roots = [
-        name for name in archive.entries if name.count("/") == 1 and name.endswith("/data.pkl")
-    ]
-    if len(roots) != 1:
-        raise CheckpointError(
-            f"{path.name}: holds {len(roots)} pickles of data, expected the one of torch.save."
-        )
-    start, size = archive.start(roots[0]), archive.entries[roots[0]].size
-    return archive, roots[0].removesuffix("/data.pkl"), archive.file.read(start, min(size, most))
+    folder = folder_of_pickle(archive)
+    pickled = f"{folder}/data.pkl"
+    start, size = archive.start(pickled), archive.entries[pickled].size
+    return archive, folder, archive.file.read(start, min(size, most))
 
 
 def _integers(
