@@ -295,7 +295,8 @@ class Workers:
     """
 
     def __init__(self, task: Task, count: int, hooks: Hooks = NO_HOOKS) -> None:
-        self.task, self._rows = task, hooks.rows
+        self.task: Task = task
+        self._rows = hooks.rows
         extent = extent_of(task)
         self._reductions = {name: REDUCTIONS[name] for name in task.reductions}
         self._free: SimpleQueue[dict[str, Accumulator]] = SimpleQueue()

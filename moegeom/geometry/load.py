@@ -226,8 +226,10 @@ def log_sum_exp(logits: Float[np.ndarray, "tokens experts"]) -> Float64[np.ndarr
 Pairs = Int64[np.ndarray, "experts experts"]
 
 
-#: Lower and higher expert of each pair, by the number of experts and 1.
-expert_pairs = cache(np.triu_indices)
+@cache
+def expert_pairs(num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and higher expert of each pair."""
+    return np.triu_indices(num_experts, 1)
 
 
 def jaccard_mean(counts: Pairs) -> float:
@@ -236,7 +238,7 @@ def jaccard_mean(counts: Pairs) -> float:
     Pairs of two dead experts are left out. Source: docs/theory.md D3; oracle: sets of tokens.
     """
     own = np.diag(counts)
-    first, second = expert_pairs(len(counts), 1)
+    first, second = expert_pairs(len(counts))
     together = counts[first, second]
     either = own[first] + own[second] - together
     used = either > 0

@@ -240,7 +240,7 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     """
     counts = reductions["expert_pairs"]
     experts, top_k = facts.router.num_experts, facts.router.rule.num_chosen
-    first, second = loads.expert_pairs(experts, 1)
+    first, second = loads.expert_pairs(experts)
     together = counts[first, second]
     if not counts.any() or experts < 2:
         return {"layers": {}}

@@ -396,14 +396,16 @@ class DeviceLane:
         with_rows: bool,
     ) -> None:
         router = device_router(task, device, reader.kind)
-        self.queue = device.queue()
-        self.task = dataclasses.replace(task, kernels=kernels_in(self.queue))
-        self.reduced = Reduced(task, device, router, self.queue)
+        self.queue: Queue = device.queue()
+        self.task: Task = dataclasses.replace(task, kernels=kernels_in(self.queue))
+        self.reduced: Reduced = Reduced(task, device, router, self.queue)
         self._tokens = tokens
         self._blocks = [self.reduced.outputs(batches * tokens, with_rows) for _ in range(2)]
         # else the kernel adds up what the product leaves
         self._is_direct = router.is_direct and "logits" in self._blocks[0]
-        self.slots = [_slot(router, device, reader, tokens, self._is_direct) for _ in range(SLOTS)]
+        self.slots: list[Slot] = [
+            _slot(router, device, reader, tokens, self._is_direct) for _ in range(SLOTS)
+        ]
 
     def start(self, slot: Slot, tokens: int, place: int, block: int) -> None:
         """Queues the work on a batch whose values and labels are in the slot's memory.

@@ -119,7 +119,9 @@ class DeviceBatch(LazyBatch):
     def __init__(
         self, task: Task, answers: Mapping[str, DeviceArray], parts: Sequence[LabelledRows]
     ) -> None:
-        self.task, self._parts, self.non_finite = task, parts, ()
+        self.task: Task = task
+        self.non_finite: tuple[int, ...] = ()
+        self._parts = parts
         label = answers["label"]
         is_counted = label != np.uint16(NOT_COUNTED)
         self._row = None if bool(is_counted.all()) else np.flatnonzero(is_counted)
@@ -207,10 +209,12 @@ class Reduced:
         queue: Queue,
         extent: Extent | None = None,
     ) -> None:
-        self.task, self.router, self._device = task, router, device
+        self.task: Task = task
+        self.router: DeviceRouter = router
+        self._device = device
         fused = kept_on_device(task)
         tallied = [name for name in TALLIED if name in task.reductions]
-        self.counters = RouteCounters(**start_counters(task, device, fused))
+        self.counters: RouteCounters = RouteCounters(**start_counters(task, device, fused))
         self._tallies = TallyCounters(**start_counters(task, device, tallied))
         own, behind = task.prepared.router, None
         if own.rule.is_affine and own.selection_bias is not None:
