@@ -313,8 +313,8 @@ class _RouterFold:
         for name, fold in self._device_folds().items():
             progress = fold.progress()
             parts[name] = {0: _Part(-(-progress.num_tokens // TILE), progress)}
-        name, lost = self._run.router.name, self._on_device.non_finite
-        refuse_non_finite(name, self._source.facts.name, lost, self._source.facts.num_tokens)
+        router, source, all_of = self._run.router.name, self._source.facts.name, parts[MAIN][0]
+        refuse_non_finite(router, source, all_of.progress.non_finite, all_of.progress.num_tokens)
         return parts
 
     def joined(

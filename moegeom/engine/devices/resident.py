@@ -69,6 +69,7 @@ class DeviceFold:
         self._kind, self._block_tokens, self._extent = "", block_tokens, extent
         self._room: dict[str, DeviceArray] = {}
         self._parts: list[LabelledRows] = []
+        self._labels: list[DeviceArray] = []  # which the queue may not have read yet
         self._waiting, self._progress = 0, Progress()
 
     def __del__(self) -> None:
@@ -97,6 +98,7 @@ class DeviceFold:
         if rows is not None or reduced.folds:
             rows = rows or _unlabelled(taken, tokens)
             label = self._device.put(rows.labels(self.task))
+            self._labels.append(label)
         room = self._made_room(reduced, tokens)
         left = {name: array[first : first + tokens] for name, array in room.items()}
         logits, norm = left.pop("product", None), left.pop("input_norm", None)
@@ -125,7 +127,6 @@ class DeviceFold:
             rows = dataclasses.replace(rows, inputs=GatheredRows(sampled, values[place]))
         self._parts.append(rows)
         self._waiting += tokens
-        self._held = label  # until the queue has read it
         if self._waiting >= self._block_tokens:
             self._fold(self._waiting // TILE * TILE)
 
@@ -191,6 +192,7 @@ class DeviceFold:
         answers = {name: array for name, array in self._room.items() if name != "product"}
         first = {name: array[:tokens] for name, array in answers.items()}
         folded = reduced.fold(self.task, self._queue, first, parts)
+        self._labels.clear()
         with self._queue.current():
             for array in answers.values():
                 rest = array[tokens : self._waiting]
@@ -201,6 +203,7 @@ class DeviceFold:
     def wait(self) -> None:
         """Waits for the work queued so far: the tensors may go after it."""
         self._queue.finish()
+        self._labels.clear()
 
     def progress(self) -> Progress:
         """Folds what is left, waits, and gives the states as a scan would."""

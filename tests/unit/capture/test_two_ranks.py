@@ -161,7 +161,10 @@ def test_fewer_tokens_than_announced_are_counted_and_more_refused(balanced, tmp_
     assert open_results(tmp_path / "folded").run["tokens"]["num_tokens"] == 2 * 64
 
 
-def test_a_token_that_is_not_finite_stops_the_fold(balanced, tmp_path):
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_a_token_that_is_not_finite_stops_the_fold(balanced, tmp_path, monkeypatch, is_on_device):
+    if is_on_device:
+        monkeypatch.setattr(folding, "device_of", lambda values: EmulatedDevice())
     names = balanced.recording.facts.routers
     inputs = {name: balanced.recording.read_values(name, 0, 64).copy() for name in names}
     inputs["text/1"][7, 3] = np.nan
