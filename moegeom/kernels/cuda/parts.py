@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -228,10 +228,13 @@ def _count(
     counts[...] = on.get(copies[0])
 
 
-count_bins = functools.partial(_count, "count_bins")
-count_experts = functools.partial(_count, "count_experts")
-count_pairs = functools.partial(_count, "count_pairs")
-add_scores = functools.partial(_count, "add_scores")
+#: Adds to its first array what the others tell, on the device ``device`` or the first one.
+Counting = Callable[..., None]
+
+count_bins: Counting = functools.partial(_count, "count_bins")
+count_experts: Counting = functools.partial(_count, "count_experts")
+count_pairs: Counting = functools.partial(_count, "count_pairs")
+add_scores: Counting = functools.partial(_count, "add_scores")
 
 
 def kernels_in(queue: Queue) -> Kernels:

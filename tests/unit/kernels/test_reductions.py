@@ -28,7 +28,7 @@ from moegeom.kernels.reference import token_hash
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import finish_router
 from moegeom.metrics import METRICS
-from moegeom.recorder.sinks import _dropped
+from moegeom.recorder.folding import _dropped
 from moegeom.testing.metric_theorems import RULES, router
 from tests.unit.scan.made import SOFTMAX, router_with
 
