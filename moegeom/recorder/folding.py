@@ -451,7 +451,7 @@ class FoldSink:
         self._trust: Trust | None = None
         self._first: InputRows | None = None
         self._held = _HeldTiles(None if num_tokens is not None else max(_MOST_TILES.values()))
-        self._devices: dict[str, Device] = {}
+        self._devices: list[Device] = []
         self._documents: set[int] = set()
         self._left: InputRows | None = None
         self._num_folded = 0
@@ -468,7 +468,8 @@ class FoldSink:
                 f"router {name} is folded on the processor, since {reason}.", stacklevel=2
             )
             return None
-        self._devices.setdefault(device.name, device)
+        if device not in self._devices:  # by itself: several may have one name
+            self._devices.append(device)
         row_bytes = sum(4 * one.num_experts + _ANSWER_BYTES for one in self._routers)
         tokens = 1 << (_BLOCKS_BYTES // row_bytes).bit_length() - 1
         return device, min(max(tokens, 4 * TILE), BLOCK_TOKENS)
@@ -600,8 +601,7 @@ class FoldSink:
         if self._ranks.rank == 0:
             request = ScanRequest(checkpoint=self._identity.checkpoint, out=self._out)
             trust, routers = self._trust, self._identity.routers
-            devices = tuple(self._devices.values())
-            device = DeviceChoice(devices, "fold", "the inputs lie there")
+            device = DeviceChoice(tuple(self._devices), "fold", "the inputs lie there")
             write_folded(request, routers, facts, trust, measured, self._started, device)
 
     def _all_facts(self) -> tuple[SourceFacts, int]:

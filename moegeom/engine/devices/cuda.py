@@ -167,9 +167,9 @@ class _Run:
             yield
         finally:
             for lane in self._lanes:
-                for slot in lane.slots:
+                for queue in (lane.queue, *(slot.queue for slot in lane.slots)):
                     with suppress(DeviceError):
-                        slot.queue.finish()
+                        queue.finish()
 
     def _read(
         self, lane: DeviceLane, slot: Slot, batch: TokenRange, readers: Executor

@@ -285,7 +285,7 @@ class Reduced:
                 if self._is_tallied:
                     rule, behind = self._tally
                     hidden, counters = task.prepared.router.hidden_size, self._tallies
-                    launch_tally(queue, rule, batch, behind, batch.last_score, hidden, counters)
+                    launch_tally(queue, rule, batch, behind, hidden, counters)
                 for accumulator in self._accumulators.values():
                     accumulator.fold(batch, task.kernels)
                 rows = hooks.rows(batch.on_host()) if hooks.rows else None

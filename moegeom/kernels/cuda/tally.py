@@ -77,7 +77,6 @@ def launch_tally(
     rule: TallyRule,
     batch: TokenBatch,
     subtracted: DeviceArray | None,
-    last_score: DeviceArray,
     hidden_size: int,
     counters: TallyCounters,
 ) -> None:
@@ -87,8 +86,8 @@ def launch_tally(
         return
     noise = np.float64(ROUNDING_RMS * UNIT_BFLOAT16), np.float64(np.sqrt(hidden_size))
     at_hand = vars(batch).get  # nothing is computed for sums that nobody asks for
-    of_choice = at_hand("logits"), subtracted, at_hand("chosen"), last_score
-    names = ("distance", "input_norm", "token", "document", "position", "population", "block")
-    arrays = (*of_choice, *map(at_hand, names), *vars(counters).values())
+    names = ("chosen", "last_score", "distance", "input_norm")
+    names += ("token", "document", "position", "population", "block")
+    arrays = (at_hand("logits"), subtracted, *map(at_hand, names), *vars(counters).values())
     grid = -(-tokens // _BLOCK_TOKENS)
     queue.launch(rule.program, grid, 32 * rule.warps, (np.int64(tokens), *noise, *arrays))
