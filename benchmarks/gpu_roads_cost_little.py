@@ -409,9 +409,9 @@ class Shape:
     def router(self, number: int) -> Router:
         """Rows are numbers of bfloat16, as checkpoints keep them."""
         random = np.random.default_rng(number)
-        drawn = random.standard_normal((self.experts, self.hidden), dtype=np.float32)
-        drawn /= np.float32(np.sqrt(self.hidden))
-        weight = drawn.astype(ml_dtypes.bfloat16).astype(np.float32)
+        rows = random.standard_normal((self.experts, self.hidden), dtype=np.float32)
+        rows /= np.float32(np.sqrt(self.hidden))
+        weight = rows.astype(ml_dtypes.bfloat16).astype(np.float32)
         bias = None
         if self.rule.has_selection_bias:
             bias = 0.01 * random.standard_normal(self.experts)

@@ -186,7 +186,7 @@ class _Run:
         columns = task.source.read_columns(batch.start, batch.stop)
         rows = LabelledRows(token, columns, task.options.counted(columns))
         slot.label[: len(rows)] = rows.labels(task)
-        sampled = lane.reduced.drawn(token, task.source.facts.num_tokens)
+        sampled = lane.reduced.sampled_rows(token, task.source.facts.num_tokens)
         return dataclasses.replace(rows, inputs=GatheredRows(sampled, slot.values))
 
     def _start(

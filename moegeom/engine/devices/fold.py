@@ -193,7 +193,7 @@ class _OnHost(TokenBatch):
 class NumberedSample(Protocol):
     """What draws tokens by their numbers alone."""
 
-    def drawn(
+    def sampled_rows(
         self, token: Int64[np.ndarray, "tokens"], num_seen: int
     ) -> Int64[np.ndarray, "rows"]: ...
 
@@ -253,10 +253,12 @@ class Reduced:
             for name in names
         }
 
-    def drawn(self, token: Int64[np.ndarray, "tokens"], num_seen: int) -> Int64[np.ndarray, "rows"]:
+    def sampled_rows(
+        self, token: Int64[np.ndarray, "tokens"], num_seen: int
+    ) -> Int64[np.ndarray, "rows"]:
         """Rows of the tokens whose inputs a sample may want, the last of ``num_seen``."""
         samples = [
-            cast(NumberedSample, accumulator).drawn(token, num_seen)
+            cast(NumberedSample, accumulator).sampled_rows(token, num_seen)
             for name, accumulator in self._accumulators.items()
             if "input" in REDUCTIONS[name].needs
         ]

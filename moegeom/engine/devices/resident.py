@@ -12,7 +12,7 @@ import numpy as np
 
 from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.router import Router
-from moegeom.core.tokens import TILE, SourceFacts, TokenColumns
+from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.devices.device_router import device_router, refuse, route_batch
 from moegeom.engine.devices.fold import GatheredRows, LabelledRows, Reduced
 from moegeom.engine.loop import Progress
@@ -24,6 +24,7 @@ from moegeom.kernels.cuda.route import RouteOutputs
 from moegeom.kernels.reduction import Extent
 from moegeom.kernels.reductions.choices import TOKENS
 from moegeom.kernels.table import load_kernels
+from moegeom.tokens.recording.columns import unknown_columns
 
 #: Number of every token that is counted, which the progress is read from.
 _TOKENS = "token_counts"
@@ -121,7 +122,7 @@ class DeviceFold:
         if rows is None or not reduced.folds:
             self._progress = dataclasses.replace(self._progress, num_tokens=taken + tokens)
             return
-        sampled = reduced.drawn(rows.token, taken + tokens)
+        sampled = reduced.sampled_rows(rows.token, taken + tokens)
         with self._queue.current():
             place = np.asarray(sampled, like=values)
             rows = dataclasses.replace(rows, inputs=GatheredRows(sampled, values[place]))
@@ -220,14 +221,8 @@ class DeviceFold:
 
 
 def _unlabelled(start: int, tokens: int) -> LabelledRows:
-    nothing = np.full(tokens, -1)
-    columns = TokenColumns(
-        document=nothing,
-        position=nothing.astype(np.int32),
-        token_id=nothing.astype(np.int32),
-        domain=nothing.astype(np.int16),
-    )
-    return LabelledRows(np.arange(start, start + tokens), columns, np.ones(tokens, bool))
+    token, is_counted = np.arange(start, start + tokens), np.ones(tokens, bool)
+    return LabelledRows(token, unknown_columns(tokens), is_counted)
 
 
 def device_fold(router: Router, reductions: Sequence[str], device: Device) -> DeviceFold:

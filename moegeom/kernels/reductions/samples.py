@@ -66,7 +66,9 @@ class _Sample:
             for name, column in {"key": np.empty(0, dtype=np.uint64), **empty}.items()
         }
 
-    def drawn(self, token: Int64[np.ndarray, "tokens"], num_seen: int) -> Int64[np.ndarray, "rows"]:
+    def sampled_rows(
+        self, token: Int64[np.ndarray, "tokens"], num_seen: int
+    ) -> Int64[np.ndarray, "rows"]:
         """Rows of the tokens that are kept, ``num_seen`` of the stream having come with them."""
         largest = _largest_key(self._size, num_seen) if self._is_open else self._largest
         return np.flatnonzero(token_hash(token) <= largest)
@@ -76,7 +78,7 @@ class _Sample:
         if self._is_open:
             self._seen += len(token)
             self._largest = _largest_key(self._size, self._seen)
-        row = self.drawn(token, self._seen)
+        row = self.sampled_rows(token, self._seen)
         if self._left_out is not None:
             row = row[batch.population[row] != self._left_out]
         if self._rows is not None:
@@ -561,9 +563,9 @@ def _select_sets(
     """
     row = rows_of(settled, population, without)
     expert_set, counts = settled["set"][row], settled["count"][row]
-    starts = np.flatnonzero(np.diff(expert_set, prepend=~expert_set[:1]))
+    starts = np.flatnonzero(run_starts(expert_set))
     return {
-        "count": np.add.reduceat(counts, starts) if len(starts) else counts,
+        "count": run_sums(counts, starts),
         "row": row[starts],
         "members": settled["members"],
         "rate": np.array(2.0 ** -float(settled["halvings"][0])),
@@ -652,8 +654,7 @@ def _select_documents(
     document, counts = state["document"][row], state["counts"][row]
     if not len(document):
         return counts
-    first = np.flatnonzero(np.diff(document, prepend=document[0] - 1))
-    return np.add.reduceat(counts, first)
+    return np.add.reduceat(counts, np.flatnonzero(run_starts(document)))
 
 
 #: How often each expert was chosen in each document, for a sample of at most 4096 documents.
