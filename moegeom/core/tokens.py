@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
@@ -157,6 +157,23 @@ class StoredValues(Protocol):
     def read_stored(self, router: str, start: int, out: Shaped[np.ndarray, "tokens width"]) -> None:
         """Fills ``out``, of the stored dtype or float32, from token ``start`` on."""
         ...
+
+
+@runtime_checkable
+class TensorValues(Protocol):
+    """A source whose values may lie in the memory of a GPU already."""
+
+    def tensor(self, router: str) -> Any:
+        """What holds all values of a router there, [tokens, width]; None where they do not."""
+        ...
+
+
+def gpu_of(array: Any) -> int | None:
+    """Number of the GPU in whose memory an array of any library lies, by DLPack; else None."""
+    if not hasattr(array, "__dlpack_device__"):
+        return None
+    kind, number = array.__dlpack_device__()
+    return int(number) if int(kind) in (2, 13) else None  # kDLCUDA, kDLCUDAManaged
 
 
 # ------------------------------------------------------------------------------ size of a recording

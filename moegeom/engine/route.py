@@ -18,7 +18,8 @@ from moegeom.engine.plan import batch_tokens, num_workers
 from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.kernels.table import load_kernels
-from moegeom.tokens.memory import HeldArrays, as_array
+from moegeom.tokens.memory import HeldArrays
+from moegeom.tokens.rows import as_array
 from moegeom.tokens.source import Request
 
 

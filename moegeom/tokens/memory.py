@@ -18,7 +18,7 @@ from moegeom.core.digest import digest_of
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.core.registry import unknown_name
 from moegeom.core.shapes import Float32, Shaped
-from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource, TopLogits
+from moegeom.core.tokens import SourceFacts, TokenColumns, TokenSource, TopLogits, gpu_of
 from moegeom.tokens.foreign.arrays import (
     BATCH,
     COLUMN_KEYS,
@@ -33,7 +33,7 @@ from moegeom.tokens.foreign.arrays import (
     refuse_other_form,
 )
 from moegeom.tokens.recording.columns import unknown_columns
-from moegeom.tokens.rows import ArrayRows, check_range
+from moegeom.tokens.rows import Rows, TensorRows, as_array, check_range, dtype_name
 from moegeom.tokens.source import Request
 from moegeom.tokens.stages import STAGE_TENSORS, check_output_kind, stage_of
 
@@ -45,18 +45,44 @@ _ONLY = "array"
 
 
 @dataclass(frozen=True, eq=False)
+class TensorLayers:
+    """Tensors [tokens, width] of a GPU, one for each layer; nothing of them is copied."""
+
+    tensors: tuple[Any, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of the array that they are together; of one layer without its axis."""
+        shape = self.tensors[0].shape
+        return (len(self.tensors), *shape) if len(self.tensors) > 1 else tuple(shape)
+
+    @property
+    def dtype(self) -> str:
+        return dtype_name(self.tensors[0])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def digest(self) -> str:
+        """A hash of the numbers; one layer at a time comes to the host."""
+        return digest_of([digest_of(self.dtype, as_array(tensor)) for tensor in self.tensors])
+
+
+@dataclass(frozen=True, eq=False)
 class HeldArrays:
     """Arrays by key, as in an npz file; a request says which router each belongs to.
 
     Beside them ``document``, ``position`` and ``token_id`` of each token.
     """
 
-    arrays: Mapping[str, Shaped[np.ndarray, "..."]]
+    arrays: Mapping[str, Shaped[np.ndarray, "..."] | TensorLayers]
 
     @property
     def digest(self) -> str:
         """A hash of keys and numbers, which identifies the arrays in results."""
-        return digest_of(self.arrays)
+        return digest_of({key: getattr(one, "digest", one) for key, one in self.arrays.items()})
 
     def open(self, request: Request) -> TokenSource:
         """The token source of these arrays, with the routers of the request.
@@ -81,11 +107,13 @@ class HeldArrays:
         size = sum(array.nbytes for array in self.arrays.values())
         return open_arrays(NAME, request, self.arrays, self._layers, size_bytes=size)
 
-    def _layers(self, key: str, dtypes: Collection[np.dtype], form: Form) -> Sequence[ArrayRows]:
-        array = self.arrays[key]
-        refuse_other_dtype(array.dtype, dtypes, f"{NAME}: {key}")
-        refuse_other_form(array.shape, form, f"{NAME}: {key}")
-        return layers_in_memory(array, f"{NAME}: {key}")
+    def _layers(self, key: str, dtypes: Collection[np.dtype], form: Form) -> Sequence[Rows]:
+        array, where = self.arrays[key], f"{NAME}: {key}"
+        refuse_other_dtype(array.dtype, dtypes, where)
+        refuse_other_form(array.shape, form, where)
+        if isinstance(array, TensorLayers):
+            return [TensorRows(tensor, where) for tensor in array.tensors]
+        return layers_in_memory(array, where)
 
 
 def _of_layers(keys: Sequence[str], request: Request) -> dict[str, str]:
@@ -110,13 +138,30 @@ def hold(value: Any) -> HeldArrays:
     if isinstance(value, Mapping) and BATCH in value:
         return HeldArrays(_of_batch(value))
     if isinstance(value, Mapping):
-        arrays = {str(key): as_array(one) for key, one in value.items()}
+        arrays = {str(key): _one(one) for key, one in value.items()}
         if not set(arrays) - set(COLUMN_KEYS):
             raise RecordingError(f"{NAME}: there is none.", "Name one for each router.")
         return HeldArrays(arrays)
     if isinstance(value, list | tuple) and value:
+        if all(gpu_of(one) is not None and len(one.shape) == 2 for one in value):
+            layers = TensorLayers(tuple(map(_detached, value)))
+            if len({(one.shape, one.dtype) for one in layers.tensors}) == 1:
+                return HeldArrays({_ONLY: layers})
         return HeldArrays({_ONLY: _stacked(value)})
-    return HeldArrays({_ONLY: as_array(value)})
+    return HeldArrays({_ONLY: _one(value)})
+
+
+def _one(value: Any) -> Shaped[np.ndarray, "..."] | TensorLayers:
+    """One array or tensor; that of routers on a GPU stays where it is."""
+    if gpu_of(value) is None or len(value.shape) not in (2, 3) or not value.shape[0]:
+        return as_array(value)
+    value = _detached(value)
+    return TensorLayers((value,) if len(value.shape) == 2 else tuple(value))
+
+
+def _detached(tensor: Any) -> Any:
+    """Without its gradient, which DLPack exports none of."""
+    return tensor.detach() if hasattr(tensor, "detach") else tensor
 
 
 #: How a list of batches becomes one of layers.
@@ -154,17 +199,6 @@ def _of_batch(value: Mapping[Any, Any]) -> dict[str, Shaped[np.ndarray, "..."]]:
     num_rows = layers.shape[-2] if layers.ndim > 1 else 0
     used, columns = columns_of_batch(beside, num_rows, NAME, "Give")
     return {BATCH: layers[..., used, :] if beside else layers, **columns}
-
-
-def as_array(value: Any) -> Shaped[np.ndarray, "..."]:
-    """The numbers as NumPy has them; a tensor of a device is copied to the host.
-
-    NumPy has no bfloat16 of its own: tensors of it are widened to float32, which changes none.
-    """
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = value.float() if str(value.dtype).endswith("bfloat16") else value
-    return np.asarray(value)
 
 
 #: Tokens drawn together. Not ``TILE``: the numbers must not change when the scan is tuned.

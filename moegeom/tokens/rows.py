@@ -15,7 +15,7 @@ from io import FileIO
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from moegeom.core.errors import CheckpointError, InternalError, RecordingError
 from moegeom.core.files import open_raw
 from moegeom.core.registry import unknown_name
 from moegeom.core.shapes import Float32, Int32, Int64, Shaped
-from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits
+from moegeom.core.tokens import SourceFacts, TokenColumns, TopLogits, gpu_of
 from moegeom.tokens.stages import CHOSEN, TOP_EXPERT, TOP_LOGITS, VALUE_STAGES, check_output_kind
 
 T = TypeVar("T")
@@ -180,6 +180,54 @@ class ArrayRows:
         assign_rows(out, stored.reshape(out.shape), self.where)
 
 
+@dataclass(frozen=True, eq=False)
+class TensorRows:
+    """A tensor [rows, width] of whatever library in the memory of a GPU.
+
+    A GPU that routes takes it by DLPack; whoever reads gets a copy of the rows that are read.
+    """
+
+    tensor: Any
+    where: str
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(dtype_name(self.tensor))
+
+    @property
+    def num_rows(self) -> int:
+        return self.tensor.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.tensor.shape[1]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return (self.width,)
+
+    def read_into(self, start: int, out: Shaped[np.ndarray, "rows width"]) -> None:
+        assign_rows(out, as_array(self.tensor[start : start + len(out)]), self.where)
+
+
+def dtype_name(array: Any) -> str:
+    """The dtype of an array of any library as NumPy calls it: ``bfloat16`` for torch.bfloat16."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def as_array(value: Any) -> Shaped[np.ndarray, "..."]:
+    """The numbers as NumPy has them; a tensor of a device is copied to the host.
+
+    NumPy has no bfloat16 of its own: tensors of it are widened to float32, which changes none.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if dtype_name(value) == "bfloat16" else value
+    elif gpu_of(value) is not None and hasattr(value, "get"):  # CuPy copies nothing unasked
+        value = value.get()
+    return np.asarray(value)
+
+
 @dataclass(frozen=True)
 class FileRows:
     """A C-ordered array lying in one file. Each read opens the file anew, so threads share none."""
@@ -300,6 +348,10 @@ class StoredSource:
     def read_stored(self, router: str, start: int, out: Shaped[np.ndarray, "tokens width"]) -> None:
         check_range(self._facts, start, start + len(out))
         self.rows(router, self._facts.stage).read_into(start, out)
+
+    def tensor(self, router: str) -> Any:
+        rows = self.rows(router, self._facts.stage)
+        return rows.tensor if isinstance(rows, TensorRows) else None
 
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
         if self._facts.stage != "top_logits":

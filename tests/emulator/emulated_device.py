@@ -211,6 +211,9 @@ class EmulatedDevice:
     def get(self, array: EmulatedArray) -> np.ndarray:
         return plain(array).copy()
 
+    def has(self, tensor: Any) -> bool:
+        return isinstance(tensor, EmulatedTensor) and tensor.device is self
+
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype)
 
@@ -222,6 +225,27 @@ class EmulatedDevice:
         self.products.append((*values.shape, len(rows)))
         with np.errstate(invalid="ignore", over="ignore"):
             return self._product(_numbers(values), _numbers(rows)).astype(np.float32)
+
+
+class EmulatedTensor:
+    """Somebody else's tensor in the memory of a device, as torch has it, or CuPy."""
+
+    def __init__(self, array: np.ndarray, device: EmulatedDevice) -> None:
+        self.array, self.device = array, device
+        self.shape, self.nbytes, self.dtype = array.shape, array.nbytes, f"torch.{array.dtype}"
+        self.is_bfloat16 = array.dtype == ml_dtypes.bfloat16
+
+    def __getitem__(self, rows: Any) -> "EmulatedTensor":
+        return EmulatedTensor(self.array[rows], self.device)
+
+    def __iter__(self) -> Iterator["EmulatedTensor"]:
+        return iter([self[number] for number in range(len(self.array))])
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def get(self) -> np.ndarray:
+        return self.array
 
 
 def guarded(size: int) -> np.ndarray:
@@ -277,6 +301,8 @@ class EmulatedQueue:
         self._later(lambda held: held.reshape(-1).view(np.uint8).fill(byte), array)
 
     def adopt(self, tensor: Any) -> EmulatedArray:
+        if isinstance(tensor, EmulatedTensor):
+            tensor = tensor.array.view(np.uint16) if tensor.is_bfloat16 else tensor.array
         found = np.asarray(tensor) if isinstance(tensor, np.ndarray) else np.from_dlpack(tensor)
         adopted = np.ascontiguousarray(found).view(EmulatedArray)
         adopted.memory = Memory(self._device, is_adopted=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.shapes import Shaped
-from moegeom.core.tokens import TILE, StoredValues
+from moegeom.core.tokens import TILE, StoredValues, TensorValues
 from moegeom.engine.batch import refuse_non_finite
 from moegeom.engine.devices.device_router import DeviceRouter, device_router, refuse, route_batch
 from moegeom.engine.devices.fold import GatheredRows, LabelledRows, Reduced
@@ -175,11 +175,11 @@ class _Run:
         self, lane: DeviceLane, slot: Slot, batch: TokenRange, readers: Executor
     ) -> list[Future[Any]]:
         """Begins to read a batch; the first that is waited for has its labels."""
+        labelled = readers.submit(self._labelled, lane, slot, batch)
+        if lane.is_there:
+            return [labelled]
         values = slot.values[: batch.stop - batch.start]
-        return [
-            readers.submit(self._labelled, lane, slot, batch),
-            *self._reader.start(batch.start, batch.stop, values, readers),
-        ]
+        return [labelled, *self._reader.start(batch.start, batch.stop, values, readers)]
 
     def _labelled(self, lane: DeviceLane, slot: Slot, batch: TokenRange) -> LabelledRows:
         task, token = self._task, np.arange(batch.start, batch.stop)
@@ -194,12 +194,14 @@ class _Run:
     ) -> None:
         """Queues the work on a batch once its values are in memory that the device copies from."""
         rows, *_ = (read.result() for read in reads)
-        sampled = rows.inputs.row
-        rows = dataclasses.replace(
-            rows, inputs=GatheredRows(sampled, slot.values[sampled]) if len(sampled) else None
-        )
         place = sum(len(one.rows) for one in self._started if one.lane is lane)
-        lane.start(slot, len(rows), place, self._number % 2)
+        values = lane.start(slot, batch, place, self._number % 2)
+        sampled, inputs = rows.inputs.row, None
+        if len(sampled):
+            with slot.queue.current():  # of an array of the host they are there when this returns
+                row = np.asarray(sampled, like=values)
+                inputs = GatheredRows(sampled, values[row])
+        rows = dataclasses.replace(rows, inputs=inputs)
         self._started.append(_Started(lane, slot, batch, rows))
 
     def _is_full(self) -> bool:
@@ -287,12 +289,13 @@ class InputReader:
     """Reads inputs of one router; ``kind`` is ``bfloat16`` if they are kept so, else ``float32``.
 
     bfloat16 is handed on as its bits: a device multiplies them as they are, and half as much is
-    copied.
+    copied. ``tensor`` holds them all where they lie in the memory of a GPU.
     """
 
     task: Task
     kind: str
     width: int
+    tensor: Any = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -326,10 +329,11 @@ def input_reader(task: Task) -> InputReader:
     width = router.num_experts if stage == "logits" else router.hidden_size
     if source.facts.num_tokens:
         check_width(router, stage, source.read_values(router.name, 0, 1).shape[1], name)
-    kind = ""
+    kind, tensor = "", None
     if stage == "router_input" and isinstance(source, StoredValues):
         kind = source.stored_dtype(router.name).name
-    return InputReader(task, "bfloat16" if kind == "bfloat16" else "float32", width)
+        tensor = source.tensor(router.name) if isinstance(source, TensorValues) else None
+    return InputReader(task, "bfloat16" if kind == "bfloat16" else "float32", width, tensor)
 
 
 #: Bytes of inputs in one product: some milliseconds of copying, beside which starting it is little.
@@ -399,20 +403,33 @@ class DeviceLane:
         self.queue: Queue = device.queue()
         self.task: Task = dataclasses.replace(task, kernels=kernels_in(self.queue))
         self.reduced: Reduced = Reduced(task, device, router, self.queue)
-        self._tokens = tokens
+        self._tokens, self._tensor = tokens, reader.tensor
+        #: Whether the inputs lie on this device: no other memory holds them then.
+        self.is_there: bool = reader.tensor is not None and device.has(reader.tensor)
         self._blocks = [self.reduced.outputs(batches * tokens, with_rows) for _ in range(2)]
         # else the kernel adds up what the product leaves
         self._is_direct = router.is_direct and "logits" in self._blocks[0]
+        read = 0 if self.is_there else tokens
         self.slots: list[Slot] = [
-            _slot(router, device, reader, tokens, self._is_direct) for _ in range(SLOTS)
+            _slot(router, device, reader, tokens, read, self._is_direct) for _ in range(SLOTS)
         ]
 
-    def start(self, slot: Slot, tokens: int, place: int, block: int) -> None:
-        """Queues the work on a batch whose values and labels are in the slot's memory.
+    def start(self, slot: Slot, batch: TokenRange, place: int, block: int) -> Any:
+        """Queues the work on a batch whose labels, and values unless they lie on this device, are
+        in the slot's memory; returns where samples read the values.
 
         What is left of it lies in a block, from row ``place`` on.
         """
-        slot.queue.upload(slot.device_values[:tokens], slot.values[:tokens])
+        tokens, values = batch.stop - batch.start, slot.device_values
+        if not self.is_there:
+            slot.queue.upload(values[:tokens], slot.values[:tokens])
+        else:
+            inputs = slot.queue.adopt(self._tensor[batch.start : batch.stop])
+            if inputs.dtype == values.dtype and tokens == self._tokens:
+                values = inputs
+            else:  # every product has the same number of rows, of the dtype of the router's
+                with slot.queue.current():
+                    values[:tokens] = inputs
         slot.queue.upload(slot.device_label[:tokens], slot.label[:tokens])
         room = self._blocks[block]
         outputs = {name: array[place : place + tokens] for name, array in room.items()}
@@ -423,7 +440,7 @@ class DeviceLane:
         route_batch(
             slot.queue,
             self.reduced.router,
-            slot.device_values,
+            values,
             slot.device_label,
             tokens,
             logits,
@@ -431,6 +448,7 @@ class DeviceLane:
             RouteOutputs(**outputs),
             self.reduced.counters,
         )
+        return values if self.is_there else slot.values
 
     def fold(self, parts: Sequence[LabelledRows], block: int, hooks: Hooks) -> Folded:
         """Folds what was left of batches in a block, which is done when this returns."""
@@ -439,8 +457,16 @@ class DeviceLane:
         return self.reduced.fold(self.task, self.queue, answers, parts, hooks)
 
 
+_NO_VALUES = np.empty((0, 0), np.float32)
+
+
 def _slot(
-    router: DeviceRouter, device: Device, reader: InputReader, tokens: int, is_direct: bool
+    router: DeviceRouter,
+    device: Device,
+    reader: InputReader,
+    tokens: int,
+    read: int,
+    is_direct: bool,
 ) -> Slot:
     values, uint16 = device.empty((tokens, reader.width), reader.dtype), np.dtype(np.uint16)
     logits = values
@@ -448,7 +474,7 @@ def _slot(
         logits = device.empty((tokens, router.logit_columns), np.dtype(np.float32))
     return Slot(
         queue=device.queue(),
-        values=device.pinned((tokens, reader.width), reader.dtype),
+        values=device.pinned((read, reader.width), reader.dtype) if read else _NO_VALUES,
         label=device.pinned((tokens,), uint16),
         device_values=values,
         device_label=device.empty((tokens,), uint16),

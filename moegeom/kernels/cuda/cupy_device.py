@@ -13,14 +13,12 @@ import numpy as np
 
 from moegeom.core.errors import UsageError, first_line
 from moegeom.core.extras import install_command
+from moegeom.core.tokens import gpu_of
 from moegeom.kernels.cuda.device import Device, DeviceArray, DeviceError, OutOfDeviceMemory
 from moegeom.kernels.cuda.program import OPTIONS, Program
 
 #: Numbers of ``cudaDataType``.
 _FLOAT32, _BFLOAT16 = 0, 14
-
-#: Numbers of DLPack for memory of a GPU, managed or not.
-_CUDA_KINDS = (2, 13)
 
 #: A pointer to nothing, as an argument of a kernel.
 _NULL = np.uint64(0)
@@ -163,6 +161,9 @@ class _CupyDevice:
         with self.current() as cupy:
             return cupy.asnumpy(array)
 
+    def has(self, tensor: Any) -> bool:
+        return gpu_of(tensor) == self.index
+
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         with self.current():
             import cupyx
@@ -294,9 +295,9 @@ def _refuse_foreign(tensor: Any, index: int) -> None:
         raise UsageError(
             f"A {type(tensor).__name__} was given; expected a tensor that knows DLPack."
         )
-    kind, number = tensor.__dlpack_device__()
-    if (int(kind) not in _CUDA_KINDS) or number != index:
-        where = f"cuda:{number}" if int(kind) in _CUDA_KINDS else "no GPU"
+    number = gpu_of(tensor)
+    if number != index:
+        where = "no GPU" if number is None else f"cuda:{number}"
         raise UsageError(f"The tensor is on {where}; expected one on cuda:{index}.")
 
 

@@ -107,6 +107,10 @@ class Device(Protocol):
         """A copy on the host, of work that is finished."""
         ...
 
+    def has(self, tensor: Any) -> bool:
+        """Whether an array of any library lies in its memory."""
+        ...
+
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Memory of the host that the device can copy from and to by itself."""
         ...

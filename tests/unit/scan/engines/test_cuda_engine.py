@@ -23,9 +23,13 @@ from moegeom.engine.devices.device_router import kept_on_device, refusal
 from moegeom.engine.devices.resident import DeviceFold, Tensors, device_fold
 from moegeom.engine.loop import Hooks, Pace, Progress
 from moegeom.engine.request import ComputeOptions
+from moegeom.engine.run_facts import token_identity
 from moegeom.engine.task import MAX_DOMAINS
 from moegeom.kernels.cuda.device import OutOfDeviceMemory
+from moegeom.tokens.memory import hold
+from moegeom.tokens.source import Request
 from tests.by_day import by_day
+from tests.emulator.emulated_device import EmulatedTensor
 from tests.unit.scan.engines.scanned import (
     BY_PROGRAM,
     COUNTED,
@@ -166,6 +170,46 @@ def test_recorded_logits_give_equal_states(name):
     source = _recorded(router, inputs(1100, router.num_experts), stage="logits")
     progress = _assert_equal_engines(router, source)
     assert "ambiguity" not in progress.states  # lengths of inputs are not known
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_inputs_that_lie_on_a_device_are_not_copied_to_it_and_give_the_states_of_those_read(
+    count, dtype
+):
+    router, values = router_of(), _with_outliers(5 * TILE + 7).astype(dtype)
+    devices = emulated(count)
+    request = Request("router_input", routers=(router.name,))
+    source, resident = (
+        hold(array).open(request) for array in (values, EmulatedTensor(values, devices[0]))
+    )
+    names = every_reduction(router, source)
+    task, on_device = task_of(router, source, names), task_of(router, resident, names)
+    assert token_identity(hold(values)) != token_identity(hold(values + values))
+    expected = on_devices(task, names, devices=emulated(count))
+    assert_equal(on_devices(on_device, names, devices=devices), expected)
+    assert_equal(on_processor(on_device, names), on_processor(task, names))
+    if count == 1:
+        assert devices[0].uploaded_bytes == len(values) * np.dtype(np.uint16).itemsize  # labels
+
+
+def test_layers_that_lie_on_a_device_are_those_of_an_array_of_the_host():
+    (device,) = emulated()
+    stack = normal(3, 50, 8)
+    names = ("text/0", "text/1", "text/2")
+    request = Request("router_input", routers=names)
+    layers = [EmulatedTensor(layer, device) for layer in stack]
+    by_name = dict(zip(names, layers, strict=True)) | {"document": np.arange(50) // 7}
+    for tensors in (layers, EmulatedTensor(stack, device), by_name):
+        source = hold(tensors).open(request)
+        assert all(device.has(source.tensor(name)) for name in names)
+        read = np.stack([source.read_values(name, 3, 41) for name in names])
+        np.testing.assert_array_equal(read, stack[:, 3:41])
+    assert hold(layers).digest == hold(EmulatedTensor(stack, device)).digest
+    assert hold(layers).digest != hold(EmulatedTensor(stack[::-1], device)).digest
+    for wrong in (stack.astype(np.float64)[:, :, :0], np.arange(100).reshape(50, 2)):
+        with pytest.raises(RecordingError, match="shape|is int64"):
+            hold(EmulatedTensor(wrong, device)).open(request)
 
 
 PACES = (Pace(1, 1), Pace(2 * TILE, 2), Pace(3 * TILE + 7, 2), Pace(10**9, 3))
