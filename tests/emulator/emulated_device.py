@@ -12,7 +12,7 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -171,6 +171,7 @@ class EmulatedDevice:
         self.products: list[tuple[int, ...]] = []
         self.launches: list[Program] = []
         self.uploaded_bytes = 0
+        self.compiling: set[Program] = set()
         self.at_work, self._local = threading.RLock(), threading.local()
         self._product = product or (lambda values, rows: values @ rows.T)
 
@@ -216,6 +217,9 @@ class EmulatedDevice:
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.empty(shape, dtype)
+
+    def compile(self, programs: Collection[Program]) -> None:
+        self.compiling.update(programs)
 
     def queue(self) -> "EmulatedQueue":
         self.queues.append(EmulatedQueue(self))

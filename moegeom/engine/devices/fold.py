@@ -221,6 +221,7 @@ class Reduced:
             behind = device.put(own.selection_bias.astype(np.float32))
         self._tally = TallyRule(own.num_experts, own.rule, behind is not None), behind
         self._is_tallied = bool(tallied)
+        device.compile([router.rule.program, *([self._tally[0].program] if tallied else [])])
         self._accumulators: dict[str, Accumulator] = {}
         with queue.current():
             extent = dataclasses.replace(extent or extent_of(task), like=router.tables.number)

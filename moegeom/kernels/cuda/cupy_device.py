@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,11 +131,13 @@ class _CupyDevice:
 
         need_libraries()
         self.index = index
+        self._lock = threading.Lock()
         with _translated():
             facts = cupy.cuda.runtime.getDeviceProperties(index)
             self.name = facts["name"].decode()
             self._architecture = architecture_for(self.name, facts["major"], facts["minor"])
-        self._kernels: dict[Program, Any] = {}
+        self._kernels: dict[Program, Future[Any]] = {}
+        self._compilers = ThreadPoolExecutor(2, "moegeom-compile")
 
     @contextmanager
     def current(self) -> Iterator[Any]:
@@ -172,13 +176,21 @@ class _CupyDevice:
 
     def kernel(self, program: Program) -> Any:
         """The compiled kernel, loaded on this device once."""
-        if program not in self._kernels:
-            with self.current() as cupy:
-                code, _ = compile_program(program, self._architecture)
-                module = cupy.cuda.Module()
-                module.load(code)
-                self._kernels.setdefault(program, module.get_function(program.entry))
-        return self._kernels[program]
+        self.compile([program])
+        return self._kernels[program].result()
+
+    def compile(self, programs: Collection[Program]) -> None:
+        with self._lock:
+            for program in programs:
+                if program not in self._kernels:
+                    self._kernels[program] = self._compilers.submit(self._compiled, program)
+
+    def _compiled(self, program: Program) -> Any:
+        with self.current() as cupy:
+            code, _ = compile_program(program, self._architecture)
+            module = cupy.cuda.Module()
+            module.load(code)
+            return module.get_function(program.entry)
 
     def queue(self) -> _CupyQueue:
         return _CupyQueue(self)

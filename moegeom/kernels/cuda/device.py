@@ -7,6 +7,7 @@ order, some time before the queue is finished; queues do not wait for each other
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -113,6 +114,10 @@ class Device(Protocol):
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Memory of the host that the device can copy from and to by itself."""
+        ...
+
+    def compile(self, programs: Collection[Program]) -> None:
+        """Begins to compile what will be launched, beside what else there is to do."""
         ...
 
     def queue(self) -> Queue: ...

@@ -189,6 +189,7 @@ def test_inputs_that_lie_on_a_device_are_not_copied_to_it_and_give_the_states_of
     expected = on_devices(task, names, devices=emulated(count))
     assert_equal(on_devices(on_device, names, devices=devices), expected)
     assert_equal(on_processor(on_device, names), on_processor(task, names))
+    assert all(set() < device.compiling <= set(device.launches) for device in devices)
     if count == 1:
         assert devices[0].uploaded_bytes == len(values) * np.dtype(np.uint16).itemsize  # labels
 
