@@ -107,6 +107,7 @@ SCOPES = {
     "exposure": "tokens at a router, what would flip (`moegeom boundary-report`)",
     "jump": "tokens at a router and its experts (`moegeom boundary-report --experts`)",
     "flip_jump": "tokens at a router under a variant, and its experts (`--experts`)",
+    "harm": "tokens that were flipped in the running model (`moegeom capture --flips`)",
 }
 
 

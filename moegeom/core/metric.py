@@ -12,8 +12,9 @@ from moegeom.core.router import Router
 #: ``flip``: a variant beside the reference on the same tokens, not one choice by itself;
 #: ``noise``: a choice under noise on the inputs, whose size has to be said;
 #: ``exposure``: one choice, but costly: measured only where somebody asks what would flip;
-#: ``jump`` and ``flip_jump``: one choice, or a variant, by what experts make of it, which are read.
-Scope = Literal["weights", "router", "flip", "noise", "exposure", "jump", "flip_jump"]
+#: ``jump`` and ``flip_jump``: one choice, or a variant, by what experts make of it, which are read;
+#: ``harm``: one choice, by flips that were made in the running model.
+Scope = Literal["weights", "router", "flip", "noise", "exposure", "jump", "flip_jump", "harm"]
 
 #: Transformations under which a metric keeps its values (held to it by a test).
 Invariance = Literal[

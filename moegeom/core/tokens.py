@@ -6,6 +6,7 @@ cut. Nothing is held for the whole stream, so memory does not grow with the numb
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -165,6 +166,15 @@ class TensorValues(Protocol):
 
     def tensor(self, router: str) -> Any:
         """What holds all values of a router there, [tokens, width]; None where they do not."""
+        ...
+
+
+@runtime_checkable
+class MadeFlips(Protocol):
+    """A source that may know what flips cost that were made in the running model."""
+
+    def made_flips(self, router: str) -> Mapping[str, np.ndarray] | None:
+        """Columns of a router's flips (``moegeom.tokens.recording.harm``), if there are any."""
         ...
 
 

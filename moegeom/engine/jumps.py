@@ -188,15 +188,29 @@ def token_jumps(
     bias, of equal rows, or of a token at a corner.
     """
     exact, y = ExactRouter(prepared.router), inputs.astype(np.float64)
-    tie, pair = _nearest(prepared, y, logits, chosen, kernels)
-    after = exchanged(chosen, pair)
-    tie = _of_single_exchange(exact, tie, y, chosen, after)
+    tie, pair, after = nearest_exchanges(prepared, y, logits, chosen, kernels)
     rows = np.flatnonzero(tie.is_known)
     height, at = np.full(len(y), np.nan), tie.point[rows]
     sides = _both_sides(exact, at, chosen[rows], after[rows], pair[rows])
     own = chosen, exact.weights(y, exact.logits(y), chosen)
     height[rows], output = jump_beside(at, *sides, y, own, mixed)
     return TokenJumps(tie, pair, chosen, after, height, output)
+
+
+def nearest_exchanges(
+    prepared: PreparedRouter,
+    inputs: Float64[np.ndarray, "tokens hidden"],
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    kernels: Kernels,
+) -> tuple[NearestTie, Int32[np.ndarray, "tokens 2"], Int32[np.ndarray, "tokens k"]]:
+    """The nearest boundary points as in :func:`token_jumps`, the pairs that change places there,
+    and the sets behind them.
+    """
+    tie, pair = _nearest(prepared, inputs, logits, chosen, kernels)
+    after = exchanged(chosen, pair)
+    tie = _of_single_exchange(ExactRouter(prepared.router), tie, inputs, chosen, after)
+    return tie, pair, after
 
 
 def set_change(

@@ -17,7 +17,7 @@ from moegeom.core.metric import Metric
 from moegeom.core.router import Router
 from moegeom.core.row_keys import ALL, CHECKPOINT_B, RUN_B, under_random
 from moegeom.core.shapes import Int64
-from moegeom.core.tokens import TILE, InputNoise, StoredValues, TokenSource
+from moegeom.core.tokens import TILE, InputNoise, MadeFlips, StoredValues, TokenSource
 from moegeom.engine.batch import LazyBatch
 from moegeom.engine.devices.cuda import scan_on_devices
 from moegeom.engine.devices.device_router import refusal
@@ -45,7 +45,7 @@ from moegeom.engine.plan import (
 from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.engine.request import DEFAULTS, MeasureOptions
 from moegeom.engine.sample import drawn_tokens
-from moegeom.engine.task import MadeWhatIf, Task
+from moegeom.engine.task import MadeWhatIf, Task, block_of
 from moegeom.engine.what_if import make_what_if, moved_under, read_sample, why_missing
 from moegeom.geometry.jump import Mixture
 from moegeom.geometry.rounding import bf16_noise_scale, flip_probability
@@ -410,6 +410,8 @@ def _finished_rows(
     names = passes[0].task.populations.names
     jumps, flip_jumps = _jumps(run, passes, progress, missing)
     states = progress[MAIN].states | _states(progress, "sampled") | jumps
+    if "harm" not in missing:
+        states["harm"] = _harm_state(passes[0].task)
     metrics = [metric for metric in run.metrics if metric.scope not in OF_VARIANTS]
     finished = finish_router(run.router, states, names, metrics, missing, whole=whole)
     rows = finished.rows
@@ -453,6 +455,24 @@ def _jumps(
     }
     of_sample, of_flips = jump_states(passes[0].task, run.experts, flipped)
     return {"jumps": of_sample}, of_flips
+
+
+def _flips_in(source: TokenSource, router: str) -> Mapping[str, np.ndarray] | None:
+    return source.made_flips(router) if isinstance(source, MadeFlips) else None
+
+
+def _harm_state(task: Task) -> State:
+    """The state of ``harm``: flips of the router, with the labels of their tokens."""
+    source = task.source
+    flips = _flips_in(source, task.prepared.router.name)
+    assert flips is not None
+    state = {name: flips[name] for name in ("kl", "kl_later", "kl_beside", "is_other_token")}
+    labels: dict[str, list[np.ndarray]] = {"population": [], "block": []}
+    for token in flips["token"].tolist():
+        columns = source.read_columns(token, token + 1)
+        labels["population"].append(task.populations.label(columns))
+        labels["block"].append(block_of(columns, token, source.facts.num_documents))
+    return state | {name: np.concatenate(each) for name, each in labels.items()}
 
 
 def _flip_rows(
@@ -512,7 +532,8 @@ def typical_norm(
 def _missing(run: RouterRun) -> dict[str, str]:
     """Reductions that cannot be had from this router and source, each with the reason."""
     facts = run.source.facts
-    absent = unavailable(run.router, facts) | {"jumps": _why_no_jumps(run)}
+    no_harm = "" if _flips_in(run.source, run.router.name) else "no flips were made in the model"
+    absent = unavailable(run.router, facts) | {"jumps": _why_no_jumps(run), "harm": no_harm}
     absent = {quantity: why for quantity, why in absent.items() if why}
     missing = {}
     for name in REDUCTIONS.names():

@@ -233,6 +233,62 @@ def _mean(values: Float64[np.ndarray, "tokens"]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
+@metric(
+    scope="harm",
+    needs=("harm",),
+    layers=(
+        count("num_made_flips", "flips that were made in the running model", "tokens"),
+        estimate(
+            "harm_kl",
+            "mean KL divergence of the flipped token's next token, before from after",
+            "harm",
+            "nat",
+        ),
+        figure("harm_kl_p50", "median of it", "harm", "nat"),
+        estimate(
+            "harm_kl_later",
+            "mean of its sum over the 32 positions behind the flipped token",
+            "harm",
+            "nat",
+        ),
+        estimate(
+            "harm_kl_beside",
+            "mean after a step of the same length away from the boundary: no flip",
+            "harm",
+            "nat",
+        ),
+        estimate(
+            "harm_token_share", "share of the flips after which another token is likeliest", "harm"
+        ),
+    ),
+    invariances=("expert_relabelling",),
+)
+def harm(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """Harm: what a flip changes of the tokens that the model says next.
+
+    In the running model (``moegeom capture --flips``) one token at a time is taken across its
+    nearest boundary, at the gate alone, and the rest of the model runs on: KL(p || q) in nats of
+    the next token, p before the flip and q after it, at the token and added up over the 32
+    positions behind it. Flipped are tokens of the tenth nearest to a boundary, which other
+    arithmetics flip first. ``harm_kl_beside`` is the same after a step of the same length that
+    flips nothing: what is left of ``harm_kl`` beyond it is the jump. A flip that other layers make
+    good costs little here, however large its jump.
+    """
+    flips = reductions["harm"]
+    kl, beside = flips["kl"], flips["kl_beside"]
+    beside = beside[np.isfinite(beside)]
+    return {
+        "layers": {
+            "num_made_flips": len(kl),
+            "harm_kl": _mean(kl),
+            "harm_kl_p50": _quantile(kl, 0.5),
+            "harm_kl_later": _mean(flips["kl_later"]),
+            "harm_kl_beside": _mean(beside),
+            "harm_token_share": _mean(flips["is_other_token"].astype(np.float64)),
+        }
+    }
+
+
 def _quantile(values: Float64[np.ndarray, "tokens"], p: float) -> float | None:
     value = float(np.quantile(values, p)) if len(values) else np.nan
     return value if np.isfinite(value) else None

@@ -120,6 +120,15 @@ def _captured(capture: Captured, request: CaptureRequest) -> Iterator[Block]:
         f"{'document' if capture.num_documents == 1 else 'documents'}, "
         f"{size(capture.num_bytes)}: {capture.out}",
     )
+    if capture.num_flips:
+        yield Fact(
+            "flips",
+            f"{number_of(capture.num_flips, 'token')} flipped at a router, one at a time: "
+            f"{capture.harm:.3g} nats of KL in the next token on average; boundary-report and "
+            "explain say which layers",
+        )
+    for name, reason in capture.reasons.items():
+        yield Fact("note", f"router {name}: no flip was made: {reason}")
     if not capture.has_chosen:
         yield Fact(
             "note", "the model does not show what it chose: the rule stays assumed, not verified"

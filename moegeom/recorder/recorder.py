@@ -174,6 +174,11 @@ class RouterRecorder:
         self.has_chosen: bool = False
 
     @property
+    def identity(self) -> Identity:
+        """The routers of the model, as their checkpoint has them."""
+        return self._identity
+
+    @property
     def places(self) -> tuple[Place, ...]:
         """Where the routers were found in the model."""
         return self._identity.places

@@ -72,6 +72,11 @@ class CaptureRequest:
     device: str = option("cpu, cuda, cuda:1, ...; auto spreads the model.", "cpu")
     eager: bool = option("Plain attention and experts, no fused kernels.", False)
     tokenizer: str | None = option("Folder of another tokenizer, or bytes.")
+    flips: int | None = option(
+        "Then flip so many tokens at each router, one at a time, and record what the model's next "
+        "tokens are: three passes over 256 tokens for each flip.",
+        min=1,
+    )
     fold: bool = option("Write results of a scan instead of a recording.", False)
     restart: bool = option("Discard unfinished results instead of going on.", False)
     requested_family: RequestedFamily = field(default=NOTHING_ASKED)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from moegeom.checkpoint.open import open_checkpoint
@@ -24,11 +25,13 @@ from moegeom.core.router import RouterSet
 from moegeom.core.text import quoted
 from moegeom.pipeline import Watch
 from moegeom.recorder.attention import AttentionRecorder, listened_layers
+from moegeom.recorder.harm import make_flips
 from moegeom.recorder.keep import Keep, parse_keep
 from moegeom.recorder.recorder import RouterRecorder
 from moegeom.recorder.request import CaptureRequest, TextFile
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import NOTHING_ASKED
+from moegeom.tokens.recording.harm import write_harm
 
 #: Tokens that a model reads at once, unless it can read fewer.
 DEFAULT_LENGTH = 2048
@@ -76,6 +79,9 @@ class Captured:
     num_documents: int
     has_chosen: bool
     num_bytes: int
+    num_flips: int = 0
+    harm: float = 0.0
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
@@ -99,6 +105,8 @@ def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
     keep = Keep("router_input") if request.fold else parse_keep(request.keep, routers.routers)
     if request.fold and request.keep not in (None, "hidden"):
         raise UsageError(f"--fold measures router inputs; --keep {request.keep} does not apply.")
+    if request.fold and request.flips is not None:
+        raise UsageError("--flips belongs to a recording; --fold makes none.", "Leave out --fold.")
     length = _length(request, store.config)
     size = _float_bytes(request, store.config)
     row = 0 if request.fold else sum(keep.bytes_per_token(r, size) for r in routers.routers)
@@ -117,6 +125,7 @@ def plan_capture(request: CaptureRequest) -> CapturePlan | AttentionPlan:
 def _attention_plan(request: CaptureRequest, store: TensorStore) -> AttentionPlan:
     for option, is_set in (
         ("--fold", request.fold),
+        ("--flips", request.flips is not None),
         ("--restart", request.restart),
         ("--family-file", request.requested_family != NOTHING_ASKED),
     ):
@@ -179,18 +188,42 @@ def capture(
         restart=request.restart,
     )
     documents: set[int] = set()
-    done = 0
+    done, read = 0, []
     with recorder, _one_way(model):
         resumed = recorder.num_recorded
         for piece in _told(pieces, request.num_tokens, watch):
             documents.add(piece.document)
+            if request.flips is not None:
+                read.append((done, piece))
             if done < resumed:
                 recorder.skip(piece.domain)
             else:
                 _run(model, piece, recorder)
             done += len(piece.token_ids)
-    size = _size(request.out)
-    return Captured(request.out, done, resumed, len(documents), recorder.has_chosen, size)
+    captured = Captured(request.out, done, resumed, len(documents), recorder.has_chosen, 0)
+    if request.flips is not None:
+        captured = _with_flips(captured, model, recorder, read, request.flips, watch)
+    return replace(captured, num_bytes=_size(request.out))
+
+
+def _with_flips(
+    captured: Captured,
+    model: torch.nn.Module,
+    recorder: RouterRecorder,
+    pieces: Sequence[tuple[int, TextPiece]],
+    flips: int,
+    watch: Watch | None,
+) -> Captured:
+    """The recording with what flips cost beside it."""
+    if watch:
+        watch.start(flips * len(recorder.places))
+        watch.begin("flips")
+    advanced = watch.advance if watch else None
+    with _one_way(model):
+        columns, reasons = make_flips(model, recorder.identity, pieces, flips, advanced)
+    write_harm(captured.out, columns)
+    harm = float(np.mean(columns["kl"]))
+    return replace(captured, num_flips=len(columns["kl"]), harm=harm, reasons=reasons)
 
 
 def _captured_attention(

@@ -15,6 +15,7 @@ from io import FileIO
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -321,9 +322,13 @@ class StoredSource:
     """Reads ranges of whatever ``tensors`` (by router, then by tensor name) hold."""
 
     def __init__(
-        self, facts: SourceFacts, tensors: Mapping[str, Mapping[str, Rows]], columns: ColumnSource
+        self,
+        facts: SourceFacts,
+        tensors: Mapping[str, Mapping[str, Rows]],
+        columns: ColumnSource,
+        flips: Mapping[str, Mapping[str, np.ndarray]] = MappingProxyType({}),
     ) -> None:
-        self._facts = facts
+        self._facts, self._flips = facts, flips
         self._tensors = tensors
         self._columns = columns
 
@@ -352,6 +357,9 @@ class StoredSource:
     def tensor(self, router: str) -> Any:
         rows = self.rows(router, self._facts.stage)
         return rows.tensor if isinstance(rows, TensorRows) else None
+
+    def made_flips(self, router: str) -> Mapping[str, np.ndarray] | None:
+        return self._flips.get(router)
 
     def read_top_logits(self, router: str, start: int, stop: int) -> TopLogits:
         if self._facts.stage != "top_logits":

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from moegeom.core.errors import InternalError
 from moegeom.core.shapes import Bool, Int64
 from moegeom.geometry.space import (
     BlockedMoments,
@@ -435,6 +436,22 @@ JUMPS = _jumps("jumps")
 
 #: Jumps of tokens that a variant flips.
 FLIP_JUMPS = _jumps("flip_jumps")
+
+
+# --------------------------------------------------------------------------------------------- harm
+def _never(batch: TokenBatch) -> State:
+    raise InternalError("flips are made in a running model, not folded from tokens")
+
+
+#: What flips cost that were made in the running model: rows of a recording, none of them folded.
+HARM = _sample(
+    "harm",
+    ("harm",),
+    lambda extent: dict.fromkeys(("kl", "kl_later", "kl_beside", "is_other_token"), np.empty(0)),
+    _never,
+    SampleRows,
+    use=Use(of_random_router=False),
+)
 
 
 # ----------------------------------------------------------------------------------------- sketches

@@ -18,6 +18,7 @@ from moegeom.document.model import Block, Command, Document, Excerpt, Fact, Gall
 from moegeom.document.rule_words import rule_facts
 from moegeom.document.study import Column, study_page, table_of
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
+from moegeom.tokens.recording.harm import LATER
 
 #: Pairs of experts that are named, and layers.
 _NAMED = 3
@@ -52,7 +53,7 @@ def document(report: BoundaryReport, view: View) -> Document:
         view,
         [_table(report, view)],
         [Gallery(lambda: figures_of(report.results, _FIGURES))],
-        _lines("jump", _jumps(report)),
+        [*_lines("jump", _jumps(report)), *_lines("harm", _harm(report))],
         [
             *(Fact("noise", text, "dim") for text in _noise(report)),
             in_part(details, "line", view.detail, page=whole),
@@ -275,6 +276,35 @@ def _jumps(report: BoundaryReport) -> list[str]:
     return [f"{text}.", *filter(None, map(_cost, report.variants)), _jumps_of(report)]
 
 
+def _harm(report: BoundaryReport) -> list[str]:
+    """What flips cost that were made in the running model; nothing where none was."""
+    kl, later = report.column("harm_kl"), report.column("harm_kl_later")
+    if not kl:
+        return []
+    most, beside = max(kl, key=kl.__getitem__), report.column("harm_kl_beside")
+    text = (
+        f"A flip made in the model costs its next token {_median(kl):.2g} nats of KL, and the "
+        f"{LATER} behind it {_median(later):.2g} together"
+    )
+    if len(kl) > 1:
+        text += f", in the median layer; most in {report.place(most)}: {kl[most]:.2g}"
+    if beside:
+        text += f". The same step without a flip costs {_median(beside):.2g}"
+    costs = {
+        variant.name: sum(
+            row["flipped_share"] * (kl[name] + later[name])
+            for row in variant.rows
+            if (name := row["router"]) in kl
+        )
+        for variant in report.variants
+    }
+    texts = [f"{text}."]
+    if any(costs.values()):
+        listed = ", ".join(f"{name} {nats:.2g}" for name, nats in costs.items() if nats)
+        texts.append(f"If flips of all layers add up, they cost in nats a token: {listed}.")
+    return texts
+
+
 def _cost(variant: VariantFlips) -> str:
     """What the flips of a variant cost; empty where none has a known jump."""
     over, cost = (
@@ -446,6 +476,7 @@ def _record(report: BoundaryReport) -> Mapping[str, Any]:
         "distances": _distances(report),
         "noise": _noise(report),
         "jumps": _jumps(report),
+        "harm": _harm(report),
         "remarks": [*_remarks(report)],
         "routers": report.summary.layers,
         "variants": [_variant_record(variant) for variant in report.variants],

@@ -337,6 +337,13 @@ def _costs(report: Explanation) -> list[Block]:
             f"{percent(most.over_output or 0.0)}. {sample:,} of {number_of(flipped, 'flip')} "
             f"looked at, {number_of(read, 'expert')} read ({size(of)})."
         )
+    if report.nats_a_token:
+        most = max(report.harm, key=report.harm.__getitem__)
+        texts.append(
+            f"Flips that were made in A's model cost up to {report.harm[most]:.2g} nats each "
+            f"({report.place(most)}; KL of the next tokens); as many as differ here cost "
+            f"{report.nats_a_token:.2g} nats a token, if they add up."
+        )
     for reason in dict.fromkeys(cost.reason for cost in report.costs if cost.reason):
         places = summary.places([cost.router for cost in report.costs if cost.reason == reason])
         texts.append(f"{places}: not known: {reason}.")
@@ -349,7 +356,7 @@ _OF_FAULT = "name text cause bits scope share routers reproduced before explaine
 
 #: Fields of the evidence that are recorded as they are, in this order.
 _COUNTS = ("inputs_of", "num_matched", "num_examined", "num_non_finite")
-_EVIDENCE = ("layers", "costs", "log_probs", "not_looked_at")
+_EVIDENCE = ("layers", "costs", "harm", "log_probs", "not_looked_at")
 
 
 def _record(report: Explanation) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -299,7 +299,8 @@ class Evidence:
     Of ``num_matched`` tokens ``num_examined`` were compared. ``inputs_of`` is the side whose inputs
     were routed again; ``any_share`` the share of tokens that differ at some router. Noise is that
     which makes what the fault of the verdict leaves over. ``is_of_another`` where B's recording
-    names the fingerprint of other routers. ``costs`` are there where experts were read.
+    names the fingerprint of other routers. ``costs`` are there where experts were read, and
+    ``harm`` where flips were made in A's model: by router what one costs the next tokens, in nats.
     """
 
     run: Mapping[str, Any]
@@ -317,6 +318,7 @@ class Evidence:
     not_looked_at: Sequence[str] = ()
     is_of_another: bool = False
     costs: tuple[OutputChange, ...] = ()
+    harm: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def summary(self) -> Summary:
@@ -331,6 +333,13 @@ class Evidence:
     def num_tried(self) -> int:
         """Operators with their parameters that were tried, at the router with the most."""
         return max((layer.num_tried for layer in self.layers), default=0)
+
+    @property
+    def nats_a_token(self) -> float | None:
+        """What the flips cost each token if each costs ``harm`` and they add up."""
+        flipped = {layer.router: 1.0 - layer.agreement for layer in self.layers}
+        costs = [flipped[name] * nats for name, nats in self.harm.items() if name in flipped]
+        return sum(costs) if costs else None
 
     @property
     def agreement(self) -> float:

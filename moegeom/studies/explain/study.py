@@ -11,7 +11,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Int32, Int64
-from moegeom.core.tokens import TokenSource
+from moegeom.core.tokens import MadeFlips, TokenSource
 from moegeom.engine.checkpoint_b import routers_of_b
 from moegeom.engine.jumps import set_change, why_no_jumps
 from moegeom.engine.plan import on_all_cores, one_blas_thread
@@ -134,6 +134,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         not_looked_at=tuple(_not_looked_at(request, chosen, layers, sides, len(rows))),
         is_of_another=fingerprint_test(recorded, routers.fingerprint) == "differs",
         costs=tuple(_flip_cost(one, sides, opened) for one in choices) if request.experts else (),
+        harm=_harm(source, shared),
     )
     return Explanation(**vars(evidence), verdict=verdict(evidence))
 
@@ -257,6 +258,18 @@ def _not_looked_at(
     if request.log_probs is None:
         gaps.append("log-probs (--logprobs FILE)")
     return [*gaps, "expert weights" + " of B" * request.experts]
+
+
+def _harm(source: TokenSource, routers: Sequence[Router]) -> dict[str, float]:
+    """Mean KL of flips that were made in A's model, at the token and behind it, by router."""
+    if not isinstance(source, MadeFlips):
+        return {}
+    made = {router.name: source.made_flips(router.name) for router in routers}
+    return {
+        name: float((flips["kl"] + flips["kl_later"]).mean())
+        for name, flips in made.items()
+        if flips is not None
+    }
 
 
 #: Flipped tokens of a router whose experts are applied: evenly spread over all of them.

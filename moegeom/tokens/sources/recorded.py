@@ -19,6 +19,7 @@ from moegeom.tokens.recording.facts import (
     read_facts,
     tensor_file_name,
 )
+from moegeom.tokens.recording.harm import read_harm
 from moegeom.tokens.rows import FileRows, ShardedRows, StoredSource
 from moegeom.tokens.source import Request, Source
 from moegeom.tokens.stages import StoredTensor, check_output_shapes, stored_tensors
@@ -156,7 +157,8 @@ def open_recording(path: str | Path) -> StoredSource:
         tuple(shard.num_tokens for shard in facts.shards),
         facts.domains,
     )
-    return StoredSource(_source_facts(directory, facts), tensors, columns)
+    flips = read_harm(directory, facts.num_tokens)
+    return StoredSource(_source_facts(directory, facts), tensors, columns, flips)
 
 
 def _source_facts(directory: Path, facts: RecordingFacts) -> SourceFacts:
