@@ -13,7 +13,7 @@ import numpy as np
 
 from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.geometry import load
-from moegeom.geometry.set_code import chosen_mask, last_and_next
+from moegeom.geometry.set_code import chosen_mask, last_and_next, set_keys
 
 # ---------------------------------------------------------------------------------- smoothed dual
 #: Newton steps at one smoothing. Warm starts need five to ten; more do not pay.
@@ -669,13 +669,15 @@ class Centring:
 
     ``change`` is added to the selection scores, mean 0. ``other_documents`` is the MaxVio of each
     half of the documents with the change that the other half gives: the worse one; None with one
-    unit. ``weight_moved`` is the share of the routing weight on experts that are no longer chosen.
+    unit. ``effective_sets`` is one over the share of pairs of tokens with one expert set, None
+    where hardly any pair shares one. ``weight_moved`` is the share of the routing weight on experts
+    that are no longer chosen.
     """
 
     change: tuple[float, ...]
     max_vio: float
     other_documents: float | None
-    effective_sets: float
+    effective_sets: float | None
     weight_moved: float
 
 
@@ -688,7 +690,9 @@ def centring(routed: TokensAtRule) -> Centring:
 
     whole = change(slice(None))
     is_after = routed.choose(whole, None)
-    _, of_sets = np.unique(is_after, axis=0, return_counts=True)
+    experts, k = routed.scores.shape[1], routed.chosen.shape[1]
+    keys = set_keys(np.nonzero(is_after)[1].reshape(-1, k), experts)
+    equal, pairs = load.pairs_of_equals(np.unique(keys, return_counts=True)[1])
     tried = [
         float(load.max_vio(routed.choose(change(there), here).sum(axis=0)))
         for here, there in routed.halves
@@ -697,7 +701,7 @@ def centring(routed: TokensAtRule) -> Centring:
         change=tuple(whole.tolist()),
         max_vio=float(load.max_vio(is_after.sum(axis=0))),
         other_documents=max(tried, default=None),
-        effective_sets=float(np.exp(load.expert_set_entropy_nats(of_sets))),
+        effective_sets=pairs / equal if equal >= load.LEAST_PAIRS else None,
         weight_moved=routed.weight_moved(is_after),
     )
 

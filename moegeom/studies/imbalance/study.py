@@ -159,7 +159,11 @@ def _law_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
     """One row for each law."""
     for law in one.laws:
         errors = {f"{name}_se": getattr(law.errors, name) for name in reference_laws.FIGURES}
-        yield {"router": one.router, "law": law.law, **dataclasses.asdict(law.figures), **errors}
+        row = {"router": one.router, "law": law.law, **dataclasses.asdict(law.figures), **errors}
+        yield row | {
+            "log_effective_sets": law.log_effective_sets,
+            "log_effective_sets_se": law.effective_sets_error,
+        }
 
 
 def _measured_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
@@ -175,6 +179,9 @@ def _measured_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------- one router
+#: Coverage of the expert sets below which the sizes of those that are met are not looked at.
+LEAST_SEEN = 0.5
+
 #: Share of the recorded tokens that count as near a boundary: the distance is what is compared.
 NEAR = 0.1
 
@@ -213,15 +220,12 @@ def router_imbalance(
     tokens, experts, k = len(sample.token), router.num_experts, router.rule.top_k
     rows, bias, inputs = router.weight.astype(np.float64), _bias(router), _some_inputs(sample, seed)
     logits = sample.logits.astype(np.float64)
-    draws = {
-        n: law.draw for n, law in reference_laws.reference_laws(logits, bias, rows, inputs).items()
-    }
-    around = None if inputs is None else border_shares.balls(rows, bias, inputs, request.radius)
-    with_ball = draws if around is None else draws | {border_shares.BALL: around.law()}
-    laws = [
-        reference_laws.figures_of_law(name, with_ball[name], rule.figures, tokens, seed)
-        for name in with_ball
-    ]
+    draws = reference_laws.reference_laws(logits, bias, rows, inputs)
+    around = {}
+    if inputs is not None:
+        around = border_shares.balls(rows, bias, inputs, draws["mean"].root, request.radius)
+    with_ball = draws | ({border_shares.BALL: around["origin"]} if around else {})
+    laws = reference_laws.figures_of_laws(with_ball, rule.figures, tokens, seed)
     laws.append(
         reference_laws.figures_of_tokens(
             sample.chosen, experts, sample.distance, near, sample.block
@@ -245,10 +249,11 @@ def router_imbalance(
         if gates is not None:
             weights = (gates.read_gate(expert)[0] for expert in range(gates.num_experts))
             ranks = expert_ranks(weights, inputs, dimension, seed)
-    if coordinates is not None and np.ptp(bias) == 0.0:  # cells are cones
+    # cells are cones; few of many sets say nothing of their sizes
+    if coordinates is not None and np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN:
         cones = border_shares.cone_shares(coordinates, sample.chosen, seed)
-    if near and around is not None and around.radius["origin"]:
-        bounds = border_shares.near_boundaries(rows, k, near, around.radius["origin"], seed)
+    if near and around and around["origin"].radius:
+        bounds = border_shares.near_boundaries(rows, k, near, around["origin"].radius, seed)
     return RouterImbalance(
         router=router.name,
         num_experts=experts,
@@ -305,22 +310,20 @@ class _Rule:
     kernels: Kernels
     near: float | None
 
-    def figures(
-        self, logits: Float64[np.ndarray, "tokens experts"]
-    ) -> reference_laws.ChoiceFigures:
+    def figures(self, logits: Float[np.ndarray, "tokens experts"]) -> reference_laws.ChoiceFigures:
         chosen, distance = self._routed(logits, self.near is not None)
         return reference_laws.choice_figures(
             chosen, self.prepared.router.num_experts, distance, self.near
         )
 
     def distances(
-        self, logits: Float64[np.ndarray, "tokens experts"]
+        self, logits: Float[np.ndarray, "tokens experts"]
     ) -> Float64[np.ndarray, "tokens"]:
         """Distances to the boundary, of linear rules."""
         return self._routed(logits, True)[1]
 
     def _routed(
-        self, logits: Float64[np.ndarray, "tokens experts"], with_distances: bool
+        self, logits: Float[np.ndarray, "tokens experts"], with_distances: bool
     ) -> tuple[Int32[np.ndarray, "tokens k"], Any]:
         own, prepared = np.ascontiguousarray(logits, np.float32), self.prepared
         compared, _ = compared_scores(prepared, own, own, self.kernels)
