@@ -454,8 +454,8 @@ def _near(imbalance: Imbalance) -> Iterator[str]:
     yield (
         f"Layer {place}: {near.borders:.3g} +- {near.borders_se:.1g} of {near.num_pairs:,} "
         "boundaries between two experts border the chosen set, counted by shares. Within "
-        f"{near.width:.2g} of them lies {percent(leading, '.1f')} of a ball of the inputs' rms length {near.radius:.3g} if none "
-        f"met; {percent(bound, '.3g')} at most, for any rows."
+        f"{near.width:.2g} of them lies {percent(leading, '.1f')} of a ball of the inputs' rms "
+        f"length {near.radius:.3g} if none met; {percent(bound, '.3g')} at most, for any rows."
     )
 
 

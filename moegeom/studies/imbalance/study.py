@@ -22,7 +22,13 @@ from moegeom.geometry import balancing, border_shares, load, reference_laws
 from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
 from moegeom.geometry.experts import expert_ranks
 from moegeom.geometry.set_code import chosen_mask
-from moegeom.geometry.space import blocked_moments, dimension_range, input_pull, pull_of_random_rows
+from moegeom.geometry.space import (
+    blocked_moments,
+    dimension_range,
+    input_pull,
+    participation_ratio_corrected,
+    pull_of_random_rows,
+)
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
@@ -351,12 +357,18 @@ def _some_inputs(sample: Sample, seed: int) -> Float64[np.ndarray, "some hidden"
 
 
 # ------------------------------------------------------------------------------- reach and nearness
+#: Inputs whose participation ratio is taken.
+_FEW = 512
+
+
 def _pull_of_random(
     rows: Float64[np.ndarray, "experts hidden"], inputs: Float64[np.ndarray, "some hidden"]
 ) -> tuple[float, float]:
-    moments = blocked_moments(inputs, np.zeros(len(inputs), np.int32), 1)
+    some = inputs[:: max(len(inputs) // _FEW, 1)]  # of the ratio no more than its size matters
+    moments = blocked_moments(some, np.zeros(len(some), np.int32), 1)
     ratio = moments.of_blocks(np.ones(1, bool)).participation_ratio
-    return pull_of_random_rows(inputs, ratio, np.linalg.norm(rows, axis=1))
+    corrected = participation_ratio_corrected(ratio, len(some))
+    return pull_of_random_rows(inputs, corrected, np.linalg.norm(rows, axis=1))
 
 
 def _reach(prepared: PreparedRouter, dimension: tuple[float, float] | None) -> tuple[Reach, ...]:
@@ -385,7 +397,9 @@ def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[balancing
         scores = kernels["selection_scores"](sample.mapped, rule.score, bias)
         unit = dataclasses.replace(rule, groups=None, has_selection_bias=True).selection_score_unit
 
-    def choose(bias: balancing.Bias, rows: balancing.Rows | None) -> balancing.Mask:
+    def choose(
+        bias: balancing.Bias, rows: balancing.Rows | balancing.Places | None
+    ) -> balancing.Mask:
         biased = (scores if rows is None else scores[rows]) + bias
         chosen = kernels["top_k"](group_masked(rule, biased, kernels)[0], rule.top_k)[0]
         return chosen_mask(chosen, router.num_experts)
