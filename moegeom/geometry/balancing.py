@@ -181,7 +181,7 @@ _NEAR = 32
 
 #: Rounds of updates of a rule with groups: a quick fall of the step, on some of the tokens, and a
 #: slow one from the best bias so far on all of them, where that is not enough.
-_ROUNDS = (80, 80)
+_ROUNDS = (80, 120)
 
 #: What a fall of the step begins and ends with, in first steps.
 _FALLS = ((1.0, 1e-2), (3e-2, 1e-4))
