@@ -226,6 +226,22 @@ def test_the_mean_input_collapsed_the_collapsed_sample_and_centring_evens_it():
         assert router.centring.weight_moved == pytest.approx(moved, abs=0.01)
 
 
+def test_the_page_has_the_mean_resultant_lengths_of_both_trainings():
+    page = (BALANCED.parents[1] / "docs/imbalance.md").read_text("utf-8")
+    lengths = {}
+    for folder in (COLLAPSED, BALANCED):
+        checkpoint, recording = map(str, sides(folder))
+        routers = load_routers(open_checkpoint(checkpoint)).routers
+        lengths[folder] = []
+        for router in routers:
+            source = open_tokens(recording, None, None, (router.name,))
+            rows = draw_sample(router, source, ComputeOptions(), ("input",)).inputs
+            unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+            lengths[folder].append(f"{np.linalg.norm(unit.mean(axis=0)):.2f}"[1:])
+    (a, b, c), (d, e, f) = lengths[COLLAPSED], lengths[BALANCED]
+    assert f"{a}, {b} and {c} in the layers of the collapsed training, {d}, {e} and {f} in" in page
+
+
 #: Within .05 of a boundary: tokens, ball and gaussian, by other code.
 NEAR = {
     (OF_BALANCED, 0): (0.263, 0.306, 0.256),
