@@ -237,7 +237,11 @@ def _compared(asked: Comparison, results: Results) -> str:
     if held is None:
         return f"{name}: has not run"
     found = difference(held, asked.figure, asked.method, asked.base)
-    return f"{name}: {verdict(found, asked.sign)}"
+    size = held.facts["settings"]
+    scale = f"{found.pairs} seeds, width {size['hidden']}, rate {size['learning_rate']:g}"
+    return (
+        f"{name}: {verdict(found, asked.sign)} ({scale})" if found.pairs else f"{name}: has not run"
+    )
 
 
 # ------------------------------------------------------------------------------------------- digits

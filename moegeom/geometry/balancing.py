@@ -6,14 +6,14 @@ tokens: biases between the ties of the program, and updates for rules with group
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
+from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64, Integer, Shaped
 from moegeom.geometry import load
-from moegeom.geometry.set_code import chosen_mask, last_and_next
+from moegeom.geometry.set_code import chosen_mask, last_and_next, set_keys
 
 # ---------------------------------------------------------------------------------- smoothed dual
 #: Newton steps at one smoothing. Warm starts need five to ten; more do not pay.
@@ -179,9 +179,12 @@ def _newton_step(
 #: Tokens by expert that a coordinate pass looks at: those with the smallest margins.
 _NEAR = 32
 
-#: Rounds of updates of a rule with groups, each of which routes all tokens: a quick fall of the
-#: step, and a slow one from the best bias so far where that was not enough.
-_ROUNDS = (80, 200)
+#: Rounds of updates of a rule with groups: a quick fall of the step, on some of the tokens, and a
+#: slow one from the best bias so far on all of them, where that is not enough.
+_ROUNDS = (80, 120)
+
+#: What a fall of the step begins and ends with, in first steps.
+_FALLS = ((1.0, 1e-2), (3e-2, 1e-4))
 
 
 def largest_mask(
@@ -271,7 +274,7 @@ def settle_whole_tokens(
 
 
 def balance_by_updates(
-    count: Callable[[Float64[np.ndarray, "experts"]], Int64[np.ndarray, "experts"]],
+    counts_of: Sequence[Callable[[Float64[np.ndarray, "experts"]], Int64[np.ndarray, "experts"]]],
     starts: list[Float64[np.ndarray, "experts"]],
     step: float,
     enough: float = 0.0,
@@ -280,23 +283,22 @@ def balance_by_updates(
 
     :math:`b_e \leftarrow b_e + \eta\, \mathrm{clip}(1 - c_e / m, -1, 1)`, less the mean, with
     :math:`\eta` falling geometrically from ``step`` to a ten-thousandth of it; c are the counts
-    that ``count`` finds with the rule itself. Begins from the start with the smallest largest
-    count; ends early when MaxVio is ``enough`` or less. Source of the update: arXiv 2408.15664,
-    algorithm 1, there with the sign alone.
+    that the rule itself finds, first on some of the tokens, then on all. Begins from the start with
+    the smallest largest count; ends early when MaxVio is ``enough`` or less. Source of the update:
+    arXiv 2408.15664, algorithm 1, there with the sign alone.
     """
-    scored = [(unevenness(count(start)), number) for number, start in enumerate(starts)]
-    best_score, number = min(scored)
-    best = starts[number]
-    for rounds in _ROUNDS:
-        bias = best
-        for step_now in step * np.geomspace(1.0, 1e-4, rounds):
+    for count, rounds, fall in zip(counts_of, _ROUNDS, _FALLS, strict=True):
+        best_score, number = min((unevenness(count(b)), number) for number, b in enumerate(starts))
+        best = bias = starts[number]
+        for step_now in step * np.geomspace(*fall, rounds):
             counts = count(bias)
             if (score := unevenness(counts)) < best_score:
                 best, best_score = bias, score
             if counts.max() <= (1.0 + enough) * counts.mean():
-                return best
+                break
             bias = bias + step_now * np.clip(1.0 - counts / counts.mean(), -1.0, 1.0)
             bias = bias - bias.mean()
+        starts = [*starts, best]
     return best
 
 
@@ -304,12 +306,13 @@ def balance_by_updates(
 #: Tokens of the first, coarse descent.
 _COARSE_TOKENS = 2048
 
-#: Experts beyond the chosen ones that a token keeps in view during the descent on all tokens.
-_IN_VIEW = 24
+#: Experts beyond the chosen ones that a token keeps in view during the descent on all tokens, and
+#: where whole tokens are settled.
+_IN_VIEW, _IN_REACH = 16, 8
 
 #: Smoothings of the descents, in spreads of the scores; the last one is set by the fair count.
 _COARSE = (0.3, 0.1, 0.04)
-_FINE = (0.04, 0.012, 0.004)
+_FINE = (0.012, 0.004)
 
 #: Two scores are equal when they differ by less than this times the largest score: a few roundings
 #: of the sum with the bias.
@@ -384,7 +387,7 @@ def balancing_bias(
         num_tied = len(tied_tokens(q + optimum, top_k, _largest(q, optimum)))
     tried, counted = [], []
     for begin in (smooth, optimum):
-        bias = settle_whole_tokens(q, begin, top_k, quota, top_k + _IN_VIEW)
+        bias = settle_whole_tokens(q, begin, top_k, quota, top_k + _IN_REACH)
         tried.append(bias - bias.mean())
         counted.append(chosen_counts(scores + tried[-1], top_k))
         if counted[-1].max() <= np.ceil(quota):
@@ -398,6 +401,27 @@ def balancing_bias(
     return BalancingBias(tried[best], counted[best], value, gap, num_tied)
 
 
+def rough_bias(
+    scores: Float[np.ndarray, "tokens experts"], top_k: int
+) -> Float64[np.ndarray, "experts"]:
+    """A bias near the optimum of some 2,048 of the tokens, by descents alone."""
+    part, experts = some_tokens(scores, _COARSE_TOKENS).astype(np.float64), scores.shape[1]
+    part -= part.mean(axis=1, keepdims=True)
+    # each expert by itself: the level that its fair share of the tokens exceeds
+    bias, fair = -np.quantile(part, 1.0 - top_k / experts, axis=0), top_k * len(part) / experts
+    spread, whole = float(np.sqrt((part**2).mean())), contenders(part, bias, experts)
+    for smoothing in _COARSE:
+        bias = minimise_smoothed(whole, bias, top_k, fair, spread * smoothing, 0.05 * fair)
+    return bias - bias.mean()
+
+
+def some_tokens(values: Shaped[np.ndarray, "tokens *any"], most: int) -> np.ndarray:
+    """``most`` of the tokens, the same whatever the values; all where there are no more."""
+    if len(values) <= most:
+        return values
+    return values[np.random.Generator(np.random.PCG64(0)).permutation(len(values))[:most]]
+
+
 def _descend(
     q: Float64[np.ndarray, "tokens experts"],
     top_k: int,
@@ -408,21 +432,8 @@ def _descend(
     """A bias near the optimum, and the last smoothing: about the distance of one token to the next
     along an expert's border.
     """
-    tokens, experts = q.shape
     last = spread * min(0.3 / quota, _FINE[-1])
-    if start is None:
-        part = q
-        if tokens > _COARSE_TOKENS:
-            picked = np.random.Generator(np.random.PCG64(0)).permutation(tokens)[:_COARSE_TOKENS]
-            part = q[picked]
-        # each expert by itself: the level that its fair share of the tokens exceeds
-        bias = -np.quantile(part, 1.0 - top_k / experts, axis=0)
-        whole = contenders(part, bias, experts)
-        fair = top_k * len(part) / experts
-        for smoothing in _COARSE:
-            bias = minimise_smoothed(whole, bias, top_k, fair, spread * smoothing, 0.05 * fair)
-    else:
-        bias = start
+    bias = rough_bias(q, top_k) if start is None else start
     for smoothing in (*(spread * s for s in _FINE), last):
         near = contenders(q, bias, top_k + _IN_VIEW)
         bias = minimise_smoothed(near, bias, top_k, quota, smoothing, max(0.005 * quota, 0.3))
@@ -588,6 +599,7 @@ _OF_FLOOR = 0.1
 
 Bias = Float64[np.ndarray, "experts"]
 Rows = Bool[np.ndarray, "tokens"]
+Places = Integer[np.ndarray, "some"]
 Mask = Bool[np.ndarray, "some experts"]
 
 
@@ -605,7 +617,7 @@ class TokensAtRule:
     weights: Float64[np.ndarray, "tokens k"]
     unit: Int64[np.ndarray, "tokens"]
     half: Int32[np.ndarray, "tokens"]
-    choose: Callable[[Bias, Rows | None], Mask]
+    choose: Callable[[Bias, Rows | Places | None], Mask]
 
     @property
     def halves(self) -> list[tuple[Rows, Rows]]:
@@ -669,13 +681,15 @@ class Centring:
 
     ``change`` is added to the selection scores, mean 0. ``other_documents`` is the MaxVio of each
     half of the documents with the change that the other half gives: the worse one; None with one
-    unit. ``weight_moved`` is the share of the routing weight on experts that are no longer chosen.
+    unit. ``effective_sets`` is one over the share of pairs of tokens with one expert set, None
+    where hardly any pair shares one. ``weight_moved`` is the share of the routing weight on experts
+    that are no longer chosen.
     """
 
     change: tuple[float, ...]
     max_vio: float
     other_documents: float | None
-    effective_sets: float
+    effective_sets: float | None
     weight_moved: float
 
 
@@ -688,7 +702,9 @@ def centring(routed: TokensAtRule) -> Centring:
 
     whole = change(slice(None))
     is_after = routed.choose(whole, None)
-    _, of_sets = np.unique(is_after, axis=0, return_counts=True)
+    experts, k = routed.scores.shape[1], routed.chosen.shape[1]
+    keys = set_keys(np.nonzero(is_after)[1].reshape(-1, k), experts)
+    equal, pairs = load.pairs_of_equals(np.unique(keys, return_counts=True)[1])
     tried = [
         float(load.max_vio(routed.choose(change(there), here).sum(axis=0)))
         for here, there in routed.halves
@@ -697,7 +713,7 @@ def centring(routed: TokensAtRule) -> Centring:
         change=tuple(whole.tolist()),
         max_vio=float(load.max_vio(is_after.sum(axis=0))),
         other_documents=max(tried, default=None),
-        effective_sets=float(np.exp(load.expert_set_entropy_nats(of_sets))),
+        effective_sets=pairs / equal if equal >= load.LEAST_PAIRS else None,
         weight_moved=routed.weight_moved(is_after),
     )
 
@@ -714,14 +730,19 @@ def evening_bias(
         solution = balancing_bias(scores, k, start)
         return solution.bias, solution.num_tied, solution.gap
     starts = [np.zeros(scores.shape[1])]
-    starts.append(balancing_bias(scores, k).bias if start is None else start)
-
-    def count(bias: Bias) -> Int64[np.ndarray, "experts"]:
-        return routed.choose(bias, rows).sum(axis=0)
+    if start is None and k < scores.shape[1] and np.ptp(scores):
+        starts.append(rough_bias(scores, k))
+    elif start is not None:
+        starts.append(start)
+    every = np.arange(len(routed.scores)) if rows is None else np.flatnonzero(rows)
+    counts_of = [
+        lambda bias, part=part: routed.choose(bias, part).sum(axis=0)
+        for part in (some_tokens(every, 2 * _COARSE_TOKENS), every)
+    ]
 
     floor = load.max_vio_floor(len(scores), scores.shape[1], k)
     step = _FIRST_STEP * score_spread(routed.scores)
-    return balance_by_updates(count, starts, step, _OF_FLOOR * floor), None, None
+    return balance_by_updates(counts_of, starts, step, _OF_FLOOR * floor), None, None
 
 
 def held_out(

@@ -13,7 +13,6 @@ with A the n differences of the tied experts to the first of them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,9 +20,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from moegeom.core.shapes import Float64, Int32, Int64, Integer
+from moegeom.core.shapes import Float, Float64, Int32, Int64, Integer
 from moegeom.geometry.boundary.orders import order_distance
 from moegeom.geometry.gram import symmetric_root
+from moegeom.geometry.reference_laws import Law
 from moegeom.geometry.selection import top_k
 from moegeom.geometry.statistics import jackknife_error, rank_correlation
 
@@ -49,14 +49,8 @@ def log_order_bound(num_experts: int, order: int, dimension: int, width: float) 
     return flats + log_half_binomial(dimension, order) + order * math.log(width)
 
 
-def ball_logits(
-    rows: Float64[np.ndarray, "experts hidden"],
-    bias: Float64[np.ndarray, "experts"],
-    radius: float,
-    tokens: int,
-    random: np.random.Generator,
-    is_sphere: bool = False,
-) -> Float64[np.ndarray, "tokens experts"]:
+@dataclass(frozen=True, eq=False)
+class BallLaw(Law):
     r"""Logits of uniform points of the ball of this radius around 0, without drawing its points.
 
     :math:`z = b + L u` with :math:`L L^\top = W W^\top` and :math:`u = r g / \sqrt{|g|^2 +
@@ -66,16 +60,26 @@ def ball_logits(
     dimensions the points themselves are drawn. Source: docs/theory.md A7; oracle in tests: uniform
     points of the ball.
     """
-    experts, hidden = rows.shape
-    root = rows
-    if experts < hidden:
-        root = symmetric_root(rows @ rows.T)
-    seen = random.standard_normal((tokens, root.shape[1]))
-    square = (seen**2).sum(axis=1)
-    if experts < hidden:
-        square = square + random.chisquare(hidden - experts, tokens)
-    length = radius * (np.ones(tokens) if is_sphere else random.random(tokens) ** (1.0 / hidden))
-    return bias + (length / np.sqrt(square))[:, None] * (seen @ root.T)
+
+    bias: Float64[np.ndarray, "experts"]
+    radius: float
+    hidden: int
+    is_sphere: bool = False
+
+    def of_normal(
+        self,
+        normal: Float[np.ndarray, "tokens rank"],
+        product: Float[np.ndarray, "tokens experts"],
+        random: np.random.Generator,
+    ) -> Float[np.ndarray, "tokens experts"]:
+        tokens, rank = normal.shape
+        square = np.einsum("ij,ij->i", normal, normal, dtype=np.float64)
+        if rank < self.hidden:
+            square += random.chisquare(self.hidden - rank, tokens)
+        length = self.radius / np.sqrt(square)
+        if not self.is_sphere:
+            length *= random.random(tokens) ** (1.0 / self.hidden)
+        return length.astype(product.dtype)[:, None] * product + self.bias.astype(product.dtype)
 
 
 #: Groups of draws, whose spread is the error that draws leave.
@@ -385,13 +389,15 @@ def cone_shares(
 
 # ----------------------- points near a boundary: by counting boundaries, by laws, and by the tokens
 Rows = Float64[np.ndarray, "experts hidden"]
-Draw = Callable[[int, np.random.Generator], Float64[np.ndarray, "tokens experts"]]
 
 #: The law of uniform points of a ball of the rms length of the inputs, and of its surface.
 BALL, SPHERE = "ball", "sphere"
 
 #: Ties of an order that are counted one by one, at most, and draws of each.
 _TIES, _DRAWS = 1024, 1000
+
+#: By how much fewer where their sum alone is printed, beside its error.
+_FEWER = 4
 
 #: Experts more than one that tie.
 _ORDERS = (1, 2, 3)
@@ -409,13 +415,15 @@ class NearBoundaries:
 
     The ball has the rms length of the inputs, ``width`` is the distance that counts as near.
     ``borders`` is how many of the ``num_pairs`` boundaries z_i = z_j border the chosen set, each by
-    the share of it that does; ``leading`` the share of the ball near them if all went through its
-    middle and none met; ``bounds_log10`` bounds of the share near ties of 2, 3 and 4 experts.
+    the share of it that does, and ``borders_se`` its error; ``leading`` the share of the ball
+    near them if all went through its middle and none met; ``bounds_log10`` bounds of the share near
+    ties of 2, 3 and 4 experts.
     """
 
     width: float
     radius: float
     borders: float
+    borders_se: float
     num_pairs: int
     leading: float
     bounds_log10: tuple[float, ...]
@@ -458,53 +466,39 @@ class MeasuredShare:
 
 
 # -------------------------------------------------------------------------------------------- balls
-@dataclass(frozen=True, eq=False)
-class Balls:
-    """A ball around 0 and one around the mean of the inputs, by centre: its radius, and the draw
-    of its logits.
-    """
-
-    rows: Rows
-    bias: Mapping[str, Float64[np.ndarray, "experts"]]
-    radius: Mapping[str, float]
-
-    def law(self, centre: str = "origin", is_sphere: bool = False) -> Draw:
-        """Logits of uniform points of the ball around ``origin`` or ``mean``."""
-        return functools.partial(
-            ball_logits, self.rows, self.bias[centre], self.radius[centre], is_sphere=is_sphere
-        )
-
-
 def balls(
     rows: Rows,
     bias: Float64[np.ndarray, "experts"],
     inputs: Float64[np.ndarray, "tokens hidden"],
+    root: Float64[np.ndarray, "experts experts"],
     radius: float | None = None,
-) -> Balls:
-    """Balls of the rms length of the inputs, about 0 and about their mean; or of this radius."""
-    mean = inputs.mean(axis=0)
-    about_zero, about_mean = (
-        math.sqrt(float((away**2).sum(axis=1).mean())) for away in (inputs, inputs - mean)
-    )
-    return Balls(
-        rows,
-        {"origin": bias, "mean": bias + rows @ mean},
-        {"origin": radius or about_zero, "mean": radius or about_mean},
-    )
+) -> dict[str, BallLaw]:
+    """Balls of the rms length of the inputs, about 0 (``origin``) and about their ``mean``; or of
+    this radius. ``root`` is that of the products of the rows.
+    """
+    mean, hidden = inputs.mean(axis=0), rows.shape[1]
+    square = float(np.vdot(inputs, inputs)) / len(inputs)
+    about_mean = max(square - float(mean @ mean), 0.0)
+    own = root if len(rows) < hidden else rows
+    return {
+        "origin": BallLaw(own, bias, radius or math.sqrt(square), hidden),
+        "mean": BallLaw(own, bias + rows @ mean, radius or math.sqrt(about_mean), hidden),
+    }
 
 
 def near_boundaries(rows: Rows, k: int, width: float, radius: float, seed: int) -> NearBoundaries:
     """What the number of boundaries alone makes of the share of a ball near a linear boundary."""
     experts, hidden = rows.shape
-    sums = _sums(rows, k, 1, seed)
+    sums = _sums(rows, k, 1, seed, _FEWER)
     bounds = (log_order_bound(experts, n, hidden, width / radius) / math.log(10.0) for n in _ORDERS)
     leading = math.exp(log_leading_share(sums, hidden, width / radius))
-    return NearBoundaries(width, radius, sums.borders, sums.flats, leading, tuple(bounds))
+    borders = sums.borders, sums.borders_error
+    return NearBoundaries(width, radius, *borders, sums.flats, leading, tuple(bounds))
 
 
-def _sums(rows: Rows, k: int, order: int, seed: int) -> TieSums:
+def _sums(rows: Rows, k: int, order: int, seed: int, fewer: int = 1) -> TieSums:
     random = np.random.default_rng([seed, len(rows), order])
-    return tie_sums(rows @ rows.T, k, order, _DRAWS, _TIES, random)
+    return tie_sums(rows @ rows.T, k, order, _DRAWS // fewer, _TIES // fewer, random)
 
 
 # ------------------------------------------------------------------------------------------- shares
@@ -523,8 +517,8 @@ class LinearBoundaries:
 def measured_shares(
     boundaries: LinearBoundaries,
     near: float,
-    laws: Mapping[str, Draw],
-    around: Balls | None,
+    laws: Mapping[str, Law],
+    around: Mapping[str, BallLaw],
     logits: Float64[np.ndarray, "tokens experts"],
     block: Int32[np.ndarray, "tokens"],
     seed: int,
@@ -537,19 +531,18 @@ def measured_shares(
     # the tokens that are searched come first
     order = np.random.default_rng(seed).permutation(len(logits))
     shares = [*_shares("tokens", boundaries, logits[order], widths, block[order])]
-    draws: dict[tuple[str, str | None], Draw] = {(name, None): draw for name, draw in laws.items()}
-    if around is not None:
-        for centre in around.radius:
-            draws[BALL, centre] = around.law(centre)
-            draws[SPHERE, centre] = around.law(centre, is_sphere=True)
-    for number, ((law, centre), draw) in enumerate(draws.items()):
-        points = draw(len(logits), np.random.default_rng([seed, number]))
-        radius = None if centre is None or around is None else around.radius[centre]
+    draws: dict[tuple[str, str | None], Law] = {(name, None): law for name, law in laws.items()}
+    for centre, ball in around.items():
+        draws[BALL, centre] = ball
+        draws[SPHERE, centre] = dataclasses.replace(ball, is_sphere=True)
+    for number, ((name, centre), law) in enumerate(draws.items()):
+        points = law.draw(len(logits), np.random.default_rng([seed, number]))
+        radius = None if centre is None else around[centre].radius
         shares += [
             dataclasses.replace(share, centre=centre, radius=radius)
-            for share in _shares(law, boundaries, points, widths)
+            for share in _shares(name, boundaries, points, widths)
         ]
-    if around is None:
+    if not around:
         return tuple(shares)
     sums = {order: _sums(boundaries.rows, boundaries.k, order, seed) for order in _ORDERS}
     return tuple(_counted(share, sums, boundaries.rows.shape) for share in shares)

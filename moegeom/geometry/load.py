@@ -314,17 +314,61 @@ def chao1(counts: Int64[np.ndarray, "expert_sets"]) -> float:
     return len(counts) + once * (once - 1) / (2.0 * (twice + 1))
 
 
+#: Coverage below which the entropy of expert sets is beyond its estimator: sets that are not seen
+#: yet lower it by .2 nats where frequencies fall by a power law, and by any amount elsewhere.
+LEAST_COVERAGE = 0.95
+
+#: Pairs of tokens that must share an expert set: of fewer the logarithm has an error above a third.
+LEAST_PAIRS = 10
+
+
 def expert_set_entropy_nats(counts: Int64[np.ndarray, "expert_sets"]) -> float:
     """Entropy of the expert set distribution with the Miller-Madow correction, in nats.
 
-    Plug-in entropy plus (S - 1) / (2 T). nan without tokens. Source: docs/theory.md B4; oracle:
-    scipy.stats.entropy.
+    Plug-in entropy plus (S - 1) / (2 T). nan without tokens. T exp((T - 1) / 2T) sets at most,
+    however many there are: to be read where :func:`good_turing_coverage` is LEAST_COVERAGE or more.
+    Source: docs/theory.md B4; oracle: scipy.stats.entropy.
     """
     total = int(counts.sum())
     if total == 0:
         return float("nan")
     share = counts[counts > 0] / total
     return float(-(share * np.log(share)).sum() + (len(share) - 1) / (2.0 * total))
+
+
+def pairs_of_equals(counts: Int64[np.ndarray, "values"]) -> tuple[int, int]:
+    r"""Pairs of different tokens with one value, :math:`\sum_i n_i (n_i - 1) / 2`, and all pairs.
+
+    Their ratio estimates :math:`\sum_i p_i^2` without bias, however few of the values are seen (a
+    U-statistic). Oracle in tests: all pairs.
+    """
+    total = int(counts.sum())
+    return int((counts * (counts - 1)).sum()) // 2, total * (total - 1) // 2
+
+
+def collision_entropy_nats(
+    counts: Int64[np.ndarray, "expert_sets"], least: int = LEAST_PAIRS
+) -> float:
+    r"""Renyi's entropy of order 2, :math:`-\log \sum_i p_i^2`, from pairs of tokens, in nats.
+
+    At most Shannon's; its exponential is the number of equally frequent sets under which two tokens
+    share theirs as often. Does not saturate: T tokens have T (T - 1) / 2 pairs. nan below
+    ``least`` pairs with one set. Source: docs/theory.md B4. Oracle in tests: known laws.
+    """
+    equal, pairs = pairs_of_equals(counts)
+    return math.log(pairs / equal) if equal >= max(least, 1) else float("nan")
+
+
+def pair_overlap(counts: Int64[np.ndarray, "*batch experts"], top_k: int) -> PerVector:
+    r"""Mean of :math:`|A \cap B| / k` over pairs of different tokens, from the loads of experts.
+
+    :math:`\sum_e c_e (c_e - 1) / (k T (T - 1))`: about k / E (1 + CV^2), 1 where all tokens choose
+    alike. nan for fewer than two tokens. Oracle in tests: all pairs.
+    """
+    loads = counts.astype(np.float64)
+    tokens = loads.sum(axis=-1) / top_k
+    pairs = np.where(tokens < 2.0, np.nan, tokens * (tokens - 1.0))
+    return (loads * (loads - 1.0)).sum(axis=-1) / (top_k * pairs)
 
 
 def rarefied(

@@ -3,15 +3,24 @@ r"""Normal laws of logits fitted to ever more of the data, and each law's part o
 from __future__ import annotations
 
 import dataclasses
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from moegeom.core.shapes import Float64, Int32
+from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.geometry.gram import symmetric_root
-from moegeom.geometry.load import expert_set_entropy_nats, load_cv, max_vio
+from moegeom.geometry.load import (
+    good_turing_coverage,
+    load_cv,
+    max_vio,
+    pair_overlap,
+    pairs_of_equals,
+)
+from moegeom.geometry.set_code import set_keys
 from moegeom.geometry.statistics import jackknife_error
 
 #: The laws, in the order in which they know more.
@@ -19,17 +28,42 @@ LAWS = ("isotropic", "mean", "covariance", "gaussian")
 
 
 @dataclass(frozen=True, eq=False)
-class LogitLaw:
-    r"""A normal law of logits: ``mean`` and a ``root`` A with covariance :math:`A A^\top`."""
+class Law:
+    """A law of logits that is made of standard normal numbers times a ``root``, A."""
 
-    mean: Float64[np.ndarray, "experts"]
     root: Float64[np.ndarray, "experts rank"]
 
     def draw(
         self, tokens: int, random: np.random.Generator
     ) -> Float64[np.ndarray, "tokens experts"]:
         """Logits of so many independent tokens."""
-        return self.mean + random.standard_normal((tokens, self.root.shape[1])) @ self.root.T
+        normal = random.standard_normal((tokens, self.root.shape[1]))
+        return self.of_normal(normal, normal @ self.root.T, random)
+
+    @abstractmethod
+    def of_normal(
+        self,
+        normal: Float[np.ndarray, "tokens rank"],
+        product: Float[np.ndarray, "tokens experts"],
+        random: np.random.Generator,
+    ) -> Float[np.ndarray, "tokens experts"]:
+        """The logits of these numbers, of which ``product`` is that with the root."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogitLaw(Law):
+    r"""A normal law of logits: ``mean``, and the covariance :math:`s^2 A A^\top`."""
+
+    mean: Float64[np.ndarray, "experts"]
+    scale: float = 1.0
+
+    def of_normal(
+        self,
+        normal: Float[np.ndarray, "tokens rank"],
+        product: Float[np.ndarray, "tokens experts"],
+        random: np.random.Generator,
+    ) -> Float[np.ndarray, "tokens experts"]:
+        return product * product.dtype.type(self.scale) + self.mean.astype(product.dtype)
 
 
 def reference_laws(
@@ -57,11 +91,13 @@ def reference_laws(
     mean = logits.mean(axis=0)
     centred = logits - mean
     spread = symmetric_root(centred.T @ centred / len(logits))
-    laws = {"covariance": LogitLaw(bias, spread), "gaussian": LogitLaw(mean, spread)}
+    laws = {"covariance": LogitLaw(spread, bias), "gaussian": LogitLaw(spread, mean)}
     if inputs is not None:
         gram = symmetric_root(rows @ rows.T)
-        laws["isotropic"] = LogitLaw(bias, np.sqrt((inputs**2).mean()) * gram)
-        laws["mean"] = LogitLaw(mean, np.sqrt(inputs.var(axis=0).mean()) * gram)
+        square, mean_input = np.vdot(inputs, inputs) / inputs.size, inputs.mean(axis=0)
+        about_mean = max(square - np.vdot(mean_input, mean_input) / len(mean_input), 0.0)
+        laws["isotropic"] = LogitLaw(gram, bias, float(square) ** 0.5)
+        laws["mean"] = LogitLaw(gram, mean, float(about_mean) ** 0.5)
     return {name: laws[name] for name in LAWS if name in laws}
 
 
@@ -107,15 +143,19 @@ def attributed(figure: Mapping[str, float], tokens: float) -> Attribution:
 class ChoiceFigures:
     """Figures of some choices.
 
-    ``log_effective_sets`` is the Miller-Madow entropy of the expert sets in nats, ``modal_share``
-    the share of the most frequent set, ``near_share`` that of tokens nearer to a boundary than a
-    distance that counts as near; None, like ``median_distance``, where boundaries are not linear.
+    ``coverage`` is the share of further tokens whose expert set is among the ``num_sets``,
+    ``collision_share`` the share of pairs of tokens with one set, ``pair_overlap`` the share of
+    their experts that a pair has in common, ``modal_share`` that of the most frequent set,
+    ``near_share`` that of tokens nearer to a boundary than a distance that counts as near; None,
+    like ``median_distance``, where boundaries are not linear.
     """
 
     max_vio: float
     cv: float
     num_sets: float
-    log_effective_sets: float
+    coverage: float
+    collision_share: float
+    pair_overlap: float
     modal_share: float
     near_share: float | None
     median_distance: float | None
@@ -140,17 +180,24 @@ def choice_figures(
     Oracle in tests: samples by other code.
     """
     counts = np.bincount(chosen.ravel(), minlength=experts)
-    _, of_sets = np.unique(np.sort(chosen, axis=1), axis=0, return_counts=True)
+    _, of_sets = np.unique(set_keys(chosen, experts), return_counts=True)
+    equal, pairs = pairs_of_equals(of_sets)
     near_share = None if distance is None or near is None else float((distance < near).mean())
     return ChoiceFigures(
         max_vio=float(max_vio(counts)),
         cv=float(load_cv(counts)),
         num_sets=float(len(of_sets)),
-        log_effective_sets=expert_set_entropy_nats(of_sets),
+        coverage=good_turing_coverage(of_sets),
+        collision_share=equal / pairs if pairs else float("nan"),
+        pair_overlap=float(pair_overlap(counts, chosen.shape[1])),
         modal_share=float(of_sets.max() / len(chosen)),
         near_share=near_share,
         median_distance=None if distance is None else float(np.median(distance)),
     )
+
+
+#: Largest relative error of a share of pairs of which the logarithm is taken.
+_LEAST_SHARP = 1.0 / 3.0
 
 
 @dataclass(frozen=True)
@@ -164,27 +211,56 @@ class LawFigures:
     figures: ChoiceFigures
     errors: ChoiceFigures
 
+    @property
+    def log_effective_sets(self) -> float | None:
+        """Collision entropy of the expert sets, in nats; None where hardly any pair shares one."""
+        share, error = self.figures.collision_share, self.errors.collision_share
+        return -math.log(share) if error <= _LEAST_SHARP * share and share > 0.0 else None
+
+    @property
+    def effective_sets_error(self) -> float | None:
+        """Relative standard error of the effective number of sets."""
+        if self.log_effective_sets is None:
+            return None
+        return self.errors.collision_share / self.figures.collision_share
+
+    def parted(self, name: Parted) -> float | None:
+        """A figure that is parted among the laws."""
+        return getattr(self if name == "log_effective_sets" else self.figures, name)
+
 
 #: Draws of each law.
 SEEDS = 8
 
-#: Laws in the order of their random streams: a ball is one of them where inputs are known.
-_STREAMS = (*LAWS, "ball")
 
-
-def figures_of_law(
-    law: str,
-    draw: Callable[[int, np.random.Generator], Float64[np.ndarray, "tokens experts"]],
-    figures: Callable[[Float64[np.ndarray, "tokens experts"]], ChoiceFigures],
+def figures_of_laws(
+    laws: Mapping[str, Law],
+    figures: Callable[[Float[np.ndarray, "tokens experts"]], ChoiceFigures],
     tokens: int,
     seed: int,
-) -> LawFigures:
-    """Means of the figures of so many tokens over the draws of a law, and their errors."""
-    streams = np.random.SeedSequence([seed, _STREAMS.index(law)]).spawn(SEEDS)
-    draws = [figures(draw(tokens, np.random.default_rng(stream))) for stream in streams]
-    mean = _each_figure(draws, lambda values: float(np.mean(values)))
-    error = _each_figure(draws, lambda values: float(np.std(values, ddof=1) / len(values) ** 0.5))
-    return LawFigures(law, mean, error)
+) -> list[LawFigures]:
+    """Means of the figures of so many tokens over the draws of each law, and their errors.
+
+    All laws are made of the same numbers: what one adds to another has little of their noise.
+    """
+    draws: dict[str, list[ChoiceFigures]] = {name: [] for name in laws}
+    roots = {id(law.root): law.root.T.astype(np.float32) for law in laws.values()}
+    for stream in np.random.SeedSequence(seed).spawn(SEEDS):
+        for key, root in roots.items():
+            random = np.random.default_rng(stream)
+            normal = random.standard_normal((tokens, len(root)), dtype=np.float32)
+            product = normal @ root
+            for name, law in laws.items():
+                if id(law.root) == key:
+                    draws[name].append(figures(law.of_normal(normal, product, random)))
+    return [
+        LawFigures(
+            name,
+            _each_figure(many, lambda values: float(np.mean(values))),
+            _each_figure(many, lambda values: float(np.std(values, ddof=1) / len(values) ** 0.5)),
+        )
+        for name, many in draws.items()
+    ]
 
 
 def figures_of_tokens(
@@ -222,13 +298,13 @@ def _each_figure(
 
 def parted(laws: Sequence[LawFigures]) -> dict[Parted, Attribution]:
     """What each law makes of the figures that can be parted; nothing where a law is missing."""
-    figures = {one.law: one.figures for one in laws}
+    figures = {one.law: one for one in laws}
     if any(name not in figures for name in LAWS):
         return {}
     parts: dict[Parted, Attribution] = {}
     for name in PARTED:
-        values = {law: getattr(figures[law], name) for law in LAWS}
-        tokens = getattr(figures["tokens"], name)
-        if tokens is not None and all(value is not None for value in values.values()):
+        values = {law: v for law in LAWS if (v := figures[law].parted(name)) is not None}
+        tokens = figures["tokens"].parted(name)
+        if tokens is not None and len(values) == len(LAWS):
             parts[name] = attributed(values, tokens)
     return parts

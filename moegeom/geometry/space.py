@@ -220,11 +220,13 @@ def dimension_estimates(
     docs/theory.md B12. ``gram`` is that of :func:`nearest_distances`.
     """
     estimates: list[tuple[str, int, float]] = []
+    if gram is None and len(rows) >= _LEAST_ROWS:
+        centred = rows - rows.mean(axis=0, dtype=np.float64)
+        gram = centred @ centred.T
     for size in (len(rows), len(rows) // 2, len(rows) // 4):
-        if size < _LEAST_ROWS:
+        if size < _LEAST_ROWS or gram is None:
             continue
-        own = None if gram is None else gram[:size, :size]
-        nearest = nearest_distances(rows[:size], max(_NEIGHBOURS), own)
+        nearest = nearest_distances(rows[:size], max(_NEIGHBOURS), gram[:size, :size])
         estimates += [
             ("two_nn", size, two_nn(nearest)),
             ("two_nn_fitted", size, two_nn_fitted(nearest)),

@@ -18,7 +18,7 @@ NUM_LISTED = 256
 
 def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
     seen = [part["expert_sets"] for part in parts]
-    shares = [_shares(of["count"], float(of["rate"])) for of in seen]
+    shares = [_shares(of["count"], float(of["rate"]), is_part=True) for of in seen]
     return {"layers": {name: [share[name] for share in shares] for name in shares[0]}}
 
 
@@ -49,8 +49,16 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
         ),
         estimate(
             "expert_set_entropy_nats",
-            "entropy of the expert set distribution, Miller-Madow; missing when sampled",
+            "entropy of the expert set distribution, Miller-Madow; missing when sampled, and where "
+            f"coverage is below {loads.LEAST_COVERAGE:g}: unseen sets would be left out",
             "expert_set_entropy",
+            "nats",
+        ),
+        estimate(
+            "expert_set_collision_nats",
+            "collision entropy (Renyi, order 2) of the expert sets; missing when sampled, and "
+            f"where fewer than {loads.LEAST_PAIRS} pairs of tokens share a set",
+            "expert_set_collision",
             "nats",
         ),
         estimate(
@@ -85,8 +93,11 @@ def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     them once: S grows with T, so it says little by itself. ``expert_set_coverage`` (Good-Turing)
     estimates the share of further tokens whose set was already seen, ``expert_set_chao1`` is a
     lower estimate of the number of sets in use, ``expert_set_entropy_nats`` the entropy of their
-    distribution. Table ``rarefaction`` gives the expected number of distinct sets among fewer
-    tokens: compare streams of different length there, at equal T.
+    distribution, where coverage lets it be known. Where nearly every token has a set of its own,
+    these say how many tokens there are, and not how many sets: read ``expert_set_collision_nats``,
+    minus the logarithm of the probability that two tokens share theirs. Table ``rarefaction`` gives
+    the expected number of distinct sets among fewer tokens: compare streams of different length
+    there, at equal T.
 
     In the full input space every set has a cell (nearly every real router has more input dimensions
     than experts); what is informative is which of them data visit.
@@ -118,14 +129,20 @@ def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     }
 
 
-def _shares(counts: np.ndarray, rate: float) -> dict[str, float | None]:
-    is_whole = rate == 1.0
+def _shares(counts: np.ndarray, rate: float, is_part: bool = False) -> dict[str, float | None]:
+    """Estimates within their ranges; of a part, which an error is made of, whatever its size."""
+    coverage = loads.good_turing_coverage(counts)
+    shannon = collision = modal = None
+    if rate == 1.0 and len(counts):
+        modal = float(counts.max() / counts.sum())
+        collision = loads.collision_entropy_nats(counts, 1 if is_part else loads.LEAST_PAIRS)
+        if is_part or coverage >= loads.LEAST_COVERAGE:
+            shannon = loads.expert_set_entropy_nats(counts)
     return {
-        "expert_set_coverage": loads.good_turing_coverage(counts),
-        "expert_set_entropy_nats": loads.expert_set_entropy_nats(counts) if is_whole else None,
-        "modal_expert_set_share": float(counts.max() / counts.sum())
-        if len(counts) and is_whole
-        else None,
+        "expert_set_coverage": coverage,
+        "expert_set_entropy_nats": shannon,
+        "expert_set_collision_nats": collision,
+        "modal_expert_set_share": modal,
     }
 
 

@@ -50,6 +50,11 @@ from moegeom.metrics import stacked
             "load_entropy",
         ),
         estimate("effective_experts", "exponential of the load entropy", "load_entropy", "experts"),
+        estimate(
+            "pair_overlap",
+            "share of a token's experts that another token chooses too, mean over pairs",
+            "pair_overlap",
+        ),
         count("num_dead", "experts that no token chose", "experts"),
         figure("dead_share", "share of experts that no token chose", "dead_share"),
         figure(
@@ -104,6 +109,7 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "gini": loads.gini(counts),
             "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else None,
             "effective_experts": np.exp(entropy),
+            "pair_overlap": top_k and loads.pair_overlap(counts, top_k),
             "num_dead": (counts == 0).sum(axis=-1) if is_used else None,
             "dead_share": loads.dead_share(counts),
             "underused_share": loads.underused_share(counts),

@@ -96,7 +96,7 @@ def test_scores_without_ties_are_balanced_to_a_token_also_by_updates_and_any_bia
     bounds = [biases.dual_value(q, b, 3, 97 * 3 / 12) for b in random.standard_normal((20, 12))]
     assert min(bounds) >= best - 1e-9
     q = scores_of("uneven", 500, 10)
-    bias = balance_by_updates(lambda b: chosen_counts(q + b, 3), [np.zeros(10)], 0.5)
+    bias = balance_by_updates([lambda b: chosen_counts(q + b, 3)] * 2, [np.zeros(10)], 0.5)
     assert load.max_vio(chosen_counts(q + bias, 3)) < 0.05
     assert load.max_vio(chosen_counts(q, 3)) > 0.5
 

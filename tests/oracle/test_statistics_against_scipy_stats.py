@@ -3,7 +3,9 @@ choices all pairs of tokens, Python's sets, all permutations and scikit-learn.
 """
 
 import itertools
-from itertools import permutations, product
+import math
+from itertools import combinations, permutations, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from moegeom.checks import statistics
 from moegeom.geometry import load
 from moegeom.geometry import statistics as errors_of
 from moegeom.geometry.load import chao1, expert_set_entropy_nats, good_turing_coverage
+from moegeom.metrics import METRICS
 from tests.by_day import by_day
 
 FREEDOMS = [1, 2, 7, 15, 200]
@@ -254,6 +257,73 @@ def test_the_floor_is_the_cv_of_simulated_even_routing(tokens, experts, k):
     error = 4 * np.std(squared) / np.sqrt(len(squared))
     found = load.load_cv_floor(tokens, experts, k) ** 2
     assert_allclose(found, np.mean(squared), rtol=0, atol=error)
+
+
+#: Experts, k, sets in use (None: all of them, evenly) and the power by which their shares fall.
+SET_LAWS = (
+    (8, 2, None, 0.0),
+    (16, 4, 300, 1.0),
+    (64, 8, 50_000, 0.0),
+    (128, 8, 100_000, 1.2),
+    (256, 8, 1_000_000, 1.5),
+    (512, 8, None, 0.0),
+)
+
+
+@pytest.mark.parametrize(("experts", "k", "used", "power"), SET_LAWS)
+def test_estimates_of_expert_sets_are_the_truth_or_missing(experts, k, used, power):
+    """Of 20,000 tokens in 16 blocks, whose errors tell how far the truth may be."""
+    number = math.comb(experts, k) if used is None else used
+    random, tokens = np.random.default_rng(experts), 20_000
+    if number > 10**7:
+        drawn, truths = random.permutation(tokens), dict.fromkeys(ESTIMATES, math.log(number))
+    else:
+        share = np.arange(1, number + 1) ** -power
+        share /= share.sum()
+        drawn = random.choice(number, tokens, p=share)
+        collision = -math.log((share**2).sum())
+        truths = dict(zip(ESTIMATES, (stats.entropy(share), collision), strict=True))
+    parts = [drawn, *(drawn[np.arange(tokens) % 16 != block] for block in range(16))]
+    whole, *without = [
+        {"count": np.unique(part, return_counts=True)[1], "rate": 1.0} for part in parts
+    ]
+    members = {"members": np.zeros((len(drawn), k), int), "row": np.arange(len(whole["count"]))}
+    rule = SimpleNamespace(num_chosen=k)
+    facts = SimpleNamespace(router=SimpleNamespace(num_experts=experts, rule=rule))
+    metric = METRICS["expert_sets"]
+    values = metric.finish({"expert_sets": whole | members}, facts)["layers"]
+    left = metric.without_each([{"expert_sets": part} for part in without], facts)["layers"]
+    coverage = values["expert_set_coverage"]
+    for name, truth in truths.items():
+        if math.isnan(value := values[name] if values[name] is not None else math.nan):
+            continue
+        error = errors_of.jackknife_error(np.array(left[name]))
+        # what a power law leaves unseen is the bias that the least coverage allows
+        assert abs(value - truth) < 0.2 * (name == ESTIMATES[0]) + 4.0 * error
+    is_seen = coverage >= load.LEAST_COVERAGE
+    assert (values[ESTIMATES[0]] is not None) == is_seen
+    assert math.isnan(values[ESTIMATES[1]]) == (number > tokens**2 / 20)
+    is_new = random.choice(number, tokens, p=share) if number <= 10**7 else -np.ones(1)
+    assert coverage == pytest.approx(np.isin(is_new, drawn).mean(), abs=0.02)
+
+
+#: Columns of the entropies of Shannon and of Renyi.
+ESTIMATES = ("expert_set_entropy_nats", "expert_set_collision_nats")
+
+
+def test_pairs_of_tokens_have_the_overlap_of_their_sets():
+    random = np.random.default_rng(8)
+    chosen = random.random((50, 12)).argsort(axis=1)[:, :3]
+    chosen[:20, 0], chosen[:20, 1:] = 0, [4, 5]  # equal sets among them
+    sets = [*map(frozenset, chosen.tolist())]
+    pairs = [*combinations(sets, 2)]
+    counts = np.unique([str(sorted(one)) for one in sets], return_counts=True)[1]
+    assert load.pairs_of_equals(counts) == (sum(a == b for a, b in pairs), len(pairs))
+    expected = np.mean([len(a & b) / 3 for a, b in pairs])
+    overlap = load.pair_overlap(np.bincount(chosen.ravel(), minlength=12), 3)
+    assert_allclose(overlap, expected, rtol=1e-13)
+    assert np.isnan(load.pair_overlap(np.bincount(chosen[0], minlength=12), 3))
+    assert load.collision_entropy_nats(np.full(9, 1)) != load.collision_entropy_nats(np.full(9, 1))
 
 
 def test_seen_tokens_tell_of_those_unseen():

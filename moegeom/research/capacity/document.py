@@ -15,7 +15,7 @@ from moegeom.document.rule_words import rule_facts
 from moegeom.document.study import Column, page, table_of
 from moegeom.document.summary import Summary
 from moegeom.geometry.capacity import log10_count
-from moegeom.research.capacity.record import AtDimension, Capacity, LayerCapacity
+from moegeom.research.capacity.record import MOST_FACES, AtDimension, Capacity, LayerCapacity
 from moegeom.research.capacity.study import rows_of
 
 #: Whole numbers up to here are printed in full; 10^x above.
@@ -224,6 +224,8 @@ def _ending(report: Capacity, rest: int) -> Iterator[str]:
         yield from skipped(Summary(report.run, [], [], [], []))
     if report.written:
         yield f"Table written to {report.written}."
+        if any(layer.sizes.num_experts > MOST_FACES for layer in report.layers):
+            yield f"It has the ties of up to {MOST_FACES} experts; there are more."
 
 
 def _count(count: int | None, unknown: str = "") -> str:

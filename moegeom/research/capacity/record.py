@@ -89,6 +89,10 @@ class SplitExperts:
     gains: tuple[SplitGain, ...]
 
 
+#: Ties of up to so many experts are counted.
+MOST_FACES = 65
+
+
 @dataclass(frozen=True)
 class LayerCapacity:
     """Counts, bounds and costs for layers of the same sizes.

@@ -13,6 +13,7 @@ from moegeom.core.text import integer_text, number_of
 from moegeom.engine.parameters import option_of, shared_fields
 from moegeom.geometry import capacity as formulas
 from moegeom.research.capacity.record import (
+    MOST_FACES,
     AtDimension,
     Capacity,
     CapacityRequest,
@@ -260,9 +261,6 @@ MOST: Mapping[str, int] = {
     "router_dim": 2**15,
 }
 
-#: Ties of up to so many experts are counted.
-_MOST_FACES = 65
-
 #: Dimensions up to which the mean of Gaussian routers is an integral of a fraction of a second.
 _MOST_EXPECTED_DIMS = 64
 
@@ -448,7 +446,7 @@ def _set_rows(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
     yield _row("hypersimplex_edges", "exact", layer.num_edges)
     yield _row("hypersimplex_facets", "exact", layer.num_facets)
     num_experts, k = layer.sizes.num_experts, layer.sizes.top_k
-    for n in range(min(num_experts, _MOST_FACES)):
+    for n in range(min(num_experts, MOST_FACES)):
         note = f"strata of order {n}: ties of {n + 1} experts" if n else "expert sets"
         yield _row(f"hypersimplex_faces_{n}", "exact", formulas.face_count(k, num_experts, n), note)
     free = "dimension from which on the bound of cells allows every set"

@@ -64,6 +64,7 @@ class RouterOutputs:
     shared_norm: float | None
     shared_mean_share: float | None
     shared_energy_share: float | None
+    routed_energy_share: float | None
     total_norm: float | None
     total_mean_share: float | None
     overlap: float

@@ -132,17 +132,15 @@ def _of_shared(
 ) -> dict[str, float | None]:
     names = ("norm", "mean_share", "energy_share")
     if shared is None:
-        return {
-            **{f"shared_{n}": None for n in names},
-            "total_norm": None,
-            "total_mean_share": None,
-        }
+        absent = ("routed_energy_share", "total_norm", "total_mean_share")
+        return dict.fromkeys((*(f"shared_{n}" for n in names), *absent))
     part = shared.astype(np.float64)
     total = routed + part
     return {
         "shared_norm": _mean_norm(part),
         "shared_mean_share": mean_energy_share(part),
         "shared_energy_share": energy_share(part, total),
+        "routed_energy_share": energy_share(routed, total),
         "total_norm": _mean_norm(total),
         "total_mean_share": mean_energy_share(total),
     }

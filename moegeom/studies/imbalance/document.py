@@ -121,12 +121,15 @@ def _judged(imbalance: Imbalance) -> _Sentences:
     """The routers of each cause and price, and their sentence."""
     for verdict in itertools.product(CAUSES, MEANINGS):
         routers = [one for one in imbalance.routers if (one.cause, one.evening.meaning) == verdict]
-        if routers:
-            yield routers, _sentence(imbalance, routers)
+        for is_pulled in (True, False):
+            if alike := [one for one in routers if one.is_pulled == is_pulled]:
+                yield alike, _sentence(imbalance, alike)
 
 
 def _sentence(imbalance: Imbalance, routers: Sequence[RouterImbalance]) -> str:
-    """What makes the loads of routers of one cause and one price uneven, and what evening costs."""
+    """What makes loads uneven, where that is the mean whether it also is with random rows, and what
+    evening them costs: of routers for which these are the same.
+    """
     cause, meaning = routers[0].cause, routers[0].evening.meaning
     part = ""
     if cause in PARTS:
@@ -141,7 +144,8 @@ def _sentence(imbalance: Imbalance, routers: Sequence[RouterImbalance]) -> str:
     if cause == "mean input":
         left = _span((one.centring.max_vio for one in routers), _figure)
         moved = _span((one.centring.weight_moved for one in routers), percent)
-        text += f" (without it {left}, and {moved} of the routing weight moves)"
+        rows = "turn towards it" if routers[0].is_pulled else "lean on it no more than random ones"
+        text += f" (rows {rows}; without it {left}, and {moved} of the routing weight moves)"
     return f"{text}. {MEANINGS[meaning].format(**words)}".rstrip()
 
 
@@ -254,7 +258,8 @@ _SET_COLUMNS: tuple[Column, ...] = (
     ("", "x mean", 0, _of("parts.log_effective_sets.mean", _factor)),
     ("", "x cov.", 0, _of("parts.log_effective_sets.covariance", _factor)),
     ("", "x rest", 0, _of("parts.log_effective_sets.rest", _factor)),
-    ("", "tokens", 0, _of("tokens.log_effective_sets", _sets)),
+    ("", "tokens", 0, _of("token_law.log_effective_sets", _sets)),
+    ("", "+-", 2, _of("token_law.effective_sets_error", lambda share: percent(share, ".0f"))),
     ("near a boundary", "tokens", 0, _near_share("tokens")),
     ("", "gaussian", 0, _near_share("gaussian")),
     ("", "isotropic", 1, _near_share("isotropic")),
@@ -275,7 +280,9 @@ _MORE_COLUMNS: tuple[Column, ...] = (
 #: What a page alone adds.
 _PAGE_COLUMNS: tuple[Column, ...] = (
     ("sets", "met", 0, _of("tokens.num_sets", "{:,.0f}".format)),
+    ("", "cover", 0, _of("tokens.coverage", _share)),
     ("", "at most", 0, lambda one: _count(one.reach[-1].most_log10) if one.reach else "-"),
+    ("two tokens", "share", 0, _of("tokens.pair_overlap", _share)),
     ("inputs", "dimension", 0, lambda one: _dimension(one.dimension)),
     ("change", "unit", 0, _of("evening.score_unit", str)),
     ("experts", "pushed most", 0, _of("evening", _pushed)),
@@ -386,8 +393,16 @@ def _limits(imbalance: Imbalance) -> Iterator[str]:
     yield (
         "'rows': inputs of any direction; 'mean', 'cov.': what the mean and the covariance of the "
         "tokens add; 'rest': the non-Gaussian remainder. The four parts sum to MaxVio; the four "
-        "factors multiply to the effective number of expert sets (exp of their entropy)."
+        "factors multiply to the effective number of expert sets, 1 over the share of pairs of "
+        "tokens with one set."
     )
+    if few := [one.router for one in imbalance.routers if one.token_law.log_effective_sets is None]:
+        place = study_summary(imbalance).places(few)
+        yield (
+            f"{place}: effective sets are missing: hardly two tokens have one set. A pair shares "
+            f"{_span((one.tokens.pair_overlap for one in imbalance.routers), _share)} of its "
+            "experts: --out laws.parquet has it for every law."
+        )
     number = max((router.num_units for router in imbalance.routers), default=0)
     yield (
         "'chance': even routing stays below in all routers together with probability "
@@ -413,7 +428,8 @@ def _limits(imbalance: Imbalance) -> Iterator[str]:
         yield "Behind a mask of groups the bias is found by updates: a better one may exist."
     yield (
         "'pull' of the mean input: rms of mean scores over what tells tokens apart; 'random': rows "
-        "in random directions. 'near a boundary': nearer than the nearest tenth of the tokens."
+        "in random directions, whose loads are uneven where it is not 0. 'near a boundary': nearer "
+        "than the nearest tenth of the tokens."
     )
     yield from _near(imbalance)
     yield from _reach(imbalance)
@@ -436,10 +452,10 @@ def _near(imbalance: Imbalance) -> Iterator[str]:
     bound, leading = (min(share, 1.0) for share in (10.0 ** near.bounds_log10[0], near.leading))
     place = study_summary(imbalance).place(first.router)
     yield (
-        f"Layer {place}: {near.borders:.3g} of {near.num_pairs:,} boundaries between two experts "
-        f"border the chosen set, counted by shares. Within {near.width:.2g} of them lies "
-        f"{percent(leading, '.1f')} of a ball of the inputs' rms length {near.radius:.3g} if none "
-        f"met; {percent(bound, '.3g')} at most, for any rows."
+        f"Layer {place}: {near.borders:.3g} +- {near.borders_se:.1g} of {near.num_pairs:,} "
+        "boundaries between two experts border the chosen set, counted by shares. Within "
+        f"{near.width:.2g} of them lies {percent(leading, '.1f')} of a ball of the inputs' rms "
+        f"length {near.radius:.3g} if none met; {percent(bound, '.3g')} at most, for any rows."
     )
 
 
@@ -463,7 +479,8 @@ def _reach(imbalance: Imbalance) -> Iterator[str]:
     yield (
         f"Expert sets that an affine set can meet in layer {place}: "
         f"{reach}; {_count(math.log10(sets))} there are. These tokens meet "
-        f"{router.tokens.num_sets:,.0f}. Curved data may meet more."
+        f"{router.tokens.num_sets:,.0f}, which {percent(router.tokens.coverage)} of further tokens "
+        "would choose from. Curved data may meet more."
     )
 
 

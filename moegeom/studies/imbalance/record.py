@@ -197,8 +197,14 @@ class RouterImbalance:
         return self.laws[-1].figures
 
     @property
+    def token_law(self) -> LawFigures:
+        return self.laws[-1]
+
+    @property
     def is_pulled(self) -> bool:
-        """Whether the mean input pulls more than it would rows of random directions."""
+        """Whether the mean input pulls more than it would rows of random directions, which a mean
+        that tokens have in common makes uneven too: not whether it is the cause.
+        """
         if self.pull_random is None or self.pull_random_sd is None:
             return False
         return MeanPull(self.pull, self.pull_random, self.pull_random_sd).is_above(0.0)

@@ -22,7 +22,13 @@ from moegeom.geometry import balancing, border_shares, load, reference_laws
 from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
 from moegeom.geometry.experts import expert_ranks
 from moegeom.geometry.set_code import chosen_mask
-from moegeom.geometry.space import blocked_moments, dimension_range, input_pull, pull_of_random_rows
+from moegeom.geometry.space import (
+    blocked_moments,
+    dimension_range,
+    input_pull,
+    participation_ratio_corrected,
+    pull_of_random_rows,
+)
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
@@ -159,7 +165,11 @@ def _law_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
     """One row for each law."""
     for law in one.laws:
         errors = {f"{name}_se": getattr(law.errors, name) for name in reference_laws.FIGURES}
-        yield {"router": one.router, "law": law.law, **dataclasses.asdict(law.figures), **errors}
+        row = {"router": one.router, "law": law.law, **dataclasses.asdict(law.figures), **errors}
+        yield row | {
+            "log_effective_sets": law.log_effective_sets,
+            "log_effective_sets_se": law.effective_sets_error,
+        }
 
 
 def _measured_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
@@ -175,6 +185,9 @@ def _measured_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------- one router
+#: Coverage of the expert sets below which the sizes of those that are met are not looked at.
+LEAST_SEEN = 0.5
+
 #: Share of the recorded tokens that count as near a boundary: the distance is what is compared.
 NEAR = 0.1
 
@@ -213,15 +226,12 @@ def router_imbalance(
     tokens, experts, k = len(sample.token), router.num_experts, router.rule.top_k
     rows, bias, inputs = router.weight.astype(np.float64), _bias(router), _some_inputs(sample, seed)
     logits = sample.logits.astype(np.float64)
-    draws = {
-        n: law.draw for n, law in reference_laws.reference_laws(logits, bias, rows, inputs).items()
-    }
-    around = None if inputs is None else border_shares.balls(rows, bias, inputs, request.radius)
-    with_ball = draws if around is None else draws | {border_shares.BALL: around.law()}
-    laws = [
-        reference_laws.figures_of_law(name, with_ball[name], rule.figures, tokens, seed)
-        for name in with_ball
-    ]
+    draws = reference_laws.reference_laws(logits, bias, rows, inputs)
+    around = {}
+    if inputs is not None:
+        around = border_shares.balls(rows, bias, inputs, draws["mean"].root, request.radius)
+    with_ball = draws | ({border_shares.BALL: around["origin"]} if around else {})
+    laws = reference_laws.figures_of_laws(with_ball, rule.figures, tokens, seed)
     laws.append(
         reference_laws.figures_of_tokens(
             sample.chosen, experts, sample.distance, near, sample.block
@@ -245,10 +255,11 @@ def router_imbalance(
         if gates is not None:
             weights = (gates.read_gate(expert)[0] for expert in range(gates.num_experts))
             ranks = expert_ranks(weights, inputs, dimension, seed)
-    if coordinates is not None and np.ptp(bias) == 0.0:  # cells are cones
+    # cells are cones; few of many sets say nothing of their sizes
+    if coordinates is not None and np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN:
         cones = border_shares.cone_shares(coordinates, sample.chosen, seed)
-    if near and around is not None and around.radius["origin"]:
-        bounds = border_shares.near_boundaries(rows, k, near, around.radius["origin"], seed)
+    if near and around and around["origin"].radius:
+        bounds = border_shares.near_boundaries(rows, k, near, around["origin"].radius, seed)
     return RouterImbalance(
         router=router.name,
         num_experts=experts,
@@ -305,22 +316,20 @@ class _Rule:
     kernels: Kernels
     near: float | None
 
-    def figures(
-        self, logits: Float64[np.ndarray, "tokens experts"]
-    ) -> reference_laws.ChoiceFigures:
+    def figures(self, logits: Float[np.ndarray, "tokens experts"]) -> reference_laws.ChoiceFigures:
         chosen, distance = self._routed(logits, self.near is not None)
         return reference_laws.choice_figures(
             chosen, self.prepared.router.num_experts, distance, self.near
         )
 
     def distances(
-        self, logits: Float64[np.ndarray, "tokens experts"]
+        self, logits: Float[np.ndarray, "tokens experts"]
     ) -> Float64[np.ndarray, "tokens"]:
         """Distances to the boundary, of linear rules."""
         return self._routed(logits, True)[1]
 
     def _routed(
-        self, logits: Float64[np.ndarray, "tokens experts"], with_distances: bool
+        self, logits: Float[np.ndarray, "tokens experts"], with_distances: bool
     ) -> tuple[Int32[np.ndarray, "tokens k"], Any]:
         own, prepared = np.ascontiguousarray(logits, np.float32), self.prepared
         compared, _ = compared_scores(prepared, own, own, self.kernels)
@@ -348,12 +357,18 @@ def _some_inputs(sample: Sample, seed: int) -> Float64[np.ndarray, "some hidden"
 
 
 # ------------------------------------------------------------------------------- reach and nearness
+#: Inputs whose participation ratio is taken.
+_FEW = 512
+
+
 def _pull_of_random(
     rows: Float64[np.ndarray, "experts hidden"], inputs: Float64[np.ndarray, "some hidden"]
 ) -> tuple[float, float]:
-    moments = blocked_moments(inputs, np.zeros(len(inputs), np.int32), 1)
+    some = inputs[:: max(len(inputs) // _FEW, 1)]  # of the ratio no more than its size matters
+    moments = blocked_moments(some, np.zeros(len(some), np.int32), 1)
     ratio = moments.of_blocks(np.ones(1, bool)).participation_ratio
-    return pull_of_random_rows(inputs, ratio, np.linalg.norm(rows, axis=1))
+    corrected = participation_ratio_corrected(ratio, len(some))
+    return pull_of_random_rows(inputs, corrected, np.linalg.norm(rows, axis=1))
 
 
 def _reach(prepared: PreparedRouter, dimension: tuple[float, float] | None) -> tuple[Reach, ...]:
@@ -382,7 +397,9 @@ def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[balancing
         scores = kernels["selection_scores"](sample.mapped, rule.score, bias)
         unit = dataclasses.replace(rule, groups=None, has_selection_bias=True).selection_score_unit
 
-    def choose(bias: balancing.Bias, rows: balancing.Rows | None) -> balancing.Mask:
+    def choose(
+        bias: balancing.Bias, rows: balancing.Rows | balancing.Places | None
+    ) -> balancing.Mask:
         biased = (scores if rows is None else scores[rows]) + bias
         chosen = kernels["top_k"](group_masked(rule, biased, kernels)[0], rule.top_k)[0]
         return chosen_mask(chosen, router.num_experts)

@@ -145,9 +145,13 @@ _Cost = Callable[[TokenBatch], Float64[np.ndarray, "tokens experts"]]
 #: A choice with weights of the plan instead of those of the rule.
 _OfPlan = Callable[[TokenBatch, WhatIfChoice, TransportPlan], WhatIfChoice]
 
-#: Width and steps of the scaling.
+
+def _eps(text: str, default: float) -> Parameter:
+    return Parameter("eps", f"{text} are divided by it: small is sharp", default, 1e-9, 1e9)
+
+
+#: Steps and form of the scaling.
 _OF_PLANS = (
-    Parameter("eps", "costs are divided by it: small is sharp", 0.05, least=1e-9, most=1e9),
     Parameter("steps", "scalings of rows and columns", 3, least=0, most=100_000, is_whole=True),
     Parameter("log", "in logarithms, without the clip", is_flag=True),
 )
@@ -206,27 +210,36 @@ def _notes(steps: int, log: bool) -> tuple[str, ...]:
     return causal, balanced
 
 
-@what_if(*_OF_PLANS)
+@what_if(_eps("scores, in standard deviations across experts,", 0.5), *_OF_PLANS)
 def sinkhorn(router: Router, values: Values, sample: FitSample) -> FittedGate:
     """The k largest shares of each token after Sinkhorn scaling of the scores of a batch.
 
-    Shares exp(score / eps) of a batch are scaled to equal sums over experts; each token takes its k
-    largest shares, with the weights of the rule. Without ``log`` exponents are clipped at 50, which
-    loses the order of scores beyond 50 eps: counted. Experts of groups that a token does not keep
-    stay out. Hard limit: ``sinkhorn:steps=0,log`` is the router itself, bit for bit.
+    Shares exp(score / (eps s)) of a batch are scaled to equal sums over experts, s the standard
+    deviation of the scores across experts (``spread``): logits, probabilities and cosines have
+    spreads of their own. Each token takes its k largest shares, with the weights of the rule.
+    Without ``log`` exponents are clipped at 50, which loses the order of scores 50 eps spreads from
+    the mean of their token: counted. Experts of groups that a token does not keep stay out. Hard
+    limit: ``sinkhorn:steps=0,log`` is the router itself, bit for bit.
     """
     need_weights_of_sets(router)
 
-    def cost(batch: TokenBatch) -> Float64[np.ndarray, "tokens experts"]:
-        return -admitted_scores(router, batch)
+    def apart(batch: TokenBatch) -> Float64[np.ndarray, "tokens experts"]:
+        scores = admitted_scores(router, batch)
+        is_in = np.isfinite(scores)
+        total = np.where(is_in, scores, 0.0).sum(axis=1, keepdims=True)
+        return scores - total / is_in.sum(axis=1, keepdims=True)
 
-    return _gate_of_plans(router, values, cost, sample.kernels)
+    own = apart(sample.tokens)
+    spread = float(np.sqrt(np.square(own[np.isfinite(own)]).mean())) or 1.0
+    gate = _gate_of_plans(router, values, lambda batch: apart(batch) / -spread, sample.kernels)
+    return replace(gate, reached={"spread": spread})
 
 
 @what_if(
     Parameter("lambda", "weight of overlaps with other experts", 0.5, least=0.0, most=1e6),
     Parameter("beta", "weight of cosines beyond tau, squared", 0.5, least=0.0, most=1e6),
     Parameter("tau", "cosine beyond which they are penalised", 0.7, least=0.0, most=1.0),
+    _eps("costs", 0.05),
     *_OF_PLANS,
     needs=("input",),
 )

@@ -16,7 +16,7 @@ from moegeom.geometry.boundary import orders as ties
 from moegeom.geometry.boundary.linear import NO_BOUNDARY, boundary_distance, row_distances
 from moegeom.geometry.boundary.orders import free_logit_distance, logit_distance, tie_spread
 from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
-from moegeom.geometry.gram import effective_rows
+from moegeom.geometry.gram import effective_rows, symmetric_root
 from moegeom.geometry.selection import route, top_k
 from tests.oracle import helpers
 
@@ -440,7 +440,8 @@ def test_a_bound_of_orders_is_never_below_what_is_near():
 def test_logits_of_a_ball_are_those_of_its_points(experts, hidden):
     random = np.random.default_rng(2)
     rows, bias = random.standard_normal((experts, hidden)), random.standard_normal(experts)
-    drawn = border.ball_logits(rows, bias, 1.7, 100_000, random)
+    root = symmetric_root(rows @ rows.T) if experts < hidden else rows
+    drawn = border.BallLaw(root, bias, 1.7, hidden).draw(100_000, random)
     direct = 1.7 * points(hidden, 100_000, 5) @ rows.T + bias
     size = direct.std(axis=0)
     assert_allclose((drawn.mean(axis=0) - direct.mean(axis=0)) / size, 0.0, atol=0.02)

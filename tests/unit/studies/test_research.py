@@ -138,6 +138,10 @@ def test_a_file_is_replaced_only_when_asked_and_tokens_without_inputs_are_refuse
     out.write_text("mine")
     with pytest.raises(mg.MoeGeomError, match="exists already"):
         mg.capacity(**SIZES, out=out)
+    many = mg.capacity(**SIZES | {"experts": 66}, out=tmp_path / "many.parquet")
+    assert "It has the ties of up to 65 experts; there are more." in many.text()
+    few = mg.capacity(**SIZES, out=tmp_path / "few.parquet")
+    assert "there are more" not in few.text()
     assert out.read_text() == "mine"
     mg.capacity(**SIZES, out=out, overwrite=True)
     assert pq.read_table(out).num_rows > 50
