@@ -80,6 +80,12 @@ def test_folded_tokens_are_not_called_recorded_and_devices_are_named(run_on_toke
         assert " on " not in tokens_line(replace(stored, run=stored.run | facts))
 
 
+def test_outlier_tokens_are_said_to_be_in_the_layers_that_have_tokens(run_on_tokens):
+    rows = [{"router": f"text/{n}", "num_tokens": 512 if n == 3 else None} for n in range(48)]
+    summary = replace(on_stage(run_on_tokens, "router_input"), layers=rows, num_outliers=1)
+    assert "1 outlier token in 1 layer (" in tokens_line(summary)
+
+
 def test_failed_tests_and_skipped_tensors_are_counted_in_english(run_on_tokens):
     for number, tests, tensors in [
         (1, "1 failed test allowed: b", "Skipped 1 tensor, a: why"),

@@ -14,6 +14,7 @@ from moegeom.document.chart import Bars, Polyline
 from moegeom.document.model import View
 from moegeom.geometry.rows import common_choices, overlap_beyond_chance
 from moegeom.studies.explain.document import document
+from moegeom.studies.explain.layer import InputsApart
 from moegeom.studies.explain.record import (
     VERDICTS,
     CauseVerdict,
@@ -237,6 +238,11 @@ def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
     for other, names, expected in cases:
         overlap = overlap_beyond_chance(common_choices(mine, other, 16), names, 20_000)
         np.testing.assert_allclose(overlap, expected, atol=0.02 * (expected == 0.0), rtol=1e-7)
+
+
+def test_one_long_token_does_not_hide_by_how_much_the_inputs_of_others_differ():
+    apart = InputsApart(np.full(1000, 0.05), np.r_[1000.0, np.ones(999)], set(), {"bfloat16"})
+    assert apart.size == pytest.approx(0.05, rel=1e-3)
 
 
 def test_documents_of_any_number_are_found():
