@@ -290,6 +290,14 @@ def test_a_long_table_shows_the_worst_layers_and_those_of_findings_and_counts_th
     assert {"0", "47"} <= {line[0] for line in lines}
 
 
+def test_a_median_says_of_how_many_layers_it_is():
+    loads = summary([1.5] * 48)
+    assert lines_of(layer_excerpt(loads, detail=False))[-2][-1] == "48 layers"
+    unmeasured = [dict.fromkeys(row) | {"router": row["router"]} for row in loads.layers[1:]]
+    few = replace(loads, layers=[loads.layers[0], *unmeasured])
+    assert lines_of(layer_excerpt(few, detail=False))[-2][-1] == "1 of 48 layers"
+
+
 def test_a_page_has_a_line_for_every_layer_and_no_bars():
     excerpt = layer_excerpt(summary([1.5] * 48), detail=False)
     (table,) = excerpt.page
