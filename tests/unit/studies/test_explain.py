@@ -207,6 +207,11 @@ BELIEVED = {
     "weights of some that no rule explains": (weighed(OUTLYING), AGREED, ""),
     "weights of some that a rule explains": (weighed(EXPLAINED), WEIGHTS, "2 % of the tokens much"),
     "another fingerprint": (of_noise(is_of_another=True), "another checkpoint", ""),
+    "another fingerprint, and A's router on B's inputs": (
+        evidence(noisy(reproduced=1.0), is_of_another=True, inputs_of="B"),
+        "another checkpoint",
+        "Yet the router of A gives 100 % of B's choices on B's inputs",
+    ),
     "another fingerprint and a fault": (of_noise(WHOLE, is_of_another=True), ROUNDED, ""),
     "dice": (evidence(DICE), "unrelated", ""),
     "experts of other numbers": (evidence(replace(DICE, beyond_chance_renamed=0.9)), OPEN, ""),
