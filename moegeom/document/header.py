@@ -134,7 +134,7 @@ def _left_out(summary: Summary) -> str:
     """What was left out on request, and outlier tokens, which are in every figure."""
     text = left_out_text(summary.run)
     if summary.num_outliers:
-        layers = len({row["router"] for row in summary.layers})
+        layers = sum(bool(row.get("num_tokens")) for row in summary.layers)
         text += (
             f". {number_of(summary.num_outliers, 'outlier token')} in "
             f"{number_of(layers, 'layer')} (attention sinks?): "

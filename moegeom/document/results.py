@@ -317,6 +317,8 @@ def _table(
     looks: list[Look] = [LOOKS.get(line.severity, "plain") for line in ranked]
     if len(summary.layers) > 1:
         number = number_of(len(summary.layers), "layer")
+        measured = sum(columns[0].value(row) is not None for row in summary.layers)
+        number = f"{measured} of {number}" if 0 < measured < len(summary.layers) else number
         rows.append(["median", *(_quantile(c, summary.layers, (50,)) for c in columns), number])
         rows.append(["p5-p95", *(_quantile(c, summary.layers, (5, 95)) for c in columns), ""])
         looks.extend(("dim", "dim"))

@@ -340,13 +340,15 @@ def _measured(
     with tempfile.TemporaryDirectory(prefix="moegeom-") as temporary:
         folder = Path(temporary) if request.out is None else request.out
         tokens = (request.tokens[0], request.tokens[-1])
-        views = []
-        for letter, side, source in zip(_LETTERS, sides, tokens, strict=True):
+        opened, views = [], []
+        for side, source in zip(sides, tokens, strict=True):  # what is refused is, before the work
+            assert side.session is not None, "results go without tokens"
+            opened.append(side.session.on(source))
+        for letter, side, source, one in zip(_LETTERS, sides, tokens, opened, strict=True):
             out = _kept(folder, letter)
             out.parent.mkdir(parents=True, exist_ok=True)
             scan_request = ScanRequest(side.target, out, tokens=source, **request.shared_terms())
-            assert side.session is not None, "results go without tokens"
-            views.append(open_results(scan(scan_request, watch, side.session.on(source))))
+            views.append(open_results(scan(scan_request, watch, one)))
         yield views[0], views[1]
 
 

@@ -627,6 +627,17 @@ class InputsApart:
     rounded: set[str]
     plain: set[str]
 
+    @property
+    def relative(self) -> Float64[np.ndarray, "rows"]:
+        """The distances over the lengths of A's inputs: a long token does not hide the others."""
+        zeros = np.zeros_like(self.apart)
+        return np.divide(self.apart, self.length, out=zeros, where=self.length > 0.0)
+
+    @property
+    def size(self) -> float:
+        """Their rms."""
+        return float(np.sqrt((self.relative**2).sum() / max(len(self.apart), 1)))
+
     def note(
         self,
         there: slice,
@@ -653,12 +664,10 @@ def input_change(
     """How the inputs of A and B differ; None where one side did not record them."""
     if ready.apart is None:
         return None
-    apart, length = ready.apart.apart, ready.apart.length
-    size = float(np.sqrt((length**2).sum()))
-    change = float(np.sqrt((apart**2).sum())) / size if size else 0.0
+    relative = ready.apart.relative
+    change = ready.apart.size
     formats = () if ready.apart.plain else ready.apart.rounded
     rounded = next((name for name in _FORMATS if name in formats), "")
-    relative = np.divide(apart, length, out=np.zeros_like(apart), where=length > 0.0)
     middle = float(np.median(relative[is_clean])) if is_clean.any() else 0.0
     # numbers of few bits are equal or differ by a whole rounding
     finest = UNIT_BFLOAT16 if ready.apart.plain else UNIT_FLOAT32

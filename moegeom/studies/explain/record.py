@@ -180,7 +180,8 @@ class FlipNoise:
 class InputChange:
     """How the recorded inputs of A and B differ at one router.
 
-    ``size`` is the rms of the difference over that of the inputs. ``rounded_to`` is a format whose
+    ``size`` is the rms over tokens of how far apart the inputs are, over their length: one token a
+    thousand times as long as others weighs as much as they. ``rounded_to`` is a format whose
     numbers all of B's inputs are and A's are not. Of tokens that agreed at all earlier routers the
     share ``far_share`` differs more than 8 times as much as the median one, in the median
     ``far_times`` as much; ``far_where`` says which they are.

@@ -216,7 +216,9 @@ def _another_checkpoint(case: Evidence) -> CauseVerdict | None:
     """Nothing on the list explains B, and its recording says that it is not of these routers."""
     if not case.is_of_another:
         return None
-    return CauseVerdict("another checkpoint", f"{_share(case)} {_unexplained(case)}")
+    own = _innocent(case)  # another layer's router may be the one that differs
+    why = _unexplained(case) if own is None else f"Yet {own.detail}"
+    return CauseVerdict("another checkpoint", f"{_share(case)} {why}")
 
 
 def _unrelated(case: Evidence) -> CauseVerdict | None:

@@ -80,6 +80,12 @@ def test_folded_tokens_are_not_called_recorded_and_devices_are_named(run_on_toke
         assert " on " not in tokens_line(replace(stored, run=stored.run | facts))
 
 
+def test_outlier_tokens_are_said_to_be_in_the_layers_that_have_tokens(run_on_tokens):
+    rows = [{"router": f"text/{n}", "num_tokens": 512 if n == 3 else None} for n in range(48)]
+    summary = replace(on_stage(run_on_tokens, "router_input"), layers=rows, num_outliers=1)
+    assert "1 outlier token in 1 layer (" in tokens_line(summary)
+
+
 def test_failed_tests_and_skipped_tensors_are_counted_in_english(run_on_tokens):
     for number, tests, tensors in [
         (1, "1 failed test allowed: b", "Skipped 1 tensor, a: why"),
@@ -282,6 +288,14 @@ def test_a_long_table_shows_the_worst_layers_and_those_of_findings_and_counts_th
     loads = [2.0 + 0.1 * n for n in range(46)] + [1.1, 1.2]
     lines = lines_of(layer_excerpt(summary(loads, [many, late]), detail=False))
     assert {"0", "47"} <= {line[0] for line in lines}
+
+
+def test_a_median_says_of_how_many_layers_it_is():
+    loads = summary([1.5] * 48)
+    assert lines_of(layer_excerpt(loads, detail=False))[-2][-1] == "48 layers"
+    unmeasured = [dict.fromkeys(row) | {"router": row["router"]} for row in loads.layers[1:]]
+    few = replace(loads, layers=[loads.layers[0], *unmeasured])
+    assert lines_of(layer_excerpt(few, detail=False))[-2][-1] == "1 of 48 layers"
 
 
 def test_a_page_has_a_line_for_every_layer_and_no_bars():

@@ -13,6 +13,7 @@ import pytest
 from scipy.linalg import expm
 from scipy.stats import ttest_ind_from_stats
 
+from moegeom.core.errors import RecordingError
 from moegeom.core.router import GroupMask, LogitMap, Norm, Router, Rule, Weights
 from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
@@ -66,7 +67,7 @@ from tests.unit.studies.edited import (
     single,
     softmax,
 )
-from tests.unit.studies.samples import assert_cut, unwrapped, widest, worded
+from tests.unit.studies.samples import BALANCED, assert_cut, sides, unwrapped, widest, worded
 
 shown = functools.partial(worded, document)
 
@@ -487,6 +488,15 @@ def pruned(rows: list[int], biases: list[int], **parts) -> tuple[Router, Router]
     weight, bias = random.standard_normal((16, 64)), random.standard_normal(16).astype(np.float32)
     first = dataclasses.replace(made_up(weight), selection_bias=bias, **parts)
     return first, dataclasses.replace(first, weight=first.weight[rows], selection_bias=bias[biases])
+
+
+def test_tokens_of_b_are_refused_before_those_of_a_are_scanned(tmp_path):
+    a, rec = sides(BALANCED)
+    b, _ = sides(BALANCED, 1000)
+    request = DifferenceRequest(str(a), str(b), tokens=(str(rec), str(rec)), out=tmp_path / "out")
+    with pytest.raises(RecordingError, match="recorded from another checkpoint"):
+        difference(request)
+    assert not (tmp_path / "out").exists()
 
 
 def test_pruned_rows_biases_and_experts_are_one_subset_or_fail():

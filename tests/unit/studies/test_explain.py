@@ -14,6 +14,7 @@ from moegeom.document.chart import Bars, Polyline
 from moegeom.document.model import View
 from moegeom.geometry.rows import common_choices, overlap_beyond_chance
 from moegeom.studies.explain.document import document
+from moegeom.studies.explain.layer import InputsApart
 from moegeom.studies.explain.record import (
     VERDICTS,
     CauseVerdict,
@@ -206,6 +207,11 @@ BELIEVED = {
     "weights of some that no rule explains": (weighed(OUTLYING), AGREED, ""),
     "weights of some that a rule explains": (weighed(EXPLAINED), WEIGHTS, "2 % of the tokens much"),
     "another fingerprint": (of_noise(is_of_another=True), "another checkpoint", ""),
+    "another fingerprint, and A's router on B's inputs": (
+        evidence(noisy(reproduced=1.0), is_of_another=True, inputs_of="B"),
+        "another checkpoint",
+        "Yet the router of A gives 100 % of B's choices on B's inputs",
+    ),
     "another fingerprint and a fault": (of_noise(WHOLE, is_of_another=True), ROUNDED, ""),
     "dice": (evidence(DICE), "unrelated", ""),
     "experts of other numbers": (evidence(replace(DICE, beyond_chance_renamed=0.9)), OPEN, ""),
@@ -237,6 +243,11 @@ def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
     for other, names, expected in cases:
         overlap = overlap_beyond_chance(common_choices(mine, other, 16), names, 20_000)
         np.testing.assert_allclose(overlap, expected, atol=0.02 * (expected == 0.0), rtol=1e-7)
+
+
+def test_one_long_token_does_not_hide_by_how_much_the_inputs_of_others_differ():
+    apart = InputsApart(np.full(1000, 0.05), np.r_[1000.0, np.ones(999)], set(), {"bfloat16"})
+    assert apart.size == pytest.approx(0.05, rel=1e-3)
 
 
 def test_documents_of_any_number_are_found():
