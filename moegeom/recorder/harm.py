@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,13 +34,6 @@ _LOGITS = 1 << 26
 #: Steps across a boundary, in units of the distance to it: the mirror image, and as far as numbers
 #: of the model's dtype need to show the step.
 _STEPS = tuple(2.0**power for power in range(1, 13))
-
-
-class Piece(Protocol):
-    """Tokens that the model read at once."""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +118,12 @@ class FlipMaker:
         return dict(self._columns)
 
     @torch.no_grad()
-    def make(self, piece: Piece, first_token: int, flips: int) -> int:
-        """Makes up to ``flips`` flips at each router in the beginning of a piece.
+    def make(self, token_ids: Sequence[int], first_token: int, flips: int) -> int:
+        """Makes up to ``flips`` flips at each router in the beginning of what is read at once.
 
         ``first_token`` is the number of its first token in the recording. Returns how many.
         """
-        ids = torch.tensor([piece.token_ids[:LENGTH]])
+        ids = torch.tensor([token_ids[:LENGTH]])
         ids = ids.to(next(self._model.parameters()).device)
         with ExitStack() as stack:
             for gate in self._gates:
@@ -279,11 +272,11 @@ def _divergence(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 def make_flips(
     model: torch.nn.Module,
     identity: Identity,
-    pieces: Sequence[tuple[int, Piece]],
+    pieces: Sequence[tuple[int, Sequence[int]]],
     flips: int,
     advanced: Callable[[int], None] | None = None,
 ) -> tuple[dict[str, list[Any]], Mapping[str, str]]:
-    """About ``flips`` flips at each router, spread over pieces (number of the first token, piece).
+    """About ``flips`` flips at each router, spread over pieces (number of the first token, ids).
 
     Returns columns with a row for each flip, and why routers have none.
 
@@ -295,8 +288,8 @@ def make_flips(
     maker = FlipMaker(model, identity)
     used = pieces[:: max(len(pieces) // flips, 1)][:flips]
     each = [flips // len(used) + (n < flips % len(used)) for n in range(len(used))]
-    for (first_token, piece), number in zip(used, each, strict=True):
-        made = maker.make(piece, first_token, number)
+    for (first_token, token_ids), number in zip(used, each, strict=True):
+        made = maker.make(token_ids, first_token, number)
         if advanced:
             advanced(made)
     if not maker.columns():

@@ -194,7 +194,7 @@ def capture(
         for piece in _told(pieces, request.num_tokens, watch):
             documents.add(piece.document)
             if request.flips is not None:
-                read.append((done, piece))
+                read.append((done, piece.token_ids))
             if done < resumed:
                 recorder.skip(piece.domain)
             else:
@@ -210,7 +210,7 @@ def _with_flips(
     captured: Captured,
     model: torch.nn.Module,
     recorder: RouterRecorder,
-    pieces: Sequence[tuple[int, TextPiece]],
+    pieces: Sequence[tuple[int, Sequence[int]]],
     flips: int,
     watch: Watch | None,
 ) -> Captured:

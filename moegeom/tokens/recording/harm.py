@@ -10,7 +10,8 @@ import numpy as np
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError
-from moegeom.core.parquet import parquet_facts, read_columns, write_table
+from moegeom.core.files import write_whole
+from moegeom.core.parquet import parquet_facts, read_columns
 
 FILE = "harm.parquet"
 
@@ -39,11 +40,11 @@ Flips = Mapping[str, np.ndarray]
 def write_harm(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Writes the columns, ``router`` too, beside a finished recording."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    partial = folder / f"{FILE}.partial"
     made = {name: pa.array(np.array(columns[name], dtype)) for name, dtype in DTYPES.items()}
-    write_table(pa.table({"router": list(columns["router"]), **made}), partial)
-    partial.replace(folder / FILE)
+    table = pa.table({"router": list(columns["router"]), **made})
+    write_whole(folder / FILE, lambda file: pq.write_table(table, file))
 
 
 def read_harm(folder: Path, num_tokens: int) -> dict[str, Flips]:

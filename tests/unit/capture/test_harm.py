@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -29,15 +28,14 @@ from tests.unit.capture.trained import SIZES, tiny_model
 FLIPS = 12
 
 
-def piece(length: int = 60, seed: int = 0) -> SimpleNamespace:
-    draw = np.random.default_rng(seed)
-    return SimpleNamespace(token_ids=tuple(draw.integers(2, 64, length).tolist()))
+def piece(length: int = 60, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(2, 64, length).tolist()
 
 
-def made(model: torch.nn.Module, *pieces: SimpleNamespace) -> dict[str, np.ndarray]:
+def made(model: torch.nn.Module, *pieces: list[int]) -> dict[str, np.ndarray]:
     """Columns of flips in the pieces, which follow each other."""
     model.eval()
-    starts = np.cumsum([0, *(len(one.token_ids) for one in pieces)])
+    starts = np.cumsum([0, *(len(one) for one in pieces)])
     placed = list(zip(starts.tolist(), pieces, strict=False))
     columns, reasons = make_flips(
         model, identify(model, None, NOTHING_ASKED), placed, FLIPS * len(pieces)
@@ -91,7 +89,7 @@ def test_a_flip_of_the_last_layer_costs_what_its_other_expert_says_and_nothing_b
     for row in np.flatnonzero(last):
         plain, flipped = by_hand(
             model,
-            torch.tensor([text.token_ids]),
+            torch.tensor([text]),
             int(columns["token"][row]),
             int(columns["expert_in"][row]),
             int(columns["expert_out"][row]),
@@ -117,7 +115,7 @@ def test_flipped_tokens_are_among_the_nearest_tenth_and_pieces_have_their_own():
     model, texts = tiny_model(initializer_range=0.5), [piece(70, n) for n in range(3)]
     columns = made(model, *texts)
     assert (np.bincount(columns["token"] // 70) > 0).all()
-    whole = {"input_ids": torch.tensor([one.token_ids for one in texts])}
+    whole = {"input_ids": torch.tensor(texts)}
     inputs = {}
     for number, layer in enumerate(model.model.layers):
         layer.mlp.gate.register_forward_pre_hook(
