@@ -24,7 +24,8 @@ _HEAD = (
     "equal ('collapsed'). Every command is typed on each, with one thread for products. A cell: "
     "seconds of the processor, GB at the peak of memory, and in brackets the largest of three "
     "ratios: seconds, memory and bytes read over those that "
-    "`every_command_answers_within_its_budget.py` allows. Bold: above 1. Taken on {core}, {cores} "
+    "`every_command_answers_within_its_budget.py` allows. Bold: above 1; 'more than': ended there "
+    "(`--most`); empty: not run. Taken on {core}, {cores} "
     "cores that others used too, {date}, commit {commit}.\n"
 )
 
