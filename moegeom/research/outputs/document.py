@@ -115,7 +115,7 @@ def _share(value: float | None) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.2f}"
+    return "-" if value is None or math.isnan(value) else f"{value:z.2f}"
 
 
 def _length(value: float | None) -> str:

@@ -340,10 +340,9 @@ def _measured(
     with tempfile.TemporaryDirectory(prefix="moegeom-") as temporary:
         folder = Path(temporary) if request.out is None else request.out
         tokens = (request.tokens[0], request.tokens[-1])
-        opened, views = [], []
-        for side, source in zip(sides, tokens, strict=True):  # what is refused is, before the work
-            assert side.session is not None, "results go without tokens"
-            opened.append(side.session.on(source))
+        views = []
+        # results go without tokens; what is refused is refused before the work
+        opened = [s.session.on(t) for s, t in zip(sides, tokens, strict=True) if s.session]
         for letter, side, source, one in zip(_LETTERS, sides, tokens, opened, strict=True):
             out = _kept(folder, letter)
             out.parent.mkdir(parents=True, exist_ok=True)

@@ -240,9 +240,7 @@ def look(
     if as_stored is not None:
         lengths, own_logits, stop = np.full(len(rows), np.nan), [], 0
         if sides.has_other_inputs and stage in INPUT_STAGES:
-            apart = InputsApart(
-                np.zeros(len(rows)), np.zeros(len(rows)), {*_FORMATS}, {_FORMATS[-1]}
-            )
+            apart = InputsApart(np.zeros(len(rows)), {*_FORMATS}, {_FORMATS[-1]})
         if has_inputs and len(rows) * len(choices) * router.hidden_size * 4 <= _MOST_INPUTS:
             inputs = np.empty((len(rows), router.hidden_size), np.float32)
         for batch in sides.batches(prepared, rows):
@@ -617,26 +615,19 @@ _FORMATS = ("bfloat16", "float16", "tf32")
 
 @dataclass(frozen=True, eq=False)
 class InputsApart:
-    """Distance of A's and B's inputs by token, filled batch by batch.
+    """Distance of A's and B's inputs by token over the length of A's, filled batch by batch.
 
     ``rounded`` are the formats whose numbers all of B's inputs are, ``plain`` those that A's are.
     """
 
-    apart: Float64[np.ndarray, "rows"]
-    length: Float64[np.ndarray, "rows"]
+    relative: Float64[np.ndarray, "rows"]
     rounded: set[str]
     plain: set[str]
 
     @property
-    def relative(self) -> Float64[np.ndarray, "rows"]:
-        """The distances over the lengths of A's inputs: a long token does not hide the others."""
-        zeros = np.zeros_like(self.apart)
-        return np.divide(self.apart, self.length, out=zeros, where=self.length > 0.0)
-
-    @property
     def size(self) -> float:
-        """Their rms."""
-        return float(np.sqrt((self.relative**2).sum() / max(len(self.apart), 1)))
+        """The rms over tokens, which no long one hides from."""
+        return float(np.sqrt((self.relative**2).sum() / max(len(self.relative), 1)))
 
     def note(
         self,
@@ -647,8 +638,9 @@ class InputsApart:
     ) -> None:
         """Tokens with these inputs."""
         norm = sides.kernels["input_norm"]
-        self.apart[there] = norm(np.subtract(theirs, mine, dtype=np.float32))
-        self.length[there] = norm(np.asarray(mine, np.float32))
+        apart = norm(np.subtract(theirs, mine, dtype=np.float32))
+        length = norm(np.asarray(mine, np.float32))
+        np.divide(apart, length, out=self.relative[there], where=length > 0.0)
         for formats, values in ((self.rounded, theirs), (self.plain, mine)):
             for name in tuple(formats):
                 if not np.array_equal(rounded_to(values, name), values):
@@ -664,8 +656,7 @@ def input_change(
     """How the inputs of A and B differ; None where one side did not record them."""
     if ready.apart is None:
         return None
-    relative = ready.apart.relative
-    change = ready.apart.size
+    relative, change = ready.apart.relative, ready.apart.size
     formats = () if ready.apart.plain else ready.apart.rounded
     rounded = next((name for name in _FORMATS if name in formats), "")
     middle = float(np.median(relative[is_clean])) if is_clean.any() else 0.0

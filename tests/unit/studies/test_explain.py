@@ -1,7 +1,9 @@
 """What a verdict of explain may say, and that its table does not contradict it."""
 
+import inspect
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -246,7 +248,13 @@ def test_overlap_beyond_chance_is_kappa_one_of_equal_sets_and_none_of_dice():
 
 
 def test_one_long_token_does_not_hide_by_how_much_the_inputs_of_others_differ():
-    apart = InputsApart(np.full(1000, 0.05), np.r_[1000.0, np.ones(999)], set(), {"bfloat16"})
+    mine = np.random.default_rng(0).standard_normal((1000, 8), np.float32)
+    mine[0] *= 1000.0
+    length = np.linalg.norm(mine, axis=1, keepdims=True)
+    theirs = mine + np.where(np.arange(1000)[:, None] == 0, 0.0, 0.05) * length / np.sqrt(8.0)
+    apart = InputsApart(np.zeros(1000), set(), set())
+    sides: Any = SimpleNamespace(kernels={"input_norm": lambda x: np.linalg.norm(x, axis=1)})
+    inspect.unwrap(InputsApart.note)(apart, slice(0, 1000), sides, mine, theirs)
     assert apart.size == pytest.approx(0.05, rel=1e-3)
 
 

@@ -27,7 +27,7 @@ from moegeom.geometry.capacity import expected_diagram, most_regions
 from moegeom.geometry.gram import cosines, gram_score
 from moegeom.research.attention.document import attention_figures, document
 from moegeom.research.capacity.study import rows_of
-from moegeom.research.outputs.document import outputs_figures
+from moegeom.research.outputs.document import _figure, outputs_figures
 from moegeom.router.attention.tensors import attention_families, load_attention_family
 from moegeom.studies.opened import Checkpoint
 from moegeom.tokens.sources.recorded import open_recording
@@ -511,6 +511,15 @@ def test_experts_share_the_tokens_and_the_energy_and_the_chosen_alone_give_the_o
         assert one.overlap == pytest.approx(both.overlap, 1e-5)
         assert one.overlap_every is None
         assert one.num_read <= both.num_read
+
+
+def test_a_cosine_of_nothing_has_no_sign():
+    assert [_figure(value) for value in (-0.001, 0.0, -0.006, None)] == [
+        "0.00",
+        "0.00",
+        "-0.01",
+        "-",
+    ]
 
 
 def test_a_table_has_a_row_for_each_expert_and_the_figure_their_shares(tmp_path):
