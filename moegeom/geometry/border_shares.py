@@ -20,10 +20,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from moegeom.core.shapes import Float, Float64, Int32, Int64, Integer
+from moegeom.core.shapes import Float64, Int32, Int64, Integer
 from moegeom.geometry.boundary.orders import order_distance
 from moegeom.geometry.gram import symmetric_root
-from moegeom.geometry.reference_laws import Law
+from moegeom.geometry.reference_laws import Law, Logits, Normal, Random
 from moegeom.geometry.selection import top_k
 from moegeom.geometry.statistics import jackknife_error, rank_correlation
 
@@ -68,12 +68,7 @@ class BallLaw(Law):
     hidden: int
     is_sphere: bool = False
 
-    def of_normal(
-        self,
-        normal: Float[np.ndarray, "tokens rank"],
-        product: Float[np.ndarray, "tokens experts"],
-        random: np.random.Generator,
-    ) -> Float[np.ndarray, "tokens experts"]:
+    def of_normal(self, normal: Normal, product: Logits, random: Random) -> Logits:
         tokens, rank = normal.shape
         square = np.einsum("ij,ij->i", normal, normal, dtype=np.float64)
         if rank < self.hidden:
