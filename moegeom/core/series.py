@@ -112,6 +112,8 @@ SERIES_COLUMNS = (
     SeriesColumn("mean_resultant_length", "inputs point one way", "up"),
     SeriesColumn("domain_information_share", "domain specialisation"),
     SeriesColumn("expert_set_coverage", "expert sets already seen"),
+    SeriesColumn("expert_set_collision_nats", "collision entropy of expert sets"),
+    SeriesColumn("pair_overlap", "experts that two tokens share"),
     SeriesColumn("gram_score_centred", "Gram score"),
     SeriesColumn("bias_range", "selection bias, range", "up"),
     SeriesColumn("row_drift_median", "row drift since the step before"),

@@ -20,17 +20,19 @@ from types import MappingProxyType
 
 import numpy as np
 
-from moegeom.core.shapes import Float, Float64, Int32, Int64, Integer
+from moegeom.core.shapes import Float64, Int32, Int64, Integer
 from moegeom.geometry.boundary.orders import order_distance
 from moegeom.geometry.gram import symmetric_root
-from moegeom.geometry.reference_laws import Law
+from moegeom.geometry.reference_laws import Law, Logits, Normal, Random
 from moegeom.geometry.selection import top_k
 from moegeom.geometry.statistics import jackknife_error, rank_correlation
 
 
 # -------------------------------------------------------------------------------------------- balls
 def log_half_binomial(dimension: int, order: int) -> float:
-    r""":math:`\ln \binom{D/2}{n/2}` for 0 <= n <= D; oracle in tests: mpmath."""
+    r""":math:`\ln \binom{D/2}{n/2}`; -inf for n > D, where none tie. Oracle in tests: mpmath."""
+    if order > dimension:
+        return -math.inf
     half, part = dimension / 2.0, order / 2.0
     return math.lgamma(half + 1.0) - math.lgamma(part + 1.0) - math.lgamma(half - part + 1.0)
 
@@ -66,12 +68,7 @@ class BallLaw(Law):
     hidden: int
     is_sphere: bool = False
 
-    def of_normal(
-        self,
-        normal: Float[np.ndarray, "tokens rank"],
-        product: Float[np.ndarray, "tokens experts"],
-        random: np.random.Generator,
-    ) -> Float[np.ndarray, "tokens experts"]:
+    def of_normal(self, normal: Normal, product: Logits, random: Random) -> Logits:
         tokens, rank = normal.shape
         square = np.einsum("ij,ij->i", normal, normal, dtype=np.float64)
         if rank < self.hidden:
@@ -249,6 +246,8 @@ class _Convention:
 def _log_ball(dimension: int, order: int) -> float:
     """Logarithm of the volume of the unit ball of D - n dimensions."""
     left = dimension - order
+    if left < 0:
+        return -math.inf
     return 0.5 * left * math.log(math.pi) - math.lgamma(0.5 * left + 1.0)
 
 
@@ -473,17 +472,19 @@ def balls(
     root: Float64[np.ndarray, "experts experts"],
     radius: float | None = None,
 ) -> dict[str, BallLaw]:
-    """Balls of the rms length of the inputs, about 0 (``origin``) and about their ``mean``; or of
-    this radius. ``root`` is that of the products of the rows.
+    """Balls of the rms length of the inputs, about 0 (``origin``) and about their ``mean``, less
+    one that is a point; or of this radius. ``root`` is that of the products of the rows.
     """
     mean, hidden = inputs.mean(axis=0), rows.shape[1]
     square = float(np.vdot(inputs, inputs)) / len(inputs)
     about_mean = max(square - float(mean @ mean), 0.0)
     own = root if len(rows) < hidden else rows
-    return {
+    around = {
         "origin": BallLaw(own, bias, radius or math.sqrt(square), hidden),
         "mean": BallLaw(own, bias + rows @ mean, radius or math.sqrt(about_mean), hidden),
     }
+    least = 0.0 if radius else 1e-6 * math.sqrt(square)
+    return {centre: ball for centre, ball in around.items() if ball.radius > least}
 
 
 def near_boundaries(rows: Rows, k: int, width: float, radius: float, seed: int) -> NearBoundaries:

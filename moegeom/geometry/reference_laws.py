@@ -27,26 +27,24 @@ from moegeom.geometry.statistics import jackknife_error
 LAWS = ("isotropic", "mean", "covariance", "gaussian")
 
 
+Normal = Float[np.ndarray, "tokens rank"]
+Logits = Float[np.ndarray, "tokens experts"]
+Random = np.random.Generator
+
+
 @dataclass(frozen=True, eq=False)
 class Law:
     """A law of logits that is made of standard normal numbers times a ``root``, A."""
 
     root: Float64[np.ndarray, "experts rank"]
 
-    def draw(
-        self, tokens: int, random: np.random.Generator
-    ) -> Float64[np.ndarray, "tokens experts"]:
+    def draw(self, tokens: int, random: Random) -> Logits:
         """Logits of so many independent tokens."""
         normal = random.standard_normal((tokens, self.root.shape[1]))
         return self.of_normal(normal, normal @ self.root.T, random)
 
     @abstractmethod
-    def of_normal(
-        self,
-        normal: Float[np.ndarray, "tokens rank"],
-        product: Float[np.ndarray, "tokens experts"],
-        random: np.random.Generator,
-    ) -> Float[np.ndarray, "tokens experts"]:
+    def of_normal(self, normal: Normal, product: Logits, random: Random) -> Logits:
         """The logits of these numbers, of which ``product`` is that with the root."""
 
 
@@ -57,12 +55,7 @@ class LogitLaw(Law):
     mean: Float64[np.ndarray, "experts"]
     scale: float = 1.0
 
-    def of_normal(
-        self,
-        normal: Float[np.ndarray, "tokens rank"],
-        product: Float[np.ndarray, "tokens experts"],
-        random: np.random.Generator,
-    ) -> Float[np.ndarray, "tokens experts"]:
+    def of_normal(self, normal: Normal, product: Logits, random: Random) -> Logits:
         return product * product.dtype.type(self.scale) + self.mean.astype(product.dtype)
 
 
@@ -234,10 +227,7 @@ SEEDS = 8
 
 
 def figures_of_laws(
-    laws: Mapping[str, Law],
-    figures: Callable[[Float[np.ndarray, "tokens experts"]], ChoiceFigures],
-    tokens: int,
-    seed: int,
+    laws: Mapping[str, Law], figures: Callable[[Logits], ChoiceFigures], tokens: int, seed: int
 ) -> list[LawFigures]:
     """Means of the figures of so many tokens over the draws of each law, and their errors.
 

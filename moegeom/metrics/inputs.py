@@ -343,7 +343,7 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not facts.is_whole or tokens < LEAST_TOKENS:
         return {"layers": {}}
     inputs, first = sample["input"][:tokens].astype(np.float64), sample["first"][:tokens]
-    wide = space.principal_components(inputs, min(MOST_DIRECTIONS, inputs.shape[1]))
+    wide = space.principal_components(inputs, max(min(MOST_DIRECTIONS, inputs.shape[1]), 2))
     plane, on_plane = wide.points[:, :2], wide.axes[:2]
     apart = space.distances(inputs)
     same, chance = space.neighbours_of_same_label(apart, first, NEIGHBOURS)

@@ -208,7 +208,7 @@ def neighbours(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     pairs, top_k = of_pairs[reduced.PAIRS], facts.router.rule.num_chosen
     if not pairs:
         return {"layers": {}}
-    chance = float(((counts / counts.sum()) ** 2).sum())
+    chance = float(((counts / max(counts.sum(), 1.0)) ** 2).sum())
     return {
         "layers": {
             "num_neighbours": pairs,

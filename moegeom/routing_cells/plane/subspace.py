@@ -56,28 +56,40 @@ class Slice:
         return self.centre + points @ self.basis.T
 
 
+#: Dimensions up to which all directions are computed, and inputs that are centred at a time.
+_DENSE, _ROWS = 512, 2048
+
+
 def principal_slice(inputs: Float[np.ndarray, "tokens hidden"], dims: int) -> tuple[Slice, float]:
     """The ``dims`` directions of largest variance about the mean, and their share of the variance.
 
     Each direction points to where its largest entry is positive. The share is 1 where all inputs
     are equal. Raises ValueError for fewer than ``dims`` + 1 inputs. Oracle in tests: scikit-learn.
     """
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
     tokens, hidden = inputs.shape
     if not 1 <= dims <= min(tokens - 1, hidden):
         raise ValueError(f"{dims} directions of {tokens} inputs in {hidden} dimensions")
-    values = inputs.astype(np.float64)
-    centre = values.mean(axis=0)
-    values -= centre
-    if tokens < hidden:
-        squares, vectors = np.linalg.eigh(values @ values.T)
-        spanned = values.T @ vectors[:, ::-1][:, :dims]
-        squares = squares[::-1]
-    else:
-        squares, vectors = np.linalg.eigh(values.T @ values)
-        spanned, squares = vectors[:, ::-1][:, :dims], squares[::-1]
-    basis = _pointed(np.linalg.qr(spanned)[0])
-    total = float((values * values).sum())
-    share = float(np.maximum(squares[:dims], 0.0).sum()) / total if total > 0.0 else 1.0
+    centre = inputs.mean(axis=0, dtype=np.float64)
+    parts = [slice(start, start + _ROWS) for start in range(0, tokens, _ROWS)]
+    total = sum(float(np.square(inputs[part] - centre).sum()) for part in parts)
+
+    def scattered(
+        vectors: Float64[np.ndarray, "hidden *any"],
+    ) -> Float64[np.ndarray, "hidden *any"]:
+        own = (inputs[part] - centre for part in parts)
+        return sum((values.T @ (values @ vectors) for values in own), np.zeros(vectors.shape))
+
+    if hidden <= max(_DENSE, dims + 1) or not total:
+        squares, vectors = np.linalg.eigh(scattered(np.eye(hidden)))
+    else:  # only the widest: all of them would take minutes at thousands of dimensions
+        products = LinearOperator((hidden, hidden), scattered, dtype=np.float64)
+        start = np.random.Generator(np.random.PCG64(0)).standard_normal(hidden)
+        squares, vectors = eigsh(products, dims, v0=start, tol=1e-12)
+    order = squares.argsort()[::-1][:dims]
+    basis = _pointed(np.linalg.qr(vectors[:, order])[0])
+    share = float(np.maximum(squares[order], 0.0).sum()) / total if total > 0.0 else 1.0
     return Slice(centre, basis), min(share, 1.0)
 
 

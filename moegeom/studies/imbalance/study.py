@@ -230,7 +230,7 @@ def router_imbalance(
     around = {}
     if inputs is not None:
         around = border_shares.balls(rows, bias, inputs, draws["mean"].root, request.radius)
-    with_ball = draws | ({border_shares.BALL: around["origin"]} if around else {})
+    with_ball = draws | ({border_shares.BALL: around["origin"]} if "origin" in around else {})
     laws = reference_laws.figures_of_laws(with_ball, rule.figures, tokens, seed)
     laws.append(
         reference_laws.figures_of_tokens(
@@ -258,7 +258,7 @@ def router_imbalance(
     # cells are cones; few of many sets say nothing of their sizes
     if coordinates is not None and np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN:
         cones = border_shares.cone_shares(coordinates, sample.chosen, seed)
-    if near and around and around["origin"].radius:
+    if near and "origin" in around:
         bounds = border_shares.near_boundaries(rows, k, near, around["origin"].radius, seed)
     return RouterImbalance(
         router=router.name,

@@ -145,6 +145,32 @@ def test_even_inputs_are_even_and_long_rows_and_wide_directions_causes_by_themse
     assert looked_at(router_of(), wide.astype(np.float32)).cause == "covariance"
 
 
+@pytest.mark.parametrize(
+    "case", ["hidden size 1", "equal rows", "zero rows", "equal inputs", "one token"]
+)
+def test_degenerate_routers_and_samples_have_values_or_none(case):
+    """No search without end, no division by 0: every figure is a number or missing."""
+    weight, inputs = ROWS, inputs_of(8)
+    if case == "hidden size 1":
+        weight, inputs = ROWS[:, :1], inputs[:, :1]
+    elif case == "equal inputs":
+        inputs = np.repeat(inputs[:1], len(inputs), axis=0)
+    elif case == "one token":
+        inputs = inputs[:1]
+    else:
+        weight = (case == "equal rows") * np.repeat(ROWS[:1], EXPERTS, axis=0)
+    request = ImbalanceRequest("", measure=Path("ties.parquet"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moegeom.geometry.border_shares._SEARCHED", 4)
+        one = looked_at(router_of(weight=np.ascontiguousarray(weight)), inputs, request=request)
+    assert np.isfinite(one.tokens.max_vio)
+    assert one.cause in CAUSES
+    assert one.tokens.near_share is None or 0.0 <= one.tokens.near_share <= 1.0
+    for share in one.measured:
+        assert 0.0 <= share.share_lower <= share.share_upper <= 1.0
+    shown(dataclasses.replace(whole(OF_BALANCED), routers=(one,)), detail=True)
+
+
 def test_a_mean_along_one_row_is_the_cause_and_is_taken_away_with_it():
     router = router_of()
     lean = np.tile(1.5 * router.weight[3] + 0.8 * router.weight[4], (48, 1))

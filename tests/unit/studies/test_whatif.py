@@ -16,6 +16,7 @@ from moegeom.core.errors import RecordingError, ResultsError, UsageError
 from moegeom.studies.whatif.document import document, what_if_figures
 from moegeom.studies.whatif.record import Tried, WhatIfReport
 from moegeom.studies.whatif.study import MOST, read_grid
+from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.sources.recorded import open_recording
 from moegeom.variants.what_if import WHAT_IFS, Parameter, parse_what_ifs, spelled
 from tests.by_day import IS_NIGHT
@@ -314,3 +315,13 @@ def test_a_sweep_too_long_for_bars_has_the_front_alone():
     assert [chart.name for chart in what_if_figures(many)] == ["front"]
     lost = dataclasses.replace(few, stored=dataclasses.replace(few.stored, rows={}))
     assert [*what_if_figures(lost)] == []
+
+
+def test_a_router_of_hidden_size_1_is_scanned_and_tried(tmp_path):
+    model = SyntheticModel(hidden=1, experts=4, top_k=2, layers=1)
+    checkpoint = write_checkpoint(tmp_path / "model", model)
+    recording = write_tokens(tmp_path / "rec", model, 2048, num_sinks=0)
+    report = mg.whatif(checkpoint, recording, what_ifs=("topk:1", "sinkhorn", "relu"))
+    assert len(report.value.tried) == 3
+    with pytest.raises(mg.MoeGeomError, match="expected dimensions from 1 to 1"):
+        mg.cells(checkpoint, recording, subspace="pca:2")
