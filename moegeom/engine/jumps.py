@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.router import Router
-from moegeom.core.shapes import Bool, Float, Float64, Int32
+from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.core.tokens import SourceFacts
 from moegeom.engine.prepared import PreparedRouter, unavailable
 from moegeom.geometry.boundary.curved import POINT
@@ -18,6 +18,7 @@ from moegeom.geometry.jump import (
     NearestTie,
     curved_tie,
     exchanged,
+    jump,
     jump_beside,
     linear_tie,
 )
@@ -162,6 +163,10 @@ class TokenJumps:
 
 def why_no_jumps(router: Router, facts: SourceFacts) -> str:
     """Why nothing can be said of jumps of this router on these tokens; empty where it can."""
+    if router.rule.top_k >= router.num_experts:
+        return "every expert is chosen: there is no boundary"
+    if not np.ptp(router.weight, axis=0).any():
+        return "all rows are equal: no input is nearer to a boundary than another"
     if router.listed:
         return f"its choice does not follow from router and input: {router.listed}"
     if router.projection is not None:
@@ -172,15 +177,45 @@ def why_no_jumps(router: Router, facts: SourceFacts) -> str:
     return next((absent[name] for name in ("input", "distance", "weights") if name in absent), "")
 
 
-def token_jumps(
+@dataclass(frozen=True, eq=False)
+class TokenTies:
+    """The nearest boundary point of some tokens, nan where it is not known, and both sets there."""
+
+    exact: ExactRouter
+    inputs: Float64[np.ndarray, "tokens hidden"]
+    tie: NearestTie
+    pair: Int32[np.ndarray, "tokens 2"]
+    chosen: Int32[np.ndarray, "tokens k"]
+    after: Int32[np.ndarray, "tokens k"]
+
+    def sides(self, rows: Int64[np.ndarray, "some"]) -> tuple[Any, Any]:
+        """Experts and weights before and behind the boundaries of some of the tokens."""
+        at, chosen, after = self.tie.point[rows], self.chosen[rows], self.after[rows]
+        return _both_sides(self.exact, at, chosen, after, self.pair[rows])
+
+    def jumps(self, rows: Int64[np.ndarray, "some"], mixed: Mixture) -> TokenJumps:
+        """Jumps of some of the known ones, and the length of their output."""
+        y, chosen = self.inputs[rows], self.chosen[rows]
+        tie = NearestTie(*(part[rows] for part in vars(self.tie).values()))
+        own = chosen, self.exact.weights(y, self.exact.logits(y), chosen)
+        height, output = jump_beside(tie.point, *self.sides(rows), y, own, mixed)
+        return TokenJumps(tie, self.pair[rows], chosen, self.after[rows], height, output)
+
+    def heights(
+        self, rows: Int64[np.ndarray, "some"], mixed: Mixture
+    ) -> Float64[np.ndarray, "some"]:
+        """Jumps alone: but for the experts that both sides weigh alike none is read."""
+        return jump(self.tie.point[rows], *self.sides(rows), mixed)
+
+
+def token_ties(
     prepared: PreparedRouter,
     inputs: Float[np.ndarray, "tokens hidden"],
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Int32[np.ndarray, "tokens k"],
     kernels: Kernels,
-    mixed: Mixture,
-) -> TokenJumps:
-    """Jumps at the nearest boundary, of inputs with the logits and the choice of a scan.
+) -> TokenTies:
+    """The nearest boundary points of inputs with the logits and the choice of a scan.
 
     The point is known where it is that of a single exchange: a step of 1e-6 rms lengths on either
     side of it, the rule chooses the set of the token, and that set with one expert exchanged. The
@@ -189,12 +224,26 @@ def token_jumps(
     """
     exact, y = ExactRouter(prepared.router), inputs.astype(np.float64)
     tie, pair, after = nearest_exchanges(prepared, y, logits, chosen, kernels)
-    rows = np.flatnonzero(tie.is_known)
-    height, at = np.full(len(y), np.nan), tie.point[rows]
-    sides = _both_sides(exact, at, chosen[rows], after[rows], pair[rows])
-    own = chosen, exact.weights(y, exact.logits(y), chosen)
-    height[rows], output = jump_beside(at, *sides, y, own, mixed)
-    return TokenJumps(tie, pair, chosen, after, height, output)
+    return TokenTies(exact, y, tie, pair, chosen, after)
+
+
+def token_jumps(
+    prepared: PreparedRouter,
+    inputs: Float[np.ndarray, "tokens hidden"],
+    logits: Float[np.ndarray, "tokens experts"],
+    chosen: Int32[np.ndarray, "tokens k"],
+    kernels: Kernels,
+    mixed: Mixture,
+) -> TokenJumps:
+    """Jumps at the nearest boundary of all tokens, where :func:`token_ties` knows it."""
+    ties = token_ties(prepared, inputs, logits, chosen, kernels)
+    known = np.flatnonzero(ties.tie.is_known)
+    own = chosen, ties.exact.weights(ties.inputs, ties.exact.logits(ties.inputs), chosen)
+    height = np.full(len(chosen), np.nan)
+    height[known], output = jump_beside(
+        ties.tie.point[known], *ties.sides(known), ties.inputs, own, mixed
+    )
+    return TokenJumps(ties.tie, ties.pair, chosen, ties.after, height, output)
 
 
 def nearest_exchanges(

@@ -18,6 +18,8 @@ from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import Cones, RowDistances, cones_of, row_distances
 from moegeom.geometry.boundary.orders import row_coordinates
 from moegeom.geometry.rounding import RowSpreads, row_spreads
+from moegeom.geometry.selection import group_mask, selection_scores, top_k
+from moegeom.kernels.reduction import Kernels
 
 #: Quantities of router inputs, of boundaries, and of the logits of all experts.
 _OF_INPUTS = (
@@ -297,6 +299,26 @@ def _weights_need_all_logits(router: Router) -> bool:
         return facts.source == "sparsemixer"
     noticed = max(facts.floor, facts.epsilon * 2.0**53)
     return not facts.renormalise or noticed * router.num_experts > 1.0
+
+
+def boundary_ends(
+    prepared: PreparedRouter, kernels: Kernels, logits: Float64[np.ndarray, "points experts"]
+) -> tuple[Float64[np.ndarray, "points"], Float64[np.ndarray, "points"]]:
+    """Both ends of the distance of some logits to the nearest boundary, of any rule that has one.
+
+    One number of linear rules; the way along rays that tightens the others is left out.
+    """
+    rule = prepared.router.rule
+    if prepared.rows is not None:
+        own = np.ascontiguousarray(logits, np.float32)
+        chosen, margin = kernels["top_k"](own, rule.top_k)
+        exact = kernels["boundary_distance"](own, chosen, margin, prepared.rows)[0]
+        return exact, exact
+    bias = prepared.selection_bias if rule.has_selection_bias else None
+    scores = selection_scores(logits, rule, bias)
+    masked = scores if rule.groups is None else group_mask(scores, rule.groups)
+    chosen = top_k(masked, rule.top_k)
+    return kernels["curved_distance"](logits, chosen, prepared.curved, on_rays=False)[:2]
 
 
 def check_width(router: Router, stage: Stage, width: int, source: str) -> None:

@@ -364,6 +364,31 @@ class StudyRequest(TokensRequest, OutTerms):
     """What a study of recorded tokens is asked that may write a file."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BudgetTerms:
+    """How long a search may take.
+
+    Raises
+    ------
+    UsageError
+        For a time that is not positive.
+    """
+
+    IS_SHARED: ClassVar[bool] = True
+
+    budget: float | None = option(
+        "Stop a search of one router after so many seconds, with what it has by then.",
+        metavar="SECONDS",
+    )
+
+    def __post_init__(self) -> None:
+        super_init = getattr(super(), "__post_init__", None)
+        if super_init is not None:
+            super_init()
+        if self.budget is not None and not self.budget > 0.0:
+            raise UsageError(f"--budget {self.budget:g}: expected seconds above 0.")
+
+
 @dataclass(frozen=True)
 class ScanRequest(TokensRequest, ShareTerms, RunBTerms, OutTerms, RunTerms, MeasureOptions):
     """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.

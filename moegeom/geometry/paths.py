@@ -6,10 +6,8 @@ its root; :math:`\nu` is the same quotient of the drift, positive where it leads
 that the noise cannot reach counts as never reached, by the drift neither.
 The mean exit time through one boundary is infinite without drift and is not given.
 
-Walks never meet time: without drift and in coordinates where F is the unit matrix an input leaves a
-ball through a point whose law is known, so it is moved from ball to ball. Only distances to
-boundaries are computed, no step of time is chosen, and the law of the exit has no bias but the
-width at which a walk counts as having arrived.
+Walks take steps so short that, but for the nearest barrier, none is crossed meanwhile; that one is
+crossed as a Brownian bridge does, whose law is known.
 
 Near ties :math:`\epsilon` is a Euclidean distance. A flat is where given n + 1 experts have one
 logit, wherever the others are; the input starts at the offset m from it, in n coordinates at right
@@ -20,16 +18,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moegeom.core.shapes import Bool, Float64, Int32, Int64
+from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.boundary.linear import NEVER, RowDistances
-from moegeom.geometry.boundary.orders import order_distance, row_coordinates
-from moegeom.geometry.noise import boundary_sigmas
-from moegeom.geometry.selection import top_k
-from moegeom.geometry.set_code import chosen_mask
+from moegeom.geometry.boundary.orders import order_distance, rows_apart
 
 
 # ------------------------------------------------------------------------------------------- bounds
@@ -164,92 +161,125 @@ _AT_ONCE = 2**20
 class ExitCurve:
     """Probability to have left the cell by each time: ``lower <= p <= upper`` in expectation.
 
-    The errors are standard errors over the paths, of each bound on its own.
+    The errors are standard errors over the paths, of each bound on its own. ``step_error`` is how
+    far the bounds move where every second time is passed over, 0 for linear rules, whose bounds are
+    without bias.
     """
 
-    times: Float64[np.ndarray, "times"]
-    lower: Float64[np.ndarray, "times"]
-    upper: Float64[np.ndarray, "times"]
-    lower_error: Float64[np.ndarray, "times"]
-    upper_error: Float64[np.ndarray, "times"]
+    times: Float64[np.ndarray, "cells times"]
+    lower: Float64[np.ndarray, "cells times"]
+    upper: Float64[np.ndarray, "cells times"]
+    lower_error: Float64[np.ndarray, "cells times"]
+    upper_error: Float64[np.ndarray, "cells times"]
+    step_error: Float64[np.ndarray, "cells"]
 
 
 def simulate_exit(
-    logits: Float64[np.ndarray, "experts"],
-    chosen: Int32[np.ndarray, "k"],
-    rows: Float64[np.ndarray, "experts noises"],
-    distances: RowDistances,
-    times: Float64[np.ndarray, "times"],
+    logits: Float64[np.ndarray, "tokens experts"],
+    barriers: Barriers,
+    rows: Int64[np.ndarray, "cells"],
+    times: Float64[np.ndarray, "cells times"],
     paths: int,
-    generator: np.random.Generator,
+    generators: Sequence[np.random.Generator],
     drift: Float64[np.ndarray, "experts"] | None = None,
 ) -> ExitCurve:
-    r"""The exit curve of one input at increasing ``times`` > 0, from ``paths`` >= 2 paths.
+    r"""The exit curves of inputs at increasing ``times`` > 0, from ``paths`` >= 2 paths of each.
 
-    ``rows`` are those of :func:`~moegeom.geometry.noise.noisy_rows` and ``distances``
-    theirs; ``drift`` is what a unit of time adds to the logits, :math:`W \gamma`.
+    ``rows`` say which of the ``logits`` they are, and cells of the ``barriers``; ``drift`` is what
+    a unit of time adds to the logits, :math:`W \gamma`; each input has a generator of its own, so
+    that its curve is the same beside any others.
     Logits are simulated at the times alone. Between two of them, given both ends, the path crosses
-    a boundary with probability :math:`e^{-2 a_0 a_1 / h}`, a the gap over its standard deviation,
-    whatever the drift, or 1 when an end is beyond; the chance to stay within all boundaries is
-    between 1 - sum and 1 - max of these, and factors of different steps multiply. So both bounds
-    are unbiased however coarse the times are, and finer times bring them together. 0 for k = E, 1
-    on a boundary. Source: docs/theory.md A9. Oracle in tests: closed forms for one boundary and for
-    two, and paths in small steps.
+    a barrier with probability :math:`e^{-2 a_0 a_1 / h}`, a its distance in deviations, whatever
+    the drift, or 1 when an end is beyond; the chance to stay within all barriers is between 1 - sum
+    and 1 - max of these, and factors of different steps multiply. So both bounds of a linear rule
+    are unbiased however coarse the times are, and finer times bring them together; of others a is
+    that of the tangent, and what the times leave is ``step_error``. 0 for k = E, 1 on a boundary.
+    Source: docs/theory.md A9. Oracle in tests: closed forms for one boundary and for two, and paths
+    in small steps.
     """
-    moves = row_coordinates(rows)
-    num_boundaries = len(chosen) * (len(logits) - len(chosen))
-    steps = np.diff(times, prepend=0.0)
-    # sums over paths of stay and stay squared, for the lower and the upper chance to stay
-    sums = np.zeros((2, 2, len(times)))
-    size = max(1, _AT_ONCE // max(num_boundaries, 1))
-    for start in range(0, paths, size):
-        count = min(size, paths - start)
-        position = np.tile(logits, (count, 1))
-        inside = np.tile(chosen, (count, 1))
-        stay = np.ones((2, count))
-        before = boundary_sigmas(position, inside, distances)
-        for number, step in enumerate(steps):
-            noise = generator.standard_normal((count, moves.shape[1]))
-            position += np.sqrt(step) * (noise @ moves.T)
+    cells, num_times = times.shape
+    sums = np.zeros((2, 2, cells, num_times))
+    coarse = np.zeros((2, cells, num_times))
+    width = max(barriers.sigmas(rows[:1], logits[rows[:1]]).shape[1], 1)
+    size = max(1, _AT_ONCE // (width * paths))
+    for start in range(0, cells, size):
+        some = np.arange(start, min(start + size, cells))
+        cell = np.repeat(rows[some], paths)
+        draws = np.stack(
+            [
+                generators[n].standard_normal((num_times, paths, barriers.moves.shape[1]))
+                for n in some.tolist()
+            ],
+            axis=1,
+        ).reshape(num_times, len(cell), -1)
+        position = logits[cell]
+        before = skipped = barriers.sigmas(cell, position)
+        stay, by_twos = np.ones((2, len(cell))), np.ones((2, len(cell)))
+        steps = np.diff(times[some], axis=1, prepend=0.0)[np.repeat(np.arange(len(some)), paths)]
+        for number in range(num_times):
+            step = steps[:, number, None]
+            position = position + np.sqrt(step) * barriers.moved(cell, draws[number])
             if drift is not None:
                 position += step * drift
-            after = boundary_sigmas(position, inside, distances)
-            crossing = _crossing(before, after, float(step))
-            stay[0] *= np.maximum(1.0 - crossing.sum(axis=1), 0.0)
-            stay[1] *= 1.0 - crossing.max(axis=1, initial=0.0)
-            sums[:, 0, number] += stay.sum(axis=1)
-            sums[:, 1, number] += (stay**2).sum(axis=1)
+            after = barriers.sigmas(cell, position)
+            stay *= _staying(before, after, step)
+            if not barriers.is_exact and number % 2:
+                by_twos *= _staying(skipped, after, step + steps[:, number - 1, None])
+                coarse[:, some, number] = (by_twos - stay).reshape(2, len(some), paths).mean(axis=2)
+                skipped = after
+            of_cells = stay.reshape(2, len(some), paths)
+            sums[:, 0, some, number] = of_cells.sum(axis=2)
+            sums[:, 1, some, number] = (of_cells**2).sum(axis=2)
             before = after
     mean = sums[:, 0] / paths
-    variance = np.maximum(sums[:, 1] / paths - mean**2, 0.0)
-    error = np.sqrt(variance / (paths - 1))
-    return ExitCurve(times, 1.0 - mean[1], 1.0 - mean[0], error[1], error[0])
+    error = np.sqrt(np.maximum(sums[:, 1] / paths - mean**2, 0.0) / (paths - 1))
+    step_error = np.abs(coarse).max(axis=(0, 2), initial=0.0)
+    return ExitCurve(times, 1.0 - mean[1], 1.0 - mean[0], error[1], error[0], step_error)
+
+
+#: Exponents beyond which a crossing counts for nothing.
+_NOTHING = 80.0
 
 
 def _crossing(
-    before: Float64[np.ndarray, "paths boundaries"],
-    after: Float64[np.ndarray, "paths boundaries"],
-    step: float,
-) -> Float64[np.ndarray, "paths boundaries"]:
+    before: Float64[np.ndarray, "paths barriers"],
+    after: Float64[np.ndarray, "paths barriers"],
+    step: Float64[np.ndarray, "paths one"],
+) -> Float64[np.ndarray, "paths barriers"]:
     """Probability that a Brownian bridge between the two gaps reaches 0."""
-    with np.errstate(invalid="ignore", over="ignore"):  # what is beyond is replaced below
-        crossing = np.exp(-2.0 * before * after / step)
-    return np.where((before <= 0.0) | (after <= 0.0), 1.0, crossing)
+    with np.errstate(all="ignore"):  # what is beyond, or in no time, is replaced below
+        exponent = before * after
+        exponent *= 2.0 / step
+    crossing = np.exp(-np.clip(np.nan_to_num(exponent, nan=_NOTHING), 0.0, _NOTHING))
+    crossing[exponent >= _NOTHING] = 0.0
+    crossing[(before <= 0.0) | (after <= 0.0)] = 1.0
+    return crossing
+
+
+def _staying(
+    before: Float64[np.ndarray, "paths barriers"],
+    after: Float64[np.ndarray, "paths barriers"],
+    step: Float64[np.ndarray, "paths one"],
+) -> Float64[np.ndarray, "2 paths"]:
+    """Least and largest chance to stay within all barriers."""
+    crossing = _crossing(before, after, step)
+    least = np.maximum(1.0 - crossing.sum(axis=1), 0.0)
+    return np.stack([least, 1.0 - crossing.max(axis=1, initial=0.0)])
 
 
 # ---------------------------------------------------------------------------- walks to the boundary
+#: Largest deviation of a step, in distances to the nearest barrier and to the second nearest one:
+#: the nearest alone may be crossed within a step, of others the chance is 2 Phi(-4) each.
+_OF_NEAREST, _OF_SECOND = 3.0, 0.25
+
+#: Share by which the distances of barriers differ that coincide.
+_COINCIDES = 1e-7
+
 #: Share of the first distance at which a walk has arrived.
-ARRIVED = 1e-6
+ARRIVED = 1e-3
 
-#: Largest distance of a ball's centre from the walk, in distances to the nearest boundary: where
-#: there is one boundary only, a ball of this size stands for its half-space.
-_FARTHEST = 1e9
-
-#: Balls of one walk at most; walks of 256 experts take a tenth of it.
-MOST_BALLS = 20_000
-
-#: 1 - cos of two normals below which the boundaries count as parallel.
-_PARALLEL = 1e-12
+#: Steps of one walk at most.
+MOST_STEPS = 4000
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,156 +296,133 @@ class Exits:
 
 def exit_boundaries(
     logits: Float64[np.ndarray, "tokens experts"],
-    chosen: Int32[np.ndarray, "tokens k"],
-    rows: Float64[np.ndarray, "experts noises"],
-    distances: RowDistances,
+    barriers: Barriers,
+    rows: Int64[np.ndarray, "cells"],
     walks: int,
     generator: np.random.Generator,
-    most_balls: int = MOST_BALLS,
+    most_steps: int = MOST_STEPS,
 ) -> Exits:
-    r"""The boundaries through which ``walks`` walks from each input leave its cell.
+    r"""The barriers through which ``walks`` walks from some of the inputs leave their cells.
 
-    ``rows`` are those of :func:`~moegeom.geometry.noise.noisy_rows` and ``distances`` theirs. Each
-    ball touches the nearest boundary, at the distance d, and no other one is inside: its centre is
-    s further inwards, :math:`s = \min (d_p - d) / (1 - \cos_p)` over the other boundaries. Along a
-    random line through the walk the ball is left at one of its two ends, each with a probability in
-    proportion to the distance of the other, which is the exit law of Brownian motion from a ball,
-    off its centre too. Near one boundary alone the distance is squared from ball to ball. A walk
-    ends at 1e-6 of the first distance; on a boundary it ends at once. The law of the exit does not
-    depend on the size of the noise, and is that of a path without drift. Source: docs/theory.md A9.
-    Oracle in tests: angles of a wedge, ends of an interval, harmonic measure of a quadrant, and
-    paths in small steps.
+    A step has the deviation :math:`\min(3 a_{(1)}, a_{(2)} / 4)`, a the two least distances: but
+    for the nearest barrier none is crossed meanwhile, up to a chance of 6e-5. That one is crossed
+    with the probability :math:`e^{-2 a_0 a_1 / h}` of a bridge; where it is, the time of the first
+    crossing, :math:`\tau / (h - \tau)` of inverse Gaussian law with mean :math:`a_0 / |a_1|` and
+    shape :math:`a_0^2 / h`, and the bridge at that time give the place, as the law of a Brownian
+    path has it. The law of the exit does not depend on the size of the noise. Exact but for that
+    chance where barriers are linear, of others up to the bend within a step.
+    A walk that is within 1e-3 of the first distance has arrived; on a boundary it ends at once.
+    Source: docs/theory.md A9. Oracle in tests: angles of a wedge, ends of an interval, harmonic
+    measure of a quadrant, and paths in small steps.
     """
-    tokens, k = chosen.shape
-    num_pairs = max(k * (logits.shape[1] - k), 1)
+    tokens = len(rows)
     pair = np.full((tokens, walks, 2), -1, dtype=np.int32)
     second = np.full((tokens, walks), np.nan)
-    if k < logits.shape[1]:
-        moves = row_coordinates(rows)
-        size = max(1, _AT_ONCE // (num_pairs * walks))
-        for start in range(0, tokens, size):
-            part = slice(start, start + size)
-            cells = _Cells.of(chosen[part], moves, distances)
-            ends = _walked(logits[part].astype(np.float64), cells, walks, generator, most_balls)
-            pair[part], second[part] = ends
+    first = barriers.sigmas(rows, logits[rows])
+    if not first.shape[1]:
+        return Exits(pair, second)
+    size = max(1, _AT_ONCE // (first.shape[1] * walks))
+    for start in range(0, tokens, size):
+        some = np.arange(start, min(start + size, tokens))
+        nearest = np.repeat(first[some].min(axis=1), walks)
+        cell = np.repeat(rows[some], walks)
+        ends = _walked(logits, barriers, cell, nearest, generator, most_steps)
+        pair[some], second[some] = (end.reshape(len(some), walks, *end.shape[1:]) for end in ends)
     return Exits(pair, second)
 
 
-@dataclass(frozen=True, eq=False)
-class _Cells:
-    """Chosen experts, the others, and their inverse distances, by cell; rows and products."""
-
-    inside: Int32[np.ndarray, "cells k"]
-    outside: Int32[np.ndarray, "cells others"]
-    inverse: Float64[np.ndarray, "cells k others"]
-    moves: Float64[np.ndarray, "experts dims"]
-    gram: Float64[np.ndarray, "experts experts"]
-
-    @classmethod
-    def of(
-        cls,
-        chosen: Int32[np.ndarray, "cells k"],
-        moves: Float64[np.ndarray, "experts dims"],
-        distances: RowDistances,
-    ) -> _Cells:
-        outside = np.nonzero(~chosen_mask(chosen, len(moves)))[1]
-        outside = outside.reshape(len(chosen), -1).astype(np.int32)
-        inverse = distances.inverse[chosen[:, :, None], outside[:, None, :]]
-        return cls(chosen, outside, inverse, moves, moves @ moves.T)
-
-    def over_lengths(
-        self, cell: np.ndarray, values: Float64[np.ndarray, "walks experts"]
-    ) -> Float64[np.ndarray, "walks boundaries"]:
-        """Differences of chosen and other experts' values over the lengths of the boundaries."""
-        ahead = np.take_along_axis(values, self.inside[cell].astype(np.int64), axis=1)
-        behind = np.take_along_axis(values, self.outside[cell].astype(np.int64), axis=1)
-        with np.errstate(over="ignore"):  # NO_BOUNDARY times a large gap is inf, which is meant
-            ratios = (ahead[:, :, None] - behind[:, None, :]) * self.inverse[cell]
-        return ratios.reshape(len(cell), self.inverse[0].size)
-
-
 def _walked(
-    logits: Float64[np.ndarray, "cells experts"],
-    cells: _Cells,
-    walks: int,
+    logits: Float64[np.ndarray, "tokens experts"],
+    barriers: Barriers,
+    cell: Int64[np.ndarray, "walks"],
+    first: Float64[np.ndarray, "walks"],
     generator: np.random.Generator,
-    most_balls: int,
-) -> tuple[Int32[np.ndarray, "cells walks 2"], Float64[np.ndarray, "cells walks"]]:
-    others = cells.outside.shape[1]
-    pair = np.full((len(logits) * walks, 2), -1, dtype=np.int32)
-    second = np.full(len(pair), np.nan)
-    cell = np.repeat(np.arange(len(logits)), walks)
-    start = cells.over_lengths(np.arange(len(logits)), logits).min(axis=1)
-    first = start[cell]
+    most_steps: int,
+) -> tuple[Int32[np.ndarray, "walks 2"], Float64[np.ndarray, "walks"]]:
+    pair, second = np.full((len(cell), 2), -1, dtype=np.int32), np.full(len(cell), np.nan)
     left = np.flatnonzero(first < NEVER)
     position = logits[cell[left]]
-    for ball in range(most_balls + 1):
-        distance = cells.over_lengths(cell[left], position)
-        nearest = distance.argmin(axis=1)
+    ahead = barriers.sigmas(cell[left], position)
+    for step in range(most_steps + 1):
         row = np.arange(len(left))
-        least = distance[row, nearest]
-        out = cells.inside[cell[left], nearest // others]
-        into = cells.outside[cell[left], nearest % others]
+        number = ahead.argmin(axis=1)
+        least = ahead[row, number]
+        # barriers of equal rows coincide, and are one
+        farther = ahead > (1.0 + _COINCIDES) * least[:, None]
+        following = np.min(ahead, axis=1, initial=np.inf, where=farther)
         has_arrived = least <= ARRIVED * first[left]
         if has_arrived.any():
-            done = left[has_arrived]
-            pair[done] = np.stack([out, into], axis=1)[has_arrived]
-            distance[row, nearest] = np.inf
+            done, at = left[has_arrived], position[has_arrived]
+            pair[done] = barriers.exchange(cell[done], at, number[has_arrived])
             with np.errstate(divide="ignore", invalid="ignore"):
-                second[done] = distance[has_arrived].min(axis=1) / first[done]
-            distance[row, nearest] = least
-        on = ~has_arrived
-        if ball == most_balls or not on.any():
+                second[done] = following[has_arrived] / first[done]
+            on = ~has_arrived
+            left, position, ahead, number = left[on], position[on], ahead[on], number[on]
+            least, following = least[on], following[on]
+        if step == most_steps or not len(left):
             break
-        left, position = left[on], position[on]
-        step = _step(cells, cell[left], out[on], into[on], distance[on], generator)
-        position += step
-    shape = (len(logits), walks)
-    return pair.reshape(*shape, 2), second.reshape(shape)
+        row, deviation = np.arange(len(left)), np.fmin(_OF_NEAREST * least, _OF_SECOND * following)
+        noise = generator.standard_normal((len(left), barriers.moves.shape[1]))
+        moved = position + deviation[:, None] * barriers.moved(cell[left], noise)
+        after = barriers.sigmas(cell[left], moved)
+        height, lowest = after[row, number], after.argmin(axis=1)
+        # another set: through the nearest barrier where it is behind or gone, else a farther one
+        is_beyond = after[row, lowest] <= 0.0
+        number = np.where(is_beyond & (height > 0.0) & (height < NEVER), lowest, number)
+        height = np.where(is_beyond & (height >= NEVER), -least, after[row, number])
+        least = ahead[row, number]
+        with np.errstate(over="ignore", invalid="ignore"):  # inf where a set is another anyway
+            chance = np.exp(-2.0 * least * np.maximum(height, 0.0) / deviation**2)
+        is_out = is_beyond | (generator.random(len(left)) < chance)
+        some = np.flatnonzero(is_out)
+        if len(some):
+            crossing = _Crossing(
+                *(part[some] for part in (left, position, moved, number, least, height, deviation))
+            )
+            at = _place_of(barriers, cell, crossing, generator)
+            done, number = left[some], number[some]
+            pair[done] = barriers.exchange(cell[done], at, number)
+            beside = barriers.sigmas(cell[done], at)
+            beside[np.arange(len(some)), number] = np.inf
+            second[done] = np.maximum(beside.min(axis=1), 0.0) / first[done]
+        left, position, ahead = left[~is_out], moved[~is_out], after[~is_out]
+    return pair, second
 
 
-def _step(
-    cells: _Cells,
-    cell: np.ndarray,
-    out: np.ndarray,
-    into: np.ndarray,
-    distance: Float64[np.ndarray, "walks boundaries"],
+@dataclass(frozen=True, eq=False)
+class _Crossing:
+    """Walks that crossed a barrier within a step, and both ends of the step."""
+
+    walk: Int64[np.ndarray, "some"]
+    start: Float64[np.ndarray, "some experts"]
+    stop: Float64[np.ndarray, "some experts"]
+    barrier: Int64[np.ndarray, "some"]
+    before: Float64[np.ndarray, "some"]
+    after: Float64[np.ndarray, "some"]
+    deviation: Float64[np.ndarray, "some"]
+
+
+def _place_of(
+    barriers: Barriers,
+    cell: Int64[np.ndarray, "walks"],
+    crossing: _Crossing,
     generator: np.random.Generator,
-) -> Float64[np.ndarray, "walks experts"]:
-    """Change of the logits from here to where the largest ball at the nearest boundary is left."""
-    least = distance.min(axis=1)
-    length = cells.moves[out] - cells.moves[into]
-    normal = length / np.sqrt((length**2).sum(axis=1))[:, None]
-    cosine = cells.over_lengths(
-        cell, (cells.gram[out] - cells.gram[into]) / np.sqrt((length**2).sum(axis=1))[:, None]
-    )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        room = (distance - least[:, None]) / (1.0 - cosine)
-    room[1.0 - cosine <= _PARALLEL] = np.inf
-    inwards = np.clip(room.min(axis=1), 0.0, _FARTHEST * least)
-    line = generator.standard_normal(normal.shape)
-    line /= np.sqrt((line**2).sum(axis=1))[:, None]
-    return _end_of_line(line, normal, least, inwards, generator)[:, None] * (line @ cells.moves.T)
-
-
-def _end_of_line(
-    line: Float64[np.ndarray, "walks dims"],
-    normal: Float64[np.ndarray, "walks dims"],
-    depth: Float64[np.ndarray, "walks"],
-    inwards: Float64[np.ndarray, "walks"],
-    generator: np.random.Generator,
-) -> Float64[np.ndarray, "walks"]:
-    """How far along unit vectors a ball is left: ends of a line, each by the distance of the other.
-
-    The ball has its centre ``inwards`` along ``normal`` and its surface ``depth`` the other way.
-    """
-    shift = inwards * (line * normal).sum(axis=1)
-    product = depth * (depth + 2.0 * inwards)  # of the distances of both ends
-    longer = np.abs(shift) + np.sqrt(shift**2 + product)
-    shorter = product / longer
-    ahead, behind = np.where(shift > 0.0, [longer, shorter], [shorter, longer])
-    is_ahead = generator.random(len(line)) * (ahead + behind) < behind
-    return np.where(is_ahead, ahead, -behind)
+) -> Float64[np.ndarray, "some experts"]:
+    """Where the barrier is crossed first: the bridge at that time, moved onto the barrier."""
+    ours, tiny = cell[crossing.walk], np.finfo(np.float64).tiny
+    before = np.fmin(crossing.before, 1.0 / tiny)
+    mean = 1.0 / np.clip(np.abs(crossing.after) / before, 1e-9, 1e9)
+    shape = np.clip(before / crossing.deviation, 1e-9, 1e9) ** 2
+    quotient = generator.wald(mean, shape)
+    share = np.clip(quotient / (1.0 + quotient), tiny, 1.0)
+    noise = generator.standard_normal((len(ours), barriers.moves.shape[1]))
+    spread = crossing.deviation * np.sqrt(share * (1.0 - share))
+    at = crossing.start + share[:, None] * (crossing.stop - crossing.start)
+    at = at + spread[:, None] * barriers.moved(ours, noise)
+    row, normal = np.arange(len(ours)), barriers.normals(ours, at, crossing.barrier)
+    off = barriers.sigmas(ours, at)[row, crossing.barrier]
+    is_near = np.isfinite(off)
+    return at - np.where(is_near, off, 0.0)[:, None] * barriers.moved(ours, normal)
 
 
 # ----------------------------------------------------------------------------------- time near ties
@@ -573,12 +580,24 @@ class Occupation:
     undecided: float
 
 
+@dataclass(frozen=True, eq=False)
+class Ties:
+    """Where experts of a router tie at the border: ``distance`` gives both ends of the distance of
+    logits to the nearest boundary; ``rows`` (or their coordinates) and ``apart``, their distances,
+    are those of a linear rule, None for others.
+    """
+
+    k: int
+    distance: Callable[[Float64[np.ndarray, "draws experts"]], tuple[np.ndarray, np.ndarray]]
+    rows: Float64[np.ndarray, "experts dims"] | None = None
+    apart: RowDistances | None = None
+
+
 def occupations(
     logits: Float64[np.ndarray, "experts"],
-    rows: Float64[np.ndarray, "experts hidden"],
-    noise: Float64[np.ndarray, "experts noises"],
-    distances: RowDistances,
-    k: int,
+    cell: int,
+    barriers: Barriers,
+    ties: Ties,
     orders: tuple[int, ...],
     width: float,
     horizon: float,
@@ -591,33 +610,43 @@ def occupations(
 
     :math:`E[A] / T = P(x_U \in T_\epsilon(\Gamma^{(n)}))` with U uniform on [0, T] and
     :math:`x_U \sim N(x_0 + \gamma U, U F F^T)`: one normal number a draw and coordinate, no path.
-    ``rows`` are router rows or their :func:`row_coordinates`, ``distances`` theirs, ``noise`` those
-    of :func:`~moegeom.geometry.noise.noisy_rows`, ``drift`` is :math:`W \gamma`. Whatever set is
-    chosen on the way: it is near its own border. The error is a standard error, of at least one
-    draw. Source: docs/theory.md A10 (S0 Theorem 5.3). Oracle in tests: the closed forms, and paths.
+    ``barriers`` say how noise moves the input of a ``cell``, ``drift`` is :math:`W \gamma`.
+    Whatever set is chosen on the way: it is near its own border. Orders above 1 of linear rules
+    alone. The error is a standard error, of at least one draw.
+    Source: docs/theory.md A10 (S0 Theorem 5.3). Oracle in tests: the closed forms, and paths.
     """
     time = horizon * generator.random(draws)
-    moves = row_coordinates(noise)
-    spread = np.sqrt(time)[:, None] * generator.standard_normal((draws, moves.shape[1]))
-    moved = logits + spread @ moves.T
+    noise = generator.standard_normal((draws, barriers.moves.shape[1]))
+    ours = np.full(draws, cell)
+    moved = logits + np.sqrt(time)[:, None] * barriers.moved(ours, noise)
     if drift is not None:
         moved += time[:, None] * drift
-    chosen = top_k(moved, k)
-    near = boundary_sigmas(moved, chosen, distances).min(axis=1, initial=np.inf) <= width
+    lower, upper = ties.distance(moved)
+    near, undecided = lower <= width, int(((lower <= width) & (width < upper)).sum())
     by_order = []
     for order in sorted(set(orders)):
-        if order == 1:
-            is_in, undecided = near, 0
-        else:
-            near = near & _near_three(moved, distances, near, width)
-            is_in, undecided = _near_order(moved, rows, near, k, order, width, most_nodes)
-        near = is_in  # sets of higher order are within those of lower
-        share = float(is_in.mean())
+        searched = draws
+        if order > 1:
+            if ties.rows is None or ties.apart is None:
+                break
+            near = near & _near_three(moved, ties.apart, near, width)
+            # draws are independent: the first that are near stand for all of them
+            those = np.flatnonzero(near)
+            if len(those) > _SEARCHED:
+                searched = int(those[_SEARCHED])
+                near[searched:] = False
+            near, undecided = _near_order(moved, ties, near, order, width, most_nodes)
+        # sets of higher order are within those of lower
+        share = float(near.sum()) / searched
         # a share of none or all of the draws is known no better than to one of them
-        spread_of_one = max(share * (1.0 - share), (1.0 - 1.0 / draws) / draws)
-        error = math.sqrt(spread_of_one / draws)
-        by_order.append(Occupation(order, share, error, undecided / draws))
+        spread_of_one = max(share * (1.0 - share), (1.0 - 1.0 / searched) / searched)
+        error = math.sqrt(spread_of_one / searched)
+        by_order.append(Occupation(order, share, error, undecided / searched))
     return by_order
+
+
+#: Draws of an order that are searched for a tie of three experts and more.
+_SEARCHED = 128
 
 
 def _near_three(
@@ -642,17 +671,17 @@ def _near_three(
 
 def _near_order(
     logits: Float64[np.ndarray, "draws experts"],
-    rows: Float64[np.ndarray, "experts dims"],
+    ties: Ties,
     near: Bool[np.ndarray, "draws"],
-    k: int,
     order: int,
     width: float,
     most_nodes: int,
 ) -> tuple[Bool[np.ndarray, "draws"], int]:
     """Which draws near a lower order are near this one, and of how many that is not known."""
-    is_in, undecided = np.zeros(len(near), dtype=bool), 0
+    assert ties.rows is not None
+    is_in, undecided, apart = np.zeros(len(near), dtype=bool), 0, rows_apart(ties.rows)
     for draw in np.flatnonzero(near).tolist():
-        bracket = order_distance(logits[draw], rows, k, order, most_nodes)
+        bracket = order_distance(logits[draw], ties.rows, ties.k, order, most_nodes, apart)
         is_in[draw] = bracket.lower <= width
         undecided += bracket.lower <= width < bracket.upper
     return is_in, undecided

@@ -88,6 +88,34 @@ def mapped_logits(
     return logit_map.soft_cap * np.tanh(scaled / logit_map.soft_cap)
 
 
+def score_slopes(
+    logits: Float64[np.ndarray, "points experts"], rule: Rule
+) -> Float64[np.ndarray, "points experts"]:
+    r"""Slope of each score in its own logit: :math:`s'(z)`, of softmax :math:`p_i` of
+    :math:`\nabla p_i = p_i (e_i - p)`; 1 for an affine rule.
+
+    Oracle in tests: differences of scores.
+    """
+    if rule.is_affine:
+        return np.ones_like(logits)
+    inner, logit_map = np.ones_like(logits), rule.logit_map
+    if logit_map is not None:
+        inner = (
+            logit_map.multiplier / np.cosh(logits * logit_map.multiplier / logit_map.soft_cap) ** 2
+        )
+    mapped = mapped_logits(logits, logit_map)
+    scores, slopes = SCORES[rule.score](mapped), sigmoid(mapped)
+    if rule.score == "identity":
+        slopes = np.ones_like(logits)
+    elif rule.score == "sigmoid":
+        slopes = slopes * sigmoid(-mapped)
+    elif rule.score == "softmax":
+        slopes = scores
+    else:
+        slopes = slopes / (2.0 * np.maximum(scores, 1e-150))
+    return slopes * inner
+
+
 # ------------------------------------------------------------------------------------------- groups
 def group_scores(
     selection: Float[np.ndarray, "tokens experts"], groups: GroupMask

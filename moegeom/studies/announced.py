@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from moegeom.core.errors import UsageError
+from moegeom.core.router import Router
 from moegeom.document.header import size
 from moegeom.engine.session import Session
 from moegeom.pipeline import Watch
@@ -53,8 +54,14 @@ def announce_bytes(
         watch.say(f"reads {size(total)} of {noun}")
 
 
-def announce_experts(opened: Session, is_asked: bool, watch: Watch | None) -> None:
-    """Announces the most that can be read: all experts of recorded routers that choose by input.
+def announce_experts(
+    opened: Session,
+    is_asked: bool,
+    watch: Watch | None,
+    most: Callable[[Router], int] | None = None,
+) -> None:
+    """Announces the most that can be read: all experts of recorded routers that choose by input,
+    or as many as ``most`` says of each.
 
     Raises
     ------
@@ -64,5 +71,8 @@ def announce_experts(opened: Session, is_asked: bool, watch: Watch | None) -> No
         When it is more than 2 GB, and not asked for.
     """
     routers = [router for router in opened.recorded if not router.listed]
-    total = sum(open_expert_functions(opened.store, router).bytes_of() for router in routers)
+    total = 0
+    for router in routers:
+        number = router.num_experts if most is None else min(most(router), router.num_experts)
+        total += open_expert_functions(opened.store, router).bytes_of(range(number))
     announce_bytes(total, "of experts are, at most,", is_asked, watch)

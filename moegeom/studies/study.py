@@ -218,15 +218,19 @@ _FUNCTIONS: Mapping[Subject, Callable[[Study], Callable[..., Report[Any]]]] = {
 }
 
 
-def each(routers: Sequence[R], watch: Watch | None, work: int = 1) -> Iterator[R]:
-    """The routers in turn, while a listener is told of each, and of ``work`` where it is done."""
+def each(
+    routers: Sequence[R], watch: Watch | None, work: int = 1, is_paced: bool = False
+) -> Iterator[R]:
+    """The routers in turn, while a listener is told of each, and of ``work`` where it is done:
+    here, or part by part by the pace of the study.
+    """
     if watch:
         watch.start(len(routers) * work)
     for router in routers:
         if watch:
             watch.begin(router.name)
         yield router
-        if watch:
+        if watch and not is_paced:
             watch.advance(work)
 
 

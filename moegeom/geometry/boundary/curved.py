@@ -132,7 +132,7 @@ def curved_rows(
         For softmax scores of soft-capped logits with a selection bias or groups: no bound is known.
     """
     capped = rule.logit_map if rule.logit_map is not None else LogitMap()
-    rule = _as_logits(rule) if selection_bias is None or not selection_bias.any() else rule
+    rule = as_logits(rule) if selection_bias is None or not selection_bias.any() else rule
     if rule.score == "softmax" and np.isfinite(capped.soft_cap):
         raise RouterRuleError(
             "softmax scores of soft-capped logits are compared with a bias or in groups; expected "
@@ -164,7 +164,7 @@ def curved_rows(
     )
 
 
-def _as_logits(rule: Rule) -> Rule:
+def as_logits(rule: Rule) -> Rule:
     """The rule of logits that chooses as unbiased scores do, where there is one."""
     groups = rule.groups
     if rule.score != "softmax" or groups is None or groups.score != "max" or groups.fill > 0.0:

@@ -115,6 +115,9 @@ def _lines(report: Continuity) -> str:
         if report.sample.seed is None
         else "of the token of the sample with the highest jump whose line meets no other boundary"
     )
+    few = [one.num_jumps for one in report.routers if one.num_jumps < one.num_known]
+    if few and report.sample.seed is not None:
+        which += f", of {min(few)} whose exchanged experts weigh most"
     left = "" if points == total else f"; {total - points:,} of {total:,} boundary points unknown"
     return (
         f"Through the nearest boundary point, {report.radius:g} rms lengths to both sides: {which}"

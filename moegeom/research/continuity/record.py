@@ -13,11 +13,11 @@ import numpy as np
 from moegeom.core.option import option
 from moegeom.core.shapes import Float64
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import StudyRequest
+from moegeom.engine.request import BudgetTerms, StudyRequest
 
 
 @dataclass(frozen=True)
-class ContinuityRequest(StudyRequest):
+class ContinuityRequest(StudyRequest, BudgetTerms):
     """The options of ``continuity``, each with what it means."""
 
     _: dataclasses.KW_ONLY
@@ -85,9 +85,11 @@ class RouterContinuity:
     """One router: how many tokens were looked at, and the line of one of them.
 
     ``num_known`` tokens have a boundary point that is known; ``num_tried`` of these were tried,
-    highest jump first, until the line of one met no other boundary. ``eps`` is the width of the
-    strip in which experts run too, in units of the selection score ``unit``, and ``extra`` how many
-    more a token it brings in the mean; ``reason`` says why there is no smoothed gate.
+    highest jump first, until the line of one met no other boundary. Of large experts the jumps of
+    ``num_jumps`` alone were computed, those whose exchanged experts weigh most. ``eps`` is the
+    width of the strip in which experts run too, in units of the selection score ``unit``, and
+    ``extra`` how many more a token it brings in the mean; ``reason`` says why there is no smoothed
+    gate.
     """
 
     router: str
@@ -95,6 +97,7 @@ class RouterContinuity:
     num_tokens: int
     num_known: int
     num_tried: int
+    num_jumps: int
     eps: float
     extra: float
     unit: str

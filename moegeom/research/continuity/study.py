@@ -13,7 +13,8 @@ from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int32, Int64
 from moegeom.core.text import number_of
-from moegeom.engine.jumps import ExactRouter, TokenJumps, token_jumps, why_no_jumps
+from moegeom.engine.jumps import ExactRouter, TokenJumps, TokenTies, token_ties, why_no_jumps
+from moegeom.engine.pace import Pace
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, one_blas_thread
 from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.sample import Sample, refuse_tokens_beyond
@@ -40,6 +41,10 @@ from moegeom.studies.written import write_rows
 #: Tokens that are looked at, and lines that are tried at once, highest jump first.
 TOKENS, _AT_ONCE = 2000, 64
 
+#: Bytes of all experts up to which all of them are read, and the jumps of all tokens are known; of
+#: more, lines whose jumps are looked at, those of most routing weight first.
+_READ_ALL, _LINES = 2**27, 8
+
 #: Radii, and the least of them over the largest; points between two radii, and of the picture.
 _RADII, _SMALLEST, _BETWEEN, _DRAWN = 40, 1e-4, 4, 401
 
@@ -58,6 +63,7 @@ def router_continuity(
     kernels: Kernels,
     experts: CountedExperts,
     request: ContinuityRequest,
+    pace: Pace,
 ) -> RouterContinuity:
     """The line of one of ``some`` tokens, with the hard gate and one smoothed for those ``fitted``.
 
@@ -69,16 +75,18 @@ def router_continuity(
     prepared, exact = prepare(router), ExactRouter(router)
     inputs = some.inputs.astype(np.float64)
     with one_blas_thread():  # the arithmetic of the scan
-        jumps = token_jumps(prepared, inputs, some.logits, some.chosen, kernels, experts.mixed)
-        row, tried = _clear_line(exact, prepared, kernels, some, jumps, request)
+        ties = token_ties(prepared, inputs, some.logits, some.chosen, kernels)
+        row, tried, num_jumps = _clear_line(prepared, kernels, some, ties, experts, request, pace)
+        jumps = ties.jumps(np.array([row]), experts.mixed)
         budget, reason = _budget(exact, fitted, request)
         crossing = _crossing(exact, some, jumps, row, budget, experts.mixed, request)
     return RouterContinuity(
         router=router.name,
         hidden_size=router.hidden_size,
         num_tokens=len(some.token),
-        num_known=int(jumps.is_known.sum()),
+        num_known=int(ties.tie.is_known.sum()),
         num_tried=tried,
+        num_jumps=num_jumps,
         eps=budget.eps if budget else float("nan"),
         extra=budget.extra if budget else float("nan"),
         unit=router.rule.selection_score_unit,
@@ -92,28 +100,50 @@ def router_continuity(
 
 # ----------------------------------------------------------------------------------------- the line
 def _clear_line(
-    exact: ExactRouter,
     prepared: PreparedRouter,
     kernels: Kernels,
     some: Sample,
-    jumps: TokenJumps,
+    ties: TokenTies,
+    experts: CountedExperts,
     request: ContinuityRequest,
-) -> tuple[int, int]:
-    """The row with the highest jump whose line meets no other boundary, and how many were tried."""
-    rows = np.flatnonzero(jumps.is_known)
-    rows = rows[np.argsort(-jumps.height[rows], kind="stable")]
-    name = exact.router.name
+    pace: Pace,
+) -> tuple[int, int, int]:
+    """The row with the highest jump whose line meets no other boundary, how many were tried, and
+    of how many the jump is known: of large experts only those whose boundary has most weight.
+    """
+    rows = np.flatnonzero(ties.tie.is_known)
+    name = ties.exact.router.name
     if not len(rows):
         which = "any token" if request.at is None else f"token {request.at}"
         raise UsageError(
             f"router {name}: the nearest boundary point of {which} is not known.",
             "Nearest are a change of groups, equal rows, or a corner; ask for another token.",
         )
+    if experts.functions.bytes_of() <= _READ_ALL:
+        heights = ties.heights(rows, experts.mixed)
+    else:
+        heights = _weight_exchanged(ties, rows)
+    is_known = experts.functions.bytes_of() <= _READ_ALL
+    rows = rows[np.argsort(-heights, kind="stable")]
+    clear: list[int] = []
+    tried = 0
     for start in range(0, len(rows), _AT_ONCE):
         few = rows[start : start + _AT_ONCE]
-        clear = np.flatnonzero(_is_clear(exact, prepared, kernels, some, jumps, few, request))
-        if len(clear):
-            return int(few[clear[0]]), start + int(clear[0]) + 1
+        found = np.flatnonzero(_is_clear(prepared, kernels, some, ties, few, request))
+        clear += few[found].tolist()
+        if len(clear) >= (1 if is_known else _LINES):
+            tried = start + int(found[-1]) + 1
+            break
+        tried = start + len(few)
+    if clear and is_known:
+        return clear[0], int(np.flatnonzero(rows == clear[0])[0]) + 1, len(rows)
+    if clear:
+        # one by one: each reads the experts that its own jump needs
+        best = [
+            (float(ties.heights(np.array([row]), experts.mixed)[0]), -place, row)
+            for place, row in enumerate(pace.parts(clear[:_LINES], lambda _: 1))
+        ]
+        return max(best)[2], tried, len(best)
     raise UsageError(
         f"router {name}: of {number_of(len(rows), 'line')} every one meets another boundary "
         f"within {request.radius:g} rms lengths of the input.",
@@ -121,12 +151,21 @@ def _clear_line(
     )
 
 
+def _weight_exchanged(
+    ties: TokenTies, rows: Int64[np.ndarray, "rows"]
+) -> Float64[np.ndarray, "rows"]:
+    """Routing weight of the two experts that change places, on both sides of the boundary."""
+    total = np.zeros(len(rows))
+    for (experts, weights), column in zip(ties.sides(rows), (0, 1), strict=True):
+        total += np.where(experts == ties.pair[rows, column, None], weights, 0.0).sum(axis=1)
+    return total
+
+
 def _is_clear(
-    exact: ExactRouter,
     prepared: PreparedRouter,
     kernels: Kernels,
     some: Sample,
-    jumps: TokenJumps,
+    jumps: TokenTies,
     row: Int64[np.ndarray, "rows"],
     request: ContinuityRequest,
 ) -> Bool[np.ndarray, "rows"]:
@@ -135,7 +174,7 @@ def _is_clear(
     From the point at r/2 the tie is at r/2. Where no boundary is nearer, the ball of that radius,
     and with it the way from the tie to r, is free of others.
     """
-    half = 0.5 * _reach(some, row, request.radius)
+    half, exact = 0.5 * _reach(some, row, request.radius), jumps.exact
     is_clear = np.ones(len(row), bool)
     for sign in (1.0, -1.0):
         at = jumps.tie.point[row] + sign * half[:, None] * jumps.tie.normal[row]
@@ -174,7 +213,7 @@ def _crossing(
     both = np.concatenate([-dense[::-1], dense])
     # an even number of steps would land on the tie, where either set may be chosen
     offsets = largest * np.linspace(-1.0, 1.0, _DRAWN + 1)
-    point, normal = jumps.tie.point[row], jumps.tie.normal[row]
+    point, normal = jumps.tie.point[0], jumps.tie.normal[0]
 
     def at(offset: np.ndarray) -> np.ndarray:
         return point + offset[:, None] * normal
@@ -190,17 +229,17 @@ def _crossing(
         smooth = _along("smooth", smoothed, along)
     return BoundaryCrossing(
         token=int(some.token[row]),
-        pair=(int(jumps.pair[row, 0]), int(jumps.pair[row, 1])),
-        distance=float(jumps.tie.distance[row]),
+        pair=(int(jumps.pair[0, 0]), int(jumps.pair[0, 1])),
+        distance=float(jumps.tie.distance[0]),
         rms=float(np.sqrt((some.inputs[row].astype(np.float64) ** 2).mean())),
-        jump=float(jumps.height[row]),
-        output=float(jumps.output[row]),
+        jump=float(jumps.height[0]),
+        output=float(jumps.output[0]),
         coordinate=coordinate,
         offset=offsets,
         radius=radius,
         hard=_along("hard", line, spread),
         smooth=smooth,
-        fades_at=_fades_at(exact, at(np.array([-largest, largest])), jumps.pair[row], budget),
+        fades_at=_fades_at(exact, at(np.array([-largest, largest])), jumps.pair[0], budget),
     )
 
 
@@ -316,14 +355,17 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
     left_out = [*opened.left_out, *((name, why) for name, why in reasons.items() if why)]
     if not chosen:
         raise UsageError(f"{left_out[0][0]}: {left_out[0][1]}.")
-    announce_experts(dataclasses.replace(opened, chosen=tuple(chosen)), request.yes, watch)
+    announce_experts(
+        dataclasses.replace(opened, chosen=tuple(chosen)), request.yes, watch, _most_read
+    )
     kernels, routers, samples = load_kernels(request.backend), [], []
     at = None if request.at is None else np.array([request.at])
     for router in each(chosen, watch):
         some = opened.sample(router, ("input", "logits", "chosen"), TOKENS, at)
         fitted = opened.sample(router, ("input",), SMALL_SAMPLE_TOKENS)
         experts = CountedExperts(open_expert_functions(opened.store, router))
-        routers.append(router_continuity(router, some, fitted, kernels, experts, request))
+        pace = Pace(None, request.budget, router.name)
+        routers.append(router_continuity(router, some, fitted, kernels, experts, request, pace))
         samples.append(some)
     if request.out is not None:
         rows = ({"router": one.router, **row} for one in routers for row in rows_of(one.crossing))
@@ -338,6 +380,11 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
         seed=request.seed,
         written=None if request.out is None else request.out.name,
     )
+
+
+def _most_read(router: Router) -> int:
+    """Experts that may be read where these are large: those of each line and of the one shown."""
+    return (_LINES + 2) * (router.rule.top_k + 1)
 
 
 # --------------------------------------------------------------------------------------------- file

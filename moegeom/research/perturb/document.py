@@ -11,7 +11,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.document.excerpts import worst_excerpt
 from moegeom.document.model import Block, Document, Excerpt, Fact, Table, View
 from moegeom.document.study import left_out_facts, study_page, study_summary
-from moegeom.research.perturb.record import NearTie, Perturbed, RouterPaths
+from moegeom.research.perturb.record import Perturbed, RouterPaths
 
 #: Pairs of experts that a screen shows of all routers together.
 _PAIRS = 6
@@ -80,10 +80,8 @@ def _when(report: Perturbed) -> str:
     when = f"by time {half:.2g} ("
     if size is not None:
         when = f"once noise reaches {percent(size)} of their rms (time {half:.2g}; "
-    text = (
-        f"Half of the tokens change experts with probability 1/2 or more {when}proved "
-        f"{_time(early)} to {_time(late)})"
-    )
+    proof = "simulated" if early is None else f"proved {_time(early)} to {_time(late)}"
+    text = f"Half of the tokens change experts with probability 1/2 or more {when}{proof})"
     if len(report.routers) > 1:
         soonest = min(report.routers, key=lambda one: one.half.simulated)
         place = study_summary(report).places([soonest.router])
@@ -107,10 +105,9 @@ def _near(report: Perturbed) -> str:
     if not report.routers:
         return ""
     parts = []
-    for place, tie in enumerate(report.routers[0].near):
-        share = _median(report, lambda one, place=place: one.near[place].share)
-        assert share is not None
-        parts.append(f"{percent(share) if share else 'never'} near {_TIES[tie.order]}")
+    for order in _orders(report):
+        share = _median(report, lambda one, order=order: _share(one, order))
+        parts.append(f"{percent(share) if share else 'never'} near {_TIES[order]}")
     near = f"within {percent(report.eps)} of the rms"
     return f"Share of the time up to {report.time:.3g} ({near}): {', '.join(parts)}."
 
@@ -121,30 +118,36 @@ def _near(report: Perturbed) -> str:
 def _curves(report: Perturbed, routers: Sequence[RouterPaths]) -> Table:
     first = report.routers[0]
     times = [f"{at.time:.3g}" for at in first.curve]
-    ties = ["boundary", *(f"{order + 1} tie" for order in _orders(first.near) if order > 1)]
-    ties = ties if 1 in _orders(first.near) else ties[1:]
+    orders = _orders(report)
+    ties = ["boundary" if order == 1 else f"{order + 1} tie" for order in orders]
     blank = [""] * (len(times) - 1)
     over = ("", "experts have changed by time", *blank, "half", "", "another", "time near")
     heads = ((*over, *[""] * (len(ties) - 1)), ("layer", *times, "by", "drift", "comes in", *ties))
     rest = len(report.routers) - len(routers)
     more = f"and {rest} more that change later: --detail" if rest else ""
-    rows = [(study_summary(report).place(one.router), *_cells(one)) for one in routers]
+    rows = [(study_summary(report).place(one.router), *_cells(one, orders)) for one in routers]
     drops = (0, 2, 1, 0, 0, 0, 0, 0, 0, *[0] * len(ties))
     return Table(heads, rows, drops=drops, rest=more)
 
 
-def _orders(near: Sequence[NearTie]) -> list[int]:
-    return [tie.order for tie in near]
+def _orders(report: Perturbed) -> list[int]:
+    """Orders of ties that any of the routers has."""
+    return sorted({tie.order for one in report.routers for tie in one.near})
 
 
-def _cells(one: RouterPaths) -> tuple[str, ...]:
+def _share(one: RouterPaths, order: int) -> float | None:
+    return next((tie.share for tie in one.near if tie.order == order), None)
+
+
+def _cells(one: RouterPaths, orders: Sequence[int]) -> tuple[str, ...]:
     size = _size_at_half(one)
+    shares = [_share(one, order) for order in orders]
     return (
         *(percent((at.simulated_lower + at.simulated_upper) / 2.0) for at in one.curve),
-        _time(one.half.simulated),
+        _half(one),
         "-" if size is None else percent(size),
         "-" if one.elsewhere is None else percent(one.elsewhere),
-        *(percent(tie.share) for tie in one.near),
+        *("-" if share is None else percent(share) for share in shares),
     )
 
 
@@ -153,6 +156,12 @@ def _size_at_half(one: RouterPaths) -> float | None:
     if one.size is None or math.isinf(one.half.simulated):
         return None
     return one.size * math.sqrt(one.half.simulated)
+
+
+def _half(one: RouterPaths) -> str:
+    """The half time with its error."""
+    error = one.half.simulated_se
+    return _time(one.half.simulated) + ("" if error is None else f" +- {error:.1g}")
 
 
 def _time(time: float | None) -> str:
@@ -213,7 +222,7 @@ def _limits(report: Perturbed) -> Iterator[str]:
     corners = _median(report, lambda one: one.at_corners)
     if corners is not None:
         yield (
-            f"'another comes in': walks to the boundary, no step of time. {percent(corners)} of "
+            f"'another comes in': walks to the boundary, however long. {percent(corners)} of "
             "exits are at a corner (a second boundary within a hundredth of the first distance)."
         )
     yield from _loose(report)
@@ -222,12 +231,20 @@ def _limits(report: Perturbed) -> Iterator[str]:
             f"Of up to {percent(undecided)} of the draws it was not found out whether a tie is "
             "near; they count as near."
         )
+    if left := max(one.num_left for one in report.routers):
+        yield f"--budget ended it: up to {number_of(left, 'token')} of a router are left out."
     if unfinished := max(one.unfinished for one in report.routers):
         yield f"Up to {percent(unfinished)} of the walks did not arrive and are left out."
+    if places := [one.router for one in report.routers if not one.is_linear]:
+        yield (
+            f"Boundaries of {study_summary(report).places(places)} are curved or grouped: chances "
+            "and walks go by tangents in short steps, whose error is counted; not known are proved "
+            "chances and ties of three experts."
+        )
 
 
 def _errors(report: Perturbed) -> Iterator[str]:
-    """The largest standard errors of what a table shows; none of one token."""
+    """The largest standard errors of what a table shows."""
     parts = []
     for name, values in {
         "chances": [at.simulated_se for one in report.routers for at in one.curve],
@@ -238,7 +255,8 @@ def _errors(report: Perturbed) -> Iterator[str]:
         if any(errors):
             parts.append(f"{name} {percent(max(errors))}")
     if parts:
-        yield f"Standard errors over tokens, at most: {', '.join(parts)}."
+        of = "tokens" if len(report.routers[0].tokens) > 1 else "paths and draws"
+        yield f"Standard errors over {of}, at most: {', '.join(parts)}."
 
 
 def _loose(report: Perturbed) -> Iterator[str]:

@@ -10,11 +10,11 @@ from typing import Any
 
 from moegeom.core.option import option
 from moegeom.core.tokens import InputNoise, SampleCounts
-from moegeom.engine.request import StudyRequest
+from moegeom.engine.request import BudgetTerms, StudyRequest
 
 
 @dataclass(frozen=True)
-class PerturbRequest(StudyRequest):
+class PerturbRequest(StudyRequest, BudgetTerms):
     """The options of ``perturb``, each with what it means."""
 
     _: dataclasses.KW_ONLY
@@ -34,13 +34,14 @@ class PerturbRequest(StudyRequest):
 class ExitAt:
     """Probability that the experts have changed by a ``time``.
 
-    ``lower`` and ``upper`` are proved; the simulated ones hold it between them on the mean over
-    paths, kept within the proved, each with a standard error of at most ``simulated_se``.
+    ``lower`` and ``upper`` are proved, of linear rules, None of others; the simulated ones hold it
+    between them on the mean over paths, kept within the proved, each with a standard error of at
+    most ``simulated_se``, for curved and grouped rules with what their steps of time leave.
     """
 
     time: float
-    lower: float
-    upper: float
+    lower: float | None
+    upper: float | None
     simulated_lower: float
     simulated_upper: float
     simulated_se: float
@@ -50,12 +51,14 @@ class ExitAt:
 class HalfTime:
     """Time by which the experts have changed with probability 1/2; inf for later than was looked.
 
-    ``earliest`` and ``latest`` are by the bounds, ``simulated`` between them.
+    ``earliest`` and ``latest`` are by the bounds, of linear rules, ``simulated`` between them, with
+    a standard error: None where the time is 0 or later than was looked.
     """
 
-    earliest: float
+    earliest: float | None
     simulated: float
-    latest: float
+    simulated_se: float | None
+    latest: float | None
 
 
 @dataclass(frozen=True)
@@ -105,16 +108,18 @@ class RouterPaths:
     """One router.
 
     ``curve`` and ``half`` are medians over the tokens, ``near`` means; their errors are over
-    tokens. ``size`` is the noise per unit of time in shares of the rms, None where it is not
-    isotropic. ``elsewhere`` is the share of exits by which another expert comes in than the one
-    behind the nearest boundary, ``at_corners`` that of exits where a second boundary is within a
-    hundredth of the first distance; None with drift, as there are no ``exits`` then. ``unfinished``
-    is the share of walks that did not arrive.
+    tokens, of one token over its paths. ``is_linear`` where the distances of its rule are exact.
+    ``size`` is the noise per unit of time in shares of the rms, None where it is not isotropic.
+    ``elsewhere`` is the share of exits by which another expert comes in than the one behind the
+    nearest boundary, ``at_corners`` that of exits where a second boundary is within a hundredth of
+    the first distance; None with drift, as there are no ``exits`` then. ``unfinished`` is the share
+    of walks that did not arrive, ``num_left`` how many tokens the budget left out.
     """
 
     router: str
     num_experts: int
     top_k: int
+    is_linear: bool
     tokens: tuple[TokenPaths, ...]
     size: float | None
     curve: tuple[ExitAt, ...]
@@ -125,6 +130,7 @@ class RouterPaths:
     elsewhere_se: float | None
     at_corners: float | None
     unfinished: float
+    num_left: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float32, Float64, Int32, Int64
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import InputNoise, TokenSource
+from moegeom.engine.jumps import ExactRouter
+from moegeom.engine.pace import Pace
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, one_blas_thread
-from moegeom.engine.prepared import unavailable
+from moegeom.engine.prepared import boundary_ends, prepare, unavailable
 from moegeom.engine.sample import draw_sample, drawn_tokens, refuse_tokens_beyond
 from moegeom.engine.session import Session
 from moegeom.geometry import paths as diffusion
-from moegeom.geometry.boundary.linear import RowDistances, row_distances
-from moegeom.geometry.boundary.orders import row_coordinates
-from moegeom.geometry.noise import boundary_sigmas, noisy_distances, noisy_rows
-from moegeom.geometry.selection import top_k
+from moegeom.geometry.boundary.barriers import Barriers
+from moegeom.geometry.noise import noisy_distances, noisy_rows
+from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.research.perturb import STUDY
 from moegeom.research.perturb.record import (
@@ -53,7 +55,7 @@ _MOST_TOKENS = 4096
 
 
 def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
-    """Exit curves, exits and time near ties of some tokens at each linear router.
+    """Exit curves, exits and time near ties of some tokens at each router.
 
     Raises
     ------
@@ -76,7 +78,7 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
     tokens = _tokens(request, source)
     noise, moving = _moving(request, opened, recorded)
     paths, samples, left_out = [], [], list(opened.left_out)
-    for router in each(recorded, watch, len(tokens)):
+    for router in each(recorded, watch, len(tokens), is_paced=True):
         moved = moving[router.name]
         reason = why_not(router, source) or (moved if isinstance(moved, str) else "")
         if reason or isinstance(moved, str):
@@ -85,7 +87,10 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
             some = opened.sample(router, ("input",), at=tokens)
             samples.append(some)
             with one_blas_thread():  # small products gain nothing from threads
-                paths.append(router_paths(router, some.inputs, some.token, moved, request))
+                pace = Pace(
+                    watch, request.budget, f"{router.name}: {number_of(len(some.token), 'token')}"
+                )
+                paths.append(router_paths(router, some.inputs, some.token, moved, request, pace))
     if request.out is not None:
         rows = ({"router": one.router, **row} for one in paths for row in rows_of(one))
         write_rows(request.out, rows, recorded)
@@ -253,16 +258,19 @@ SAMPLE = 64
 #: Times that are told, in shares of the last.
 TIMES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
-#: Times of a simulation around the half time.
-_AROUND = 12
+#: Times of a simulation around the half time; of rules that are not linear four times as many, and
+#: so many more before each time that is told.
+_AROUND, _BETWEEN = 12, 4
 
-#: How far, in half times without drift, the half time with drift is looked for.
-_FROM, _TO = 1e-3, 10.0
+#: How far, in half times of the nearest boundary alone, the half time is looked for: with drift,
+#: and where distances are those of tangents.
+_FROM, _TO, _CURVED_FROM, _CURVED_TO = 1e-3, 10.0, 0.02, 4.0
 
-#: Paths of one token, walks, and draws near ties; numbers times boundaries for the first two.
-_PATHS, _FEWEST_PATHS, _PATHS_TIMES = 256, 32, 2**17
-_WALKS, _FEWEST_WALKS, _WALKS_TIMES = 128, 16, 2**15
-DRAWS = 256
+#: Paths, walks and draws near ties of all tokens together, and of one token at least and at most;
+#: numbers times boundaries for the first two.
+_PATHS_TIMES, _ALL_PATHS, _FEWEST_PATHS, _PATHS = 2**22, 2**14, 32, 4096
+_WALKS_TIMES, _ALL_WALKS, _FEWEST_WALKS, _WALKS = 2**20, 2**13, 16, 4096
+_DRAWS, _FEWEST_DRAWS = 2**14, 64
 
 #: Flats of a union bound at most.
 _MOST_FLATS = 50_000
@@ -275,6 +283,9 @@ _CORNER = 0.01
 
 #: Rms of an input of zeros, which noise in shares of its rms does not move.
 _NO_LENGTH = 1e-100
+
+#: Tokens whose paths are simulated together: the steps of progress.
+_TOGETHER = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,7 +312,7 @@ def why_not(router: Router, source: TokenSource) -> str:
     absent = unavailable(router, source.facts)
     if router.rule.top_k >= router.num_experts:
         return "every expert is chosen: nothing can change"
-    needed = ("input", "order_distance", "noise")
+    needed = ("input", "distance", "noise")
     return next((absent[name] for name in needed if name in absent), "")
 
 
@@ -314,137 +325,264 @@ def router_paths(
     tokens: Int64[np.ndarray, "tokens"],
     moved: Moved,
     request: PerturbRequest,
+    pace: Pace | None = None,
 ) -> RouterPaths:
-    """Curves, exits and time near ties of these inputs of a linear router."""
-    values, weight = inputs.astype(np.float64), router.weight.astype(np.float64)
-    bias = router.affine_bias
-    logits = values @ weight.T + (0.0 if bias is None else bias.astype(np.float64))
-    chosen = top_k(logits, router.rule.top_k)
-    plain = row_distances(weight, bias)
-    # a path does not know its unit: what is relative moves by 1, and distances are over the rms
-    rms = np.sqrt((values**2).mean(axis=1))
-    scaled = logits
-    if moved.is_relative:
-        scaled = logits / np.maximum(rms, _NO_LENGTH)[:, None]
-    noise = row_coordinates(noisy_rows(weight, moved.factor))
-    distances = noisy_distances(weight, moved.factor, bias)
-    drift = None if moved.drift is None else weight @ moved.drift
+    """Curves, exits and time near ties of these inputs, of all of them that ``pace`` leaves time
+    for.
+    """
+    pace = Pace(None, None) if pace is None else pace
+    drift = None if moved.drift is None else router.weight.astype(np.float64) @ moved.drift
     seeds = np.random.SeedSequence([request.seed, router.layer, *router.name.encode()])
     streams = [np.random.default_rng(stream) for stream in seeds.spawn(len(tokens) + 2)]
-    near = _Near(weight, noise, plain, moved, drift, request, router.rule.top_k)
-    of_tokens = []
-    for row, token in enumerate(tokens.tolist()):
-        cell = _Cell(scaled[row], chosen[row], noise, distances, drift)
-        curve, half = cell.curve(request.time, streams[row])
-        width = request.eps * (1.0 if moved.is_relative else float(rms[row]))
-        ties = near.of(scaled[row], width, streams[row])
-        of_tokens.append(TokenPaths(token, cell.nearest, curve, half, ties))
-    nearest = np.array([token.nearest for token in of_tokens], np.int32)
+    cells = _Cells.of(router, inputs, moved, drift, request)
+    nearest = cells.nearest
+    of_tokens: list[TokenPaths] = []
+    parts = [
+        np.arange(n, min(n + _TOGETHER, len(tokens))) for n in range(0, len(tokens), _TOGETHER)
+    ]
+    exits_of = []
+    for rows in pace.parts(parts, len):
+        curves = cells.curves(rows, [streams[row] for row in rows.tolist()])
+        for row, (curve, half) in zip(rows.tolist(), curves, strict=True):
+            ties, pair = cells.near(row, streams[row]), (int(nearest[row, 0]), int(nearest[row, 1]))
+            of_tokens.append(TokenPaths(int(tokens[row]), pair, curve, half, ties))
+        if drift is None:
+            exits_of.append(cells.exits(rows, streams[-2]))
+    nearest = nearest[: len(of_tokens)]
     exits: tuple[ExitPair, ...] = ()
     elsewhere = elsewhere_se = at_corners = None
     unfinished = 0.0
-    if drift is None:
-        pairs = router.rule.top_k * (router.num_experts - router.rule.top_k)
-        walks = int(np.clip(_WALKS_TIMES // pairs, _FEWEST_WALKS, _WALKS))
-        arrivals = diffusion.exit_boundaries(scaled, chosen, noise, distances, walks, streams[-2])
+    if exits_of:
+        arrivals = diffusion.Exits(
+            *(np.concatenate([getattr(e, n) for e in exits_of]) for n in _OF_EXITS)
+        )
         has_arrived = arrivals.pair[:, :, 0] >= 0
         unfinished = 1.0 - float(has_arrived.mean())
         if has_arrived.any():
             exits = _exits(arrivals, nearest)
             is_elsewhere = arrivals.pair[:, :, 1] != nearest[:, None, 1]
-            elsewhere, elsewhere_se = _mean(_by_token(arrivals, is_elsewhere)[0])
+            elsewhere, elsewhere_se = _share(*_by_token(arrivals, is_elsewhere)[:2])
             at_corners = float((arrivals.second[has_arrived] < _CORNER).mean())
+    curve, half = _medians(of_tokens, streams[-1])
     return RouterPaths(
         router=router.name,
         num_experts=router.num_experts,
         top_k=router.rule.top_k,
+        is_linear=cells.barriers.is_exact,
         tokens=tuple(of_tokens),
         size=moved.size,
-        curve=_median_curve(of_tokens, streams[-1]),
-        half=HalfTime(
-            *(
-                float(np.median([getattr(token.half, name) for token in of_tokens]))
-                for name in ("earliest", "simulated", "latest")
-            )
-        ),
+        curve=curve,
+        half=half,
         near=_mean_near(of_tokens),
         exits=exits,
         elsewhere=elsewhere,
         elsewhere_se=elsewhere_se,
         at_corners=at_corners,
         unfinished=unfinished,
+        num_left=len(tokens) - len(of_tokens),
     )
 
 
+#: What walks are.
+_OF_EXITS = tuple(of.name for of in dataclasses.fields(diffusion.Exits))
+
+
 @dataclass(frozen=True, eq=False)
-class _Cell:
-    """The cell of one input, and the noise and drift that move it."""
+class _Cells:
+    """The cells of some inputs, and the noise and drift that move them."""
 
-    logits: Float64[np.ndarray, "experts"]
-    chosen: Int32[np.ndarray, "k"]
-    noise: Float64[np.ndarray, "experts noises"]
-    distances: RowDistances
+    logits: Float64[np.ndarray, "tokens experts"]
+    rms: Float64[np.ndarray, "tokens"]
+    barriers: Barriers
+    ties: diffusion.Ties
+    moved: Moved
     drift: Float64[np.ndarray, "experts"] | None
+    flats: Mapping[int, diffusion.Flats]
+    request: PerturbRequest
+
+    @classmethod
+    def of(
+        cls,
+        router: Router,
+        inputs: Float32[np.ndarray, "tokens hidden"],
+        moved: Moved,
+        drift: Float64[np.ndarray, "experts"] | None,
+        request: PerturbRequest,
+    ) -> _Cells:
+        values, weight = inputs.astype(np.float64), router.weight.astype(np.float64)
+        exact, rule, bias = ExactRouter(router), router.rule, router.selection_bias
+        logits = exact.logits(values)
+        rms = np.sqrt((values**2).mean(axis=1))
+        barriers = Barriers.of(
+            rule,
+            None if rule.is_affine or bias is None else bias.astype(np.float64),
+            exact.chosen(logits),
+            noisy_rows(weight, moved.factor),
+            noisy_distances(weight, moved.factor, router.affine_bias if rule.is_affine else None),
+            np.maximum(rms, _NO_LENGTH) if moved.is_relative else None,
+        )
+        flats = {}
+        if isinstance(moved.factor, float) and drift is None and rule.is_affine:
+            flats = {
+                order: diffusion.flats_of(weight, order)
+                for order in request.orders
+                if math.comb(len(weight), order + 1) <= _MOST_FLATS
+            }
+        prepared, kernels = prepare(router), load_kernels(request.backend)
+        ties = diffusion.Ties(
+            rule.top_k,
+            partial(boundary_ends, prepared, kernels),
+            prepared.coordinates,
+            prepared.rows,
+        )
+        return cls(logits, rms, barriers, ties, moved, drift, flats, request)
+
+    @cached_property
+    def sigmas(self) -> Float64[np.ndarray, "tokens barriers"]:
+        return self.barriers.sigmas(np.arange(len(self.logits)), self.logits)
 
     @property
-    def sigmas(self) -> Float64[np.ndarray, "one boundaries"]:
-        return boundary_sigmas(self.logits[None], self.chosen[None], self.distances)
+    def nearest(self) -> Int32[np.ndarray, "tokens 2"]:
+        """The pair (expert out, expert in) of the nearest boundary of each."""
+        every = np.arange(len(self.logits))
+        return self.barriers.exchange(every, self.logits, self.sigmas.argmin(axis=1))
 
-    @property
-    def nearest(self) -> tuple[int, int]:
-        """The pair (expert out, expert in) of the nearest boundary."""
-        outside = np.setdiff1d(np.arange(len(self.logits)), self.chosen)
-        out, into = divmod(int(self.sigmas[0].argmin()), len(outside))
-        return int(self.chosen[out]), int(outside[into])
+    def _number(self, times: int, of_all: int, fewest: int, most: int) -> int:
+        """How many paths or walks each token has, so that all together take one time."""
+        together = min(times // max(self.sigmas.shape[1], 1), of_all)
+        return int(np.clip(together // len(self.logits), fewest, most))
 
-    def curve(
-        self, horizon: float, generator: np.random.Generator
+    def exits(
+        self, rows: Int64[np.ndarray, "some"], generator: np.random.Generator
+    ) -> diffusion.Exits:
+        """Where walks from some of the inputs leave."""
+        walks = self._number(_WALKS_TIMES, _ALL_WALKS, _FEWEST_WALKS, _WALKS)
+        return diffusion.exit_boundaries(self.logits, self.barriers, rows, walks, generator)
+
+    def curves(
+        self, rows: Int64[np.ndarray, "some"], generators: Sequence[np.random.Generator]
+    ) -> Iterator[tuple[tuple[ExitAt, ...], HalfTime]]:
+        """The curve at the reported times, and the half time, of some of the inputs."""
+        marks = self.request.time * np.array(TIMES)
+        around = [self._times(row, marks) for row in rows.tolist()]
+        # tokens that need fewer times pass the last one again, in no time
+        width = max(map(len, around))
+        times = np.array([np.pad(one, (0, width - len(one)), "edge") for one in around])
+        paths = self._number(_PATHS_TIMES, _ALL_PATHS, _FEWEST_PATHS, _PATHS)
+        curve = diffusion.simulate_exit(
+            self.logits, self.barriers, rows, times, paths, generators, self.drift
+        )
+        error = np.maximum(curve.lower_error, curve.upper_error)
+        error = np.hypot(error, curve.step_error[:, None])
+        for place, row in enumerate(rows.tolist()):
+            yield self._curve(
+                row, times[place], (curve.lower[place], curve.upper[place]), error[place], marks
+            )
+
+    def _curve(
+        self,
+        row: int,
+        times: Float64[np.ndarray, "times"],
+        simulated: Sequence[Float64[np.ndarray, "times"]],
+        error: Float64[np.ndarray, "times"],
+        marks: Float64[np.ndarray, "marks"],
     ) -> tuple[tuple[ExitAt, ...], HalfTime]:
-        """The curve at the reported times, and the half time."""
-        sigmas = self.sigmas
-        marks = horizon * np.array(TIMES)
-        times = np.union1d(marks, self._around(sigmas))
-        drifts = None
-        if self.drift is not None:
-            drifts = boundary_sigmas(self.drift[None], self.chosen[None], self.distances)
-        bounds = [
-            diffusion.exit_probability(sigmas, time, drifts=drifts) for time in times.tolist()
-        ]
-        lower = np.array([bound.lower[0] for bound in bounds])
-        upper = np.array([bound.upper[0] for bound in bounds])
-        paths = int(np.clip(_PATHS_TIMES // sigmas.shape[1], _FEWEST_PATHS, _PATHS))
-        simulation = diffusion.simulate_exit(
-            self.logits,
-            self.chosen,
-            self.noise,
-            self.distances,
-            times,
-            paths,
+        proved: list[np.ndarray] = []
+        if self.barriers.is_exact:
+            drifts = self._drifts(row)
+            bounds = [
+                diffusion.exit_probability(self.sigmas[row : row + 1], time, drifts=drifts)
+                for time in times.tolist()
+            ]
+            proved = [np.array([getattr(one, n)[0] for one in bounds]) for n in ("lower", "upper")]
+            # few paths see nothing of what is rare, and the bounds do
+            simulated = [np.clip(bound, *proved) for bound in simulated]
+        middle = (simulated[0] + simulated[1]) / 2.0
+        half = _half(times, middle)
+        early, late = (
+            (_half(times, chance) for chance in reversed(proved)) if proved else (None,) * 2
+        )
+        at = np.searchsorted(times, marks)
+        nothing = [np.full(len(times), None)] * 2
+        columns = (times, *(proved or nothing), *simulated, error)
+        curve = tuple(
+            ExitAt(*row) for row in zip(*(column[at].tolist() for column in columns), strict=True)
+        )
+        spread = np.hypot(error, (simulated[1] - simulated[0]) / 2.0)
+        return curve, HalfTime(early, half, _half_error(times, middle, spread, half), late)
+
+    def _drifts(self, row: int) -> Float64[np.ndarray, "one boundaries"] | None:
+        """The drift in deviations; of linear rules the same quotient as the distance."""
+        if self.drift is None:
+            return None
+        return self.barriers.sigmas(np.array([row]), self.drift[None])
+
+    def _times(self, row: int, marks: Float64[np.ndarray, "marks"]) -> Float64[np.ndarray, "times"]:
+        """The times that are told, and those between which half of the paths have left; none of
+        these on a boundary and out of reach.
+        """
+        sigmas = self.sigmas[row : row + 1]
+        nearest, is_exact = sigmas.min(initial=math.inf), self.barriers.is_exact
+        if not is_exact:
+            marks = np.union1d(marks, np.linspace(0.0, marks[-1], _BETWEEN * len(TIMES) ** 2)[1:])
+        if not 0.0 < nearest < math.inf:
+            return marks
+        still = float(diffusion.face_quantile(np.array([nearest]), 0.5)[0])
+        ends = _FROM * still, _TO * still
+        if not is_exact:
+            ends = _CURVED_FROM * still, _CURVED_TO * still
+        elif self.drift is None:
+            (first,), (last,) = diffusion.cell_quantiles(sigmas, 0.5)
+            return np.union1d(marks, np.geomspace(0.99 * first, 1.01 * last, _AROUND))
+        return np.union1d(marks, np.geomspace(*ends, (2 if is_exact else 4) * _AROUND))
+
+    def near(self, row: int, generator: np.random.Generator) -> tuple[NearTie, ...]:
+        """How long one input is near ties."""
+        horizon, width = self.request.time, self.request.eps * float(self.rms[row])
+        if not self.moved.is_relative:
+            width = self.request.eps * float(self.rms[row])
+        ties = diffusion.occupations(
+            self.logits[row],
+            row,
+            self.barriers,
+            self.ties,
+            self.request.orders,
+            width,
+            horizon,
+            max(_FEWEST_DRAWS, _DRAWS // len(self.logits)),
             generator,
             self.drift,
         )
-        # few paths see nothing of what is rare, and the bounds do
-        simulated = [np.clip(bound, lower, upper) for bound in (simulation.lower, simulation.upper)]
-        error = np.maximum(simulation.lower_error, simulation.upper_error)
-        columns = (times, lower, upper, *simulated, error)
-        rows = np.stack(columns, axis=1)[np.searchsorted(times, marks)]
-        middle = (simulated[0] + simulated[1]) / 2.0
-        early, half, late = (_half(times, chance) for chance in (upper, middle, lower))
-        curve = tuple(ExitAt(*row) for row in rows.tolist())
-        return curve, HalfTime(early, half, late)
+        scale = float(self.barriers.scale[row]) * (self.moved.factor if self.flats else 1.0)
+        bounds = {
+            order: diffusion.union_bound(self.logits[row], flats, width, horizon, scale) / horizon
+            for order, flats in self.flats.items()
+        }
+        return tuple(
+            NearTie(one.order, one.share, one.error, bounds.get(one.order), one.undecided)
+            for one in ties
+        )
 
-    def _around(
-        self, sigmas: Float64[np.ndarray, "one boundaries"]
-    ) -> Float64[np.ndarray, "times"]:
-        """Times between which half of the paths have left; none on a boundary and out of reach."""
-        nearest = sigmas.min()
-        if not 0.0 < nearest < math.inf:
-            return np.empty(0)
-        if self.drift is None:
-            (first,), (last,) = diffusion.cell_quantiles(sigmas, 0.5)
-            return np.geomspace(0.99 * first, 1.01 * last, _AROUND)
-        still = float(diffusion.face_quantile(np.array([nearest]), 0.5)[0])
-        return np.geomspace(_FROM * still, _TO * still, 2 * _AROUND)
+
+def _half_error(
+    times: Float64[np.ndarray, "times"],
+    chance: Float64[np.ndarray, "times"],
+    error: Float64[np.ndarray, "times"],
+    half: float,
+) -> float | None:
+    """Error of the half time: that of the chance there over how fast it grows."""
+    if not 0.0 < half < math.inf:
+        return None
+    place = int(np.clip(np.searchsorted(times, half), 1, len(times) - 1))
+    # over as many times as the error is long, so that noise of the slope counts for little
+    low = np.flatnonzero(chance[: place + 1] <= 0.5 - 0.1)
+    first = int(low[-1]) if len(low) else 0
+    last = min(max(place, int(np.searchsorted(chance, 0.5 + 0.1))), len(times) - 1)
+    rise = chance[last] - chance[first]
+    if rise <= 0.0 or times[last] <= times[first]:
+        return None
+    pace = math.log(times[last] / times[first]) / rise if times[first] > 0.0 else times[last] / rise
+    return float(error[place] * pace * (half if times[first] > 0.0 else 1.0))
 
 
 def _half(times: Float64[np.ndarray, "times"], chance: Float64[np.ndarray, "times"]) -> float:
@@ -459,17 +597,44 @@ def _half(times: Float64[np.ndarray, "times"], chance: Float64[np.ndarray, "time
     return float(times[place - 1] * (times[place] / times[place - 1]) ** part)
 
 
-def _median_curve(
+def _medians(
     tokens: Sequence[TokenPaths], generator: np.random.Generator
-) -> tuple[ExitAt, ...]:
-    """Medians over the tokens, and the error of the simulated one by drawing tokens again."""
-    names = ("time", "lower", "upper", "simulated_lower", "simulated_upper")
-    values = np.array([[[getattr(at, n) for n in names] for at in one.curve] for one in tokens])
+) -> tuple[tuple[ExitAt, ...], HalfTime]:
+    """Medians over the tokens; errors by drawing tokens again, each with its own error."""
     again = generator.integers(len(tokens), size=(_RESAMPLED, len(tokens)))
-    errors = np.median(values[again], axis=1).std(axis=0, ddof=1)[:, 3:].max(axis=1)
-    medians = np.median(values, axis=0)
-    rows = np.column_stack([medians, errors]).tolist()
-    return tuple(ExitAt(*row) for row in rows)
+    noise = generator.standard_normal(again.shape)
+
+    def error(values: np.ndarray, own: np.ndarray) -> float:
+        with np.errstate(invalid="ignore"):
+            medians = np.median(values[again] + np.nan_to_num(own)[again] * noise, axis=1)
+        return float(medians.std(ddof=1)) if np.isfinite(medians).all() else math.inf
+
+    def median(values: Sequence[Any]) -> float | None:
+        return None if None in values else float(np.median(np.array(values)))
+
+    curve = []
+    for those in zip(*(token.curve for token in tokens), strict=True):
+        own = np.array([at.simulated_se for at in those])
+        ends = [np.array([getattr(at, f"simulated_{end}") for at in those]) for end in _ENDS]
+        curve.append(
+            ExitAt(
+                those[0].time,
+                *(median([getattr(at, end) for at in those]) for end in _ENDS),
+                *(float(np.median(end)) for end in ends),
+                max(error(end, own) for end in ends),
+            )
+        )
+    halves = [token.half for token in tokens]
+    values = np.array([half.simulated for half in halves])
+    own = np.array([half.simulated_se or 0.0 for half in halves])
+    middle, spread = float(np.median(values)), error(values, own)
+    is_there = 0.0 < middle < math.inf and spread < math.inf
+    early, late = (median([getattr(h, n) for h in halves]) for n in ("earliest", "latest"))
+    return tuple(curve), HalfTime(early, middle, spread if is_there else None, late)
+
+
+#: Both ends of a chance.
+_ENDS = ("lower", "upper")
 
 
 # -------------------------------------------------------------------------------------------- exits
@@ -479,21 +644,37 @@ def _exits(walks: diffusion.Exits, nearest: Int32[np.ndarray, "tokens 2"]) -> tu
     """Exits by pair, the most frequent first."""
     exits = []
     for pair in np.unique(walks.pair[walks.pair[:, :, 0] >= 0], axis=0):
-        shares, arrived = _by_token(walks, (walks.pair == pair).all(axis=2))
+        shares, number, arrived = _by_token(walks, (walks.pair == pair).all(axis=2))
         is_nearest = (nearest[arrived] == pair).all(axis=1).astype(np.float64)
+        share, error = _share(shares, number)
         apart = _mean(shares - is_nearest)[1]
-        one = (int(pair[0]), int(pair[1]), *_mean(shares), float(is_nearest.mean()), apart)
-        exits.append(ExitPair(*one))
+        one = (int(pair[0]), int(pair[1]), share, error, float(is_nearest.mean()))
+        exits.append(ExitPair(*one, error if math.isnan(apart) else apart))
     return tuple(sorted(exits, key=lambda one: -one.share))
 
 
 def _by_token(
     walks: diffusion.Exits, hits: Bool[np.ndarray, "tokens walks"]
-) -> tuple[Float64[np.ndarray, "arrived"], Int64[np.ndarray, "arrived"]]:
-    """Share of the walks that arrived, for each token of which any did, and which tokens."""
+) -> tuple[
+    Float64[np.ndarray, "arrived"], Int64[np.ndarray, "arrived"], Int64[np.ndarray, "arrived"]
+]:
+    """Share of the walks that arrived, of how many, for each token of which any did, and which."""
     has_arrived = walks.pair[:, :, 0] >= 0
     rows = np.flatnonzero(has_arrived.any(axis=1))
-    return (hits & has_arrived)[rows].sum(axis=1) / has_arrived[rows].sum(axis=1), rows
+    number = has_arrived[rows].sum(axis=1)
+    return (hits & has_arrived)[rows].sum(axis=1) / number, number, rows
+
+
+def _share(
+    shares: Float64[np.ndarray, "tokens"], number: Int64[np.ndarray, "tokens"]
+) -> tuple[float, float]:
+    """Mean over tokens and its standard error; of one token that of its walks."""
+    mean, error = _mean(shares)
+    if math.isnan(error):
+        # a share of none or all of the walks is known no better than to one of them
+        one = max(mean * (1.0 - mean), (1.0 - 1.0 / number[0]) / number[0])
+        error = math.sqrt(one / number[0])
+    return mean, float(error)
 
 
 def _mean(values: Float64[np.ndarray, "tokens"]) -> tuple[float, float]:
@@ -503,56 +684,6 @@ def _mean(values: Float64[np.ndarray, "tokens"]) -> tuple[float, float]:
 
 
 # ---------------------------------------------------------------------------------------- near ties
-
-
-class _Near:
-    """How long inputs of one router are near ties."""
-
-    def __init__(
-        self,
-        weight: Float64[np.ndarray, "experts hidden"],
-        noise: Float64[np.ndarray, "experts noises"],
-        plain: RowDistances,
-        moved: Moved,
-        drift: Float64[np.ndarray, "experts"] | None,
-        request: PerturbRequest,
-        k: int,
-    ) -> None:
-        self.rows, self.noise, self.plain = row_coordinates(weight), noise, plain
-        self.drift, self.request, self.k = drift, request, k
-        self.scale = moved.factor if isinstance(moved.factor, float) else None
-        self.flats: dict[int, diffusion.Flats] = {}
-        if self.scale is not None and drift is None:
-            for order in request.orders:
-                if math.comb(len(weight), order + 1) <= _MOST_FLATS:
-                    self.flats[order] = diffusion.flats_of(weight, order)
-
-    def of(
-        self, logits: Float64[np.ndarray, "experts"], width: float, generator: np.random.Generator
-    ) -> tuple[NearTie, ...]:
-        horizon = self.request.time
-        ties = diffusion.occupations(
-            logits,
-            self.rows,
-            self.noise,
-            self.plain,
-            self.k,
-            self.request.orders,
-            width,
-            horizon,
-            DRAWS,
-            generator,
-            self.drift,
-        )
-        bounds = {
-            order: diffusion.union_bound(logits, flats, width, horizon, self.scale) / horizon
-            for order, flats in self.flats.items()
-            if self.scale is not None
-        }
-        return tuple(
-            NearTie(one.order, one.share, one.error, bounds.get(one.order), one.undecided)
-            for one in ties
-        )
 
 
 def _mean_near(tokens: Sequence[TokenPaths]) -> tuple[NearTie, ...]:

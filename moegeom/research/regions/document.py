@@ -32,12 +32,16 @@ _PLANES_DROPS = (0, 0, 0, 0, 0, 0, 1, 1)
 
 def document(report: Regions, view: View) -> Document:
     """What ``moegeom research regions`` says."""
-    tables = (partial(table, study_summary(report)) for table in (_ways, _planes))
+    planes = [one for one in report.routers if one.plane is not None]
+    tables = [(report.routers, _ways), *([(planes, _planes)] if planes else [])]
     return study_page(
         report,
         "research regions",
         view,
-        *([worst_excerpt(report.routers, _changes, view, table)] for table in tables),
+        *(
+            [worst_excerpt(some, _changes, view, partial(table, study_summary(report)))]
+            for some, table in tables
+        ),
         verdict=_verdict(report),
         notes=_notes(report),
     )
@@ -96,14 +100,17 @@ def _planes(summary: Summary, routers: Sequence[RouterRegions]) -> Table:
     rows = []
     for one in routers:
         plane, before = one.plane, one.before
-        spread = f" +- {np.std(plane.random, ddof=1):,.0f}" if len(plane.random) > 1 else ""
+        assert plane is not None
+        is_some = plane.regions_se != 0.0
+        deviation = np.std(plane.random, ddof=1) if len(plane.random) > 1 else 0.0
+        spread = f" +- {plane.total(round(deviation)):,}" if deviation else ""
         rows.append(
             (
                 summary.place(one.router),
-                f"{len(plane.of_cell):,}",
-                f"{plane.regions:,}",
-                f"{np.mean(plane.random):,.0f}{spread}" if plane.random else "",
-                "" if before is None else f"{before.plane.regions:,}",
+                f"{plane.num_cells:,}",
+                f"{plane.regions:,}" + (f" +- {plane.regions_se:,.0f}" if is_some else ""),
+                f"{plane.total(round(np.mean(plane.random))):,}{spread}" if plane.random else "",
+                "" if before is None or before.plane is None else f"{before.plane.regions:,}",
                 f"{plane.bound:,}",
                 f"{plane.top_1:,}",
                 f"{plane.top_k:,}",
@@ -113,7 +120,34 @@ def _planes(summary: Summary, routers: Sequence[RouterRegions]) -> Table:
 
 
 def _notes(report: Regions) -> Iterator[str]:
-    plane = report.routers[0].plane
+    if unknown := max(way.unknown_share for one in report.routers for way in one.ways):
+        yield (
+            f"Unknown: of up to {percent(unknown)} of the ways it is not proved that every change "
+            "of experts was seen."
+        )
+    if places := [one.router for one in report.routers if one.plane is None]:
+        yield (
+            f"No plane in {study_summary(report).places(places)}: cells of curved or grouped rules "
+            "are no polygons."
+        )
+    yield from _of_planes(report)
+    yield (
+        "A change is where a line of the gate's pre-activation, or of two logits, is crossed; how "
+        "much the output changes there is not looked at. Shared experts are not counted."
+    )
+    if report.written:
+        yield f"Counts written to {report.written}."
+
+
+def _of_planes(report: Regions) -> Iterator[str]:
+    plane = next((one.plane for one in report.routers if one.plane is not None), None)
+    if plane is None:
+        return
+    if len(plane.of_cell) < plane.num_cells:
+        yield (
+            f"Regions were counted in {number_of(len(plane.of_cell), 'cell')}, drawn at random; "
+            "those of all follow with the standard error beside them."
+        )
     yield (
         f"Plane: {plane.subspace}, in a frame with nearly all tokens; exact for the numbers "
         "rounded to it. 'possible' is proved for any router and experts of this size on a whole "
@@ -124,9 +158,3 @@ def _notes(report: Regions) -> Iterator[str]:
         f"same router: {number_of(len(plane.random), 'draw')}, standard deviation, seed "
         f"{report.seed}."
     )
-    yield (
-        "A change is where a line of the gate's pre-activation, or of two logits, is crossed; how "
-        "much the output changes there is not looked at. Shared experts are not counted."
-    )
-    if report.written:
-        yield f"Counts written to {report.written}."

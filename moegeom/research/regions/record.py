@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +10,18 @@ from typing import Any, ClassVar
 
 from moegeom.core.option import option
 from moegeom.core.tokens import SampleCounts
-from moegeom.engine.request import StudyRequest
+from moegeom.engine.request import BudgetTerms, StudyRequest
 
 
 @dataclass(frozen=True)
-class RegionsRequest(StudyRequest):
+class RegionsRequest(StudyRequest, BudgetTerms):
     """The options of ``regions``, each with what it means."""
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (*StudyRequest.PYTHON_ONLY, "random_experts")
 
-    segments: int = option("Straight ways of each kind.", 1000, min=2)
+    segments: int | None = option(
+        "Straight ways of each kind [default: 1,000, fewer where experts are wide].", min=2
+    )
     subspace: str = option("The plane: pca:2, random:2, plane:A,B,C or an npz file.", "pca:2")
     against: str | None = option("Count the same in this checkpoint too: initialisation.")
     random_experts: int = option("Draws of experts with the same row lengths.", 3)
@@ -30,7 +33,9 @@ class RegionsRequest(StudyRequest):
 class SegmentRegions:
     """Means over straight ways, with standard errors over ways; rates per unit of length.
 
-    ``all_neurons`` is how often neurons of all experts, chosen or not, change on a way.
+    ``all_neurons`` is how often neurons of all experts, chosen or not, change on a way, of some of
+    the ways. ``unknown_share`` is the share of ways of which it is not proved that all changes were
+    seen, 0 of linear rules.
     """
 
     way: str
@@ -45,6 +50,7 @@ class SegmentRegions:
     all_neurons: float
     per_length: float
     per_length_se: float
+    unknown_share: float = 0.0
 
     @property
     def routing_share(self) -> float:
@@ -57,9 +63,11 @@ class SegmentRegions:
 class PlaneRegions:
     """Regions in the frame of a plane, exact for the numbers rounded to it.
 
-    ``of_cell`` are those of each cell that the frame meets, ``bound`` the most of any router and
-    experts of this size (docs/theory.md B6), ``top_1`` and ``top_k`` what is published; ``random``
-    has as many draws of experts with the same row lengths, None for none.
+    ``of_cell`` are those of each cell of ``expert_sets``: of all ``num_cells`` that the frame
+    meets, or of some that were drawn, from which ``regions`` follows with an error. ``bound`` is
+    the most of any router and experts of this size (docs/theory.md B6), ``top_1`` and ``top_k``
+    what is published; ``random`` has as many draws of experts with the same row lengths, in the
+    same cells.
     """
 
     subspace: str
@@ -70,10 +78,25 @@ class PlaneRegions:
     top_1: int
     top_k: int
     random: tuple[int, ...]
+    num_cells: int
 
     @property
     def regions(self) -> int:
-        return sum(self.of_cell)
+        return self.total(sum(self.of_cell))
+
+    def total(self, counted: int) -> int:
+        """Of all cells, from what was counted in those that were drawn."""
+        return round(counted * self.num_cells / max(len(self.of_cell), 1))
+
+    @property
+    def regions_se(self) -> float:
+        """Standard error of the sample of cells; 0 where all are counted."""
+        cells = len(self.of_cell)
+        if cells == self.num_cells:
+            return 0.0
+        spread = statistics.stdev(self.of_cell) if cells > 1 else float("nan")
+        left = 1.0 - cells / self.num_cells
+        return self.num_cells * spread * (left / cells) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -81,12 +104,14 @@ class EarlierRegions:
     """The same ways and the same plane in the checkpoint ``against``."""
 
     ways: tuple[SegmentRegions, ...]
-    plane: PlaneRegions
+    plane: PlaneRegions | None
 
 
 @dataclass(frozen=True)
 class RouterRegions:
-    """One router; ``counted`` says what its regions are."""
+    """One router; ``counted`` says what its regions are. No ``plane`` where cells are no polygons:
+    of curved and grouped rules.
+    """
 
     router: str
     num_experts: int
@@ -96,7 +121,7 @@ class RouterRegions:
     counted: str
     num_bytes: int
     ways: tuple[SegmentRegions, ...]
-    plane: PlaneRegions
+    plane: PlaneRegions | None
     before: EarlierRegions | None = None
 
 

@@ -14,9 +14,14 @@ import numpy as np
 from moegeom.core.errors import RouterError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int64
+from moegeom.core.tokens import TokenSource
+from moegeom.engine.jumps import ExactRouter
+from moegeom.engine.pace import Pace
+from moegeom.engine.prepared import unavailable
 from moegeom.engine.session import Session
 from moegeom.geometry import region_counts
 from moegeom.geometry.capacity import most_regions, published_regions
+from moegeom.geometry.selection import SCORES
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.pipeline import Watch
 from moegeom.research.regions import STUDY
@@ -30,6 +35,7 @@ from moegeom.research.regions.record import (
 )
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.routing_cells.facet_graph import swaps
+from moegeom.routing_cells.plane.raster import bracketed_changes
 from moegeom.routing_cells.plane.subspace import Slice
 from moegeom.routing_cells.request import CellsRequest
 from moegeom.routing_cells.slices import (
@@ -46,6 +52,13 @@ from moegeom.studies.study import each
 from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router
+#: Ways on which neurons of all experts are counted, products of numbers for those of one kind, and
+#: ways at least and at most where no number is asked for.
+_WHOLE, _PRODUCTS, _FEWEST, _MOST = 16, 2**37, 64, 1000
+
+#: Lines that are counted in all cells together, and cells at least.
+_LINES, _FEWEST_CELLS = 2**18, 24
+
 #: What regions are, by activation of experts without a gate; others are patterns of signs.
 _KINDS = {"relu": "linear regions", "relu2": "polynomial regions"}
 
@@ -81,6 +94,7 @@ def router_regions(
     requested: RequestedSlice,
     sample: SliceTokens,
     request: RegionsRequest,
+    pace: Pace,
 ) -> RouterRegions:
     """Counts on every way and in the plane; each gate is read once."""
     part = requested.part
@@ -91,14 +105,14 @@ def router_regions(
         )
     on_ways = [_OnWays(router, one) for one in ways]
     lines, norms = [], []
-    for expert in range(tensors.num_experts):
+    for expert in pace.parts(range(tensors.num_experts), lambda _: 1, is_whole=True):
         gate, bias = tensors.read_gate(expert)
-        rows = gate.astype(np.float64)
-        offset = np.zeros(len(rows)) if bias is None else bias.astype(np.float64)
+        offset = np.zeros(len(gate)) if bias is None else bias.astype(np.float64)
         for one in on_ways:
-            one.add(expert, rows, offset)
-        lines.append(_on_plane(rows, offset, part))
-        norms.append((np.linalg.norm(rows, axis=1), offset))
+            one.add(expert, gate, offset)
+        if router.rule.is_affine:
+            lines.append(_on_plane(gate.astype(np.float64), offset, part))
+            norms.append((np.sqrt(np.einsum("nd,nd->n", gate, gate, dtype=np.float64)), offset))
     return RouterRegions(
         router=router.name,
         num_experts=router.num_experts,
@@ -110,7 +124,9 @@ def router_regions(
         ),
         num_bytes=tensors.bytes_of(gate_alone=True),
         ways=tuple(one.figures() for one in on_ways),
-        plane=_plane(router, lines, norms, requested, part, sample, request),
+        plane=_plane(router, lines, norms, requested, part, sample, request, pace)
+        if router.rule.is_affine
+        else None,
     )  # fmt: skip
 
 
@@ -120,29 +136,45 @@ class _OnWays:
     def __init__(self, router: Router, ways: Ways) -> None:
         self.ways, self.number = ways, len(ways.start)
         self.length = np.linalg.norm(ways.stop - ways.start, axis=1)
-        logits = [self._logits(router, ends) for ends in (ways.start, ways.stop)]
-        k, experts = router.rule.top_k, router.num_experts
-        crossings = segment_crossings(logits[0], logits[1], k, with_places=True)
-        self.first, self.at = crossings.first, crossings.at
-        self.segment = np.repeat(np.arange(self.number), np.diff(crossings.first))
-        owner, middle = _middles(crossings.first, crossings.at)
+        self.ends = [ends.astype(np.float32) for ends in (ways.start, ways.stop)]
+        exact, rule, bias = ExactRouter(router), router.rule, router.selection_bias
+        logits = [exact.logits(ends) for ends in (ways.start, ways.stop)]
+        if rule.is_affine:
+            changes = segment_crossings(logits[0], logits[1], rule.top_k, with_places=True)
+            self.unknown_share = 0.0
+        else:
+            added = None if bias is None else bias.astype(np.float64)
+            changes = bracketed_changes(logits[0], logits[1], rule, added)
+            self.unknown_share = float(changes.is_unknown.mean())
+        self.first, self.at = changes.first, changes.at
+        self.segment = np.repeat(np.arange(self.number), np.diff(self.first))
+        owner, middle = _middles(self.first, self.at)
         inside = (1.0 - middle)[:, None] * logits[0][owner] + middle[:, None] * logits[1][owner]
-        chosen = np.argsort(-inside, axis=1, kind="stable")[:, :k].astype(np.int32)
-        self.is_chosen: Bool[np.ndarray, "pieces experts"] = chosen_mask(chosen, experts)
-        self.num_all = np.zeros(self.number, np.int64)
+        self.is_chosen: Bool[np.ndarray, "pieces experts"] = chosen_mask(
+            exact.chosen(inside), router.num_experts
+        )
+        # where each expert is chosen at all; of the first ways all experts are looked at
+        self.is_met = np.zeros((self.number, router.num_experts), bool)
+        np.logical_or.at(self.is_met, owner, self.is_chosen)
+        self.num_whole = min(self.number, _WHOLE)
+        self.num_all = np.zeros(self.num_whole, np.int64)
         self.roots: list[tuple[np.ndarray, np.ndarray]] = []
 
-    @staticmethod
-    def _logits(router: Router, inputs: np.ndarray) -> np.ndarray:
-        logits = inputs @ router.weight.T.astype(np.float64)
-        return logits if router.affine_bias is None else logits + router.affine_bias
-
-    def add(self, expert: int, rows: np.ndarray, offset: np.ndarray) -> None:
-        start, stop = (ends @ rows.T + offset for ends in (self.ways.start, self.ways.stop))
-        chosen = np.ascontiguousarray(self.is_chosen[:, expert])
-        roots = region_counts.segment_roots(start, stop, self.first, self.at, chosen)
-        self.num_all += np.bincount(roots.segment, minlength=self.number)
-        self.roots.append((roots.segment[roots.is_active], roots.at[roots.is_active]))
+    def add(self, expert: int, gate: np.ndarray, offset: np.ndarray) -> None:
+        is_needed = self.is_met[:, expert].copy()
+        is_needed[: self.num_whole] = True
+        rows = np.flatnonzero(is_needed)
+        values = gate.astype(np.float32, copy=False)
+        start, stop = ((ends[rows] @ values.T).astype(np.float64) + offset for ends in self.ends)
+        changes = np.diff(self.first)[rows]
+        first = np.concatenate([[0], np.cumsum(changes)])
+        among = np.repeat(is_needed, np.diff(self.first))
+        pieces = np.repeat(is_needed, np.diff(self.first) + 1)
+        chosen = np.ascontiguousarray(self.is_chosen[pieces, expert])
+        roots = region_counts.segment_roots(start, stop, first, self.at[among], chosen)
+        segment = rows[roots.segment]
+        self.num_all += np.bincount(segment, minlength=self.number)[: self.num_whole]
+        self.roots.append((segment[roots.is_active], roots.at[roots.is_active]))
 
     def figures(self) -> SegmentRegions:
         segment, at = (np.concatenate(part) for part in zip(*self.roots, strict=True))
@@ -169,6 +201,7 @@ class _OnWays:
             all_neurons=float(self.num_all.mean()),
             per_length=rate,
             per_length_se=rate_se,
+            unknown_share=self.unknown_share,
         )
 
 
@@ -188,6 +221,25 @@ def _on_plane(rows: np.ndarray, offset: np.ndarray, part: Slice) -> Float64[np.n
     return np.column_stack([rows @ part.basis, rows @ part.centre + offset])
 
 
+def _random_lines(
+    lengths: Float64[np.ndarray, "neurons"],
+    offset: Float64[np.ndarray, "neurons"],
+    part: Slice,
+    draw: np.random.Generator,
+) -> Float64[np.ndarray, "lines 3"]:
+    """The lines of rows of these lengths in random directions: the plane sees three of their
+    coordinates, along its axes and its centre, and of all others their length.
+    """
+    hidden = len(part.centre)
+    frame, triangle = np.linalg.qr(np.column_stack([part.basis, part.centre]))
+    seen = draw.standard_normal((len(lengths), frame.shape[1]))
+    square = (seen**2).sum(axis=1)
+    if hidden > frame.shape[1]:
+        square = square + draw.chisquare(hidden - frame.shape[1], len(lengths))
+    values = (lengths / np.sqrt(square))[:, None] * seen @ triangle
+    return np.column_stack([values[:, :2], values[:, 2] + offset])
+
+
 def _plane(
     router: Router,
     lines: list[np.ndarray],
@@ -196,12 +248,18 @@ def _plane(
     part: Slice,
     sample: SliceTokens,
     request: RegionsRequest,
+    pace: Pace,
 ) -> PlaneRegions:
     k = router.rule.top_k
     points = part.coordinates(sample.inputs)
     x0, x1, y0, y1 = map(Fraction, frame_of(points, requested, sample, CellsRequest(""), 1.0))
     frame = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
     polygons = list(_cells(router, part, frame))
+    num_cells, draw = len(polygons), np.random.default_rng(request.seed)
+    most = max(_FEWEST_CELLS, _LINES // (k * len(lines[0])))
+    if num_cells > most:
+        some = np.sort(draw.choice(num_cells, most, replace=False))
+        polygons = [polygons[number] for number in some.tolist()]
 
     def counted(of_experts: list[np.ndarray]) -> tuple[int, ...]:
         return tuple(
@@ -211,13 +269,12 @@ def _plane(
             for experts, corners in polygons
         )
 
-    draw, random = np.random.default_rng(request.seed), []
-    for _ in range(request.random_experts):
+    of_cell, random = counted(lines), []
+    unwatched = dataclasses.replace(pace, watch=None)
+    for _ in unwatched.parts(range(request.random_experts), lambda _: 1):
         neurons = []
         for lengths, offset in norms:
-            rows = draw.standard_normal((len(lengths), router.hidden_size))
-            rows *= (lengths / np.linalg.norm(rows, axis=1))[:, None]
-            neurons.append(_on_plane(rows, offset, part))
+            neurons.append(_random_lines(lengths, offset, part, draw))
         random.append(sum(counted(neurons)))
     width = len(lines[0])
     published = published_regions(router.num_experts, k, width, 2)
@@ -225,11 +282,12 @@ def _plane(
         subspace=requested.text,
         variance_share=requested.variance_share,
         expert_sets=tuple(experts for experts, _ in polygons),
-        of_cell=counted(lines),
+        of_cell=of_cell,
         bound=most_regions(router.num_experts, k, width, 2),
         top_1=published.top_1,
         top_k=published.top_k,
         random=tuple(random),
+        num_cells=num_cells,
     )
 
 
@@ -277,7 +335,7 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         When the recording does not hold router inputs, or records none of the routers.
     UsageError
         Without tokens, when more than 2 GB are to be read without ``yes``, when no router has
-        linear boundaries, and when ``out`` cannot be written.
+        known choice between inputs, and when ``out`` cannot be written.
 
     Examples
     --------
@@ -287,16 +345,12 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     >>> [way.way for way in found.value.routers[0].ways]
     ['random pairs', 'consecutive tokens']
     """
-    if request.segments < 2:
+    if request.segments is not None and request.segments < 2:
         raise UsageError(f"--segments {request.segments}: expected 2 or more.")
     opened, source = STUDY.open(request)
-    left_out = list(opened.left_out)
-    chosen = [router for router in opened.recorded if router.rule.is_affine]
-    left_out += [
-        (router.name, "its boundaries are not linear, and no crossings are computed")
-        for router in opened.recorded
-        if not router.rule.is_affine
-    ]
+    reasons = {router.name: _why_not(router, source) for router in opened.recorded}
+    chosen = [router for router in opened.recorded if not reasons[router.name]]
+    left_out = [*opened.left_out, *((name, why) for name, why in reasons.items() if why)]
     if not chosen:
         raise UsageError(f"{left_out[0][0]}: {left_out[0][1]}.")
     tensors = {router.name: open_experts(opened.store, router) for router in chosen}
@@ -304,14 +358,17 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     experts = [*tensors.values(), *(one for pairs in before.values() for _, one in pairs)]
     announce(experts, request.yes, watch)
     routers, samples = [], []
-    for router in each(chosen, watch):
+    for router in each(chosen, watch, chosen[0].num_experts, is_paced=True):
         sample = token_sample(router, source, request)
         samples.append(sample)
-        ways = ways_of(sample, request.segments, request.seed)
+        number = _number_of_ways(request, tensors[router.name], router.rule.top_k)
+        ways = ways_of(sample, number, request.seed)
         plane = requested_slice(request.subspace, router, sample, source.facts.name, request.seed)
+        pace = Pace(watch, request.budget, f"{router.name}: {router.num_experts} experts")
         both = [(router, tensors[router.name]), *before.get(router.name, ())]
         one, *earlier = (
-            router_regions(twin, experts, ways, plane, sample, request) for twin, experts in both
+            router_regions(twin, experts, ways, plane, sample, request, pace)
+            for twin, experts in both
         )
         if earlier:
             (twin,) = earlier
@@ -328,6 +385,22 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         against=request.against,
         written=None if request.out is None else request.out.name,
     )
+
+
+def _why_not(router: Router, source: TokenSource) -> str:
+    """Why the choice of a router between two inputs is not known; empty where it is."""
+    if router.listed or router.projection is not None or router.rule.score not in SCORES:
+        return "its choice between two inputs does not follow from these alone"
+    absent = unavailable(router, source.facts)
+    return next((absent[name] for name in ("input", "distance", "pair") if name in absent), "")
+
+
+def _number_of_ways(request: RegionsRequest, tensors: ExpertTensors, k: int) -> int:
+    """What is asked for, else as many as so many products allow; k and as many more are met."""
+    if request.segments is not None:
+        return request.segments
+    met = min(4 * k, tensors.num_experts) * tensors.width * tensors.hidden
+    return int(np.clip(_PRODUCTS // (2 * met), _FEWEST, _MOST))
 
 
 def _before(
@@ -357,6 +430,8 @@ def _rows(routers: Sequence[RouterRegions]) -> Iterator[dict[str, Any]]:
                 continue
             same = {"router": router.router, "against": is_before}
             yield from (same | dataclasses.asdict(way) for way in one.ways)
+            if one.plane is None:
+                continue
             cells = zip(one.plane.expert_sets, one.plane.of_cell, strict=True)
             for cell, number in cells:
                 yield same | {"way": "plane", "cell": list(cell), "regions": float(number)}

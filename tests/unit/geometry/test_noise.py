@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry import noise, paths
+from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.noise import noise_between
 from moegeom.geometry.selection import top_k
@@ -24,6 +25,12 @@ RULE = Rule(2, "softmax", Weights("scores"))
 
 def draw(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+def simulated(logits, chosen, weight, times, number):
+    barriers = Barriers.of(RULE, None, chosen, weight, row_distances(weight))
+    every = np.arange(len(logits))
+    return paths.simulate_exit(logits, barriers, every, times, number, [*map(draw, every)])
 
 
 # ---------------------------------------------------------------------------- bounds and draws
@@ -197,16 +204,16 @@ def test_a_cell_without_boundaries_is_never_left_and_on_a_boundary_at_once():
     exits = paths.exit_probability(sigmas, 3.0)
     assert_array_equal([exits.lower, exits.upper], np.zeros((2, 30)))
     assert np.isinf(paths.cell_quantiles(sigmas, 0.5)).all()
-    curve = paths.simulate_exit(LOGITS[0], chosen[0], WEIGHT, ROWS, np.ones(1), 10, draw())
-    assert_array_equal([curve.lower, curve.upper], np.zeros((2, 1)))
+    curve = simulated(LOGITS[:1], chosen[:1], WEIGHT, np.ones((1, 1)), 10)
+    assert_array_equal([curve.lower, curve.upper], np.zeros((2, 1, 1)))
     sigmas = np.array([[0.0, 1.0]])
     for time in (0.0, 1e-12, 5.0):
         exits = paths.exit_probability(sigmas, time)
         assert_array_equal([exits.lower, exits.upper], [[1.0], [1.0]])
     assert not np.any(paths.cell_quantiles(sigmas, 0.5))
     z, weight = np.array([1.0, 1.0, 0.0]), np.array([[1.0], [0.0], [0.5]])
-    curve = paths.simulate_exit(z, FIRST[0], weight, row_distances(weight), np.ones(1), 10, draw())
-    assert_array_equal([curve.lower, curve.upper], [[1.0], [1.0]])
+    curve = simulated(z[None], FIRST, weight, np.ones((1, 1)), 10)
+    assert_array_equal([curve.lower, curve.upper], np.ones((2, 1, 1)))
 
 
 def test_at_0_and_infinity_nothing_is_crossed_and_chances_grow_with_time():
@@ -224,12 +231,10 @@ def test_at_0_and_infinity_nothing_is_crossed_and_chances_grow_with_time():
 
 
 def test_tiles_do_not_change_a_simulation(monkeypatch):
-    """Paths take their numbers from one generator, so the tile is part of the seed: errors agree."""
-    chosen = top_k(LOGITS[:1], 2)[0]
-    arguments = (LOGITS[0], chosen, WEIGHT, ROWS, np.array([0.1, 0.2]), 4000)
-    whole = paths.simulate_exit(*arguments, draw(1))
+    """Each input takes its numbers from a generator of its own."""
+    times = np.tile([0.1, 0.2], (3, 1))
+    whole = simulated(LOGITS[:3], top_k(LOGITS[:3], 2), WEIGHT, times, 40)
     monkeypatch.setattr(paths, "_AT_ONCE", 600)
-    parts = paths.simulate_exit(*arguments, draw(2))
-    error = np.hypot(whole.upper_error, parts.upper_error)
-    assert_array_equal(np.abs(whole.upper - parts.upper) < 4.0 * error, True)
-    assert_allclose(whole.upper_error, parts.upper_error, rtol=0.3)
+    parts = simulated(LOGITS[:3], top_k(LOGITS[:3], 2), WEIGHT, times, 40)
+    for name, part in vars(parts).items():
+        assert_array_equal(part, getattr(whole, name))

@@ -8,7 +8,9 @@ import pytest
 from scipy.stats import levy
 
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.router import GroupMask
 from moegeom.core.tokens import InputNoise
+from moegeom.engine.pace import Pace
 from moegeom.geometry.paths import slab_occupation
 from moegeom.research.perturb.document import document
 from moegeom.research.perturb.record import PerturbRequest
@@ -174,13 +176,90 @@ def test_two_recordings_give_noise_and_drift(tmp_path):
     assert still.routers[0].half != moving.routers[0].half
 
 
-def test_equal_recordings_move_nothing_curved_rules_are_left_out_and_logits_refused(tmp_path):
+def test_rules_with_a_bias_or_groups_have_figures_and_no_proofs():
+    model, tokens = map(str, sides(GROUPED))
+    report = perturb(PerturbRequest(model, tokens=tokens, layers="1", at=(5, 900)))
+    (router,) = report.routers
+    assert not router.is_linear
+    assert {(at.lower, at.upper) for at in router.curve} == {(None, None)}
+    chances = [at.simulated_lower for at in router.curve]
+    assert chances == sorted(chances)
+    assert 0.0 < router.half.simulated < np.inf
+    assert 0.0 < router.half.simulated_se < router.half.simulated
+    assert {tie.order for tie in router.near} == {1}
+    assert sum(pair.share for pair in router.exits) == pytest.approx(1.0)
+    text = unwrapped(worded(document, report, width=80))
+    assert "curved or grouped" in text
+    assert "simulated)" in text
+
+
+def test_the_half_time_of_one_token_has_the_error_that_seeds_show():
+    router, inputs = router_of(np.linspace(0.0, 0.02, 16)), inputs_of(1)[:1]
+    halves = [
+        looked_at(router, inputs, Moved.by(InputNoise(0.3)), seed=seed).half for seed in range(12)
+    ]
+    spread = np.std([half.simulated for half in halves], ddof=1)
+    stated = np.median([half.simulated_se for half in halves])
+    assert spread / 3.0 < stated < 4.0 * spread
+    one = looked_at(router, inputs, Moved.by(InputNoise(0.3)))
+    assert one.elsewhere_se > 0.0
+    assert min(pair.share_se for pair in one.exits) > 0.0
+    assert min(at.simulated_se for at in one.curve if at.simulated_upper < 1.0) >= 0.0
+
+
+@pytest.mark.parametrize("bias", [None, np.zeros(16) + 0.1])
+def test_routers_of_equal_or_zero_rows_are_on_every_boundary_at_once(bias):
+    """Distance 0 is known before any search."""
+    for rows in (np.ones((16, 24), np.float32), np.zeros((16, 24), np.float32)):
+        router = router_of(bias, weight=rows)
+        found = looked_at(router, inputs_of(1)[:3], Moved.by(InputNoise(0.1)), orders=(1, 2, 3))
+        assert found.half.simulated == 0.0
+        assert found.curve[0].simulated_lower == 1.0
+        assert {tie.share for tie in found.near} == {1.0}
+        assert found.unfinished == 0.0
+
+
+def test_rows_that_differ_in_biases_alone_have_no_boundary():
+    rows, bias = np.ones((16, 24), np.float32), np.linspace(0.0, 1.0, 16).astype(np.float32)
+    router = router_of(weight=rows, logit_bias=bias)
+    rule = dataclasses.replace(router.rule, has_logit_bias=True)
+    found = looked_at(
+        dataclasses.replace(router, rule=rule), inputs_of(1)[:2], Moved.by(InputNoise(0.1))
+    )
+    assert found.half.simulated == np.inf
+    assert {tie.share for tie in found.near} == {0.0}
+    assert found.exits == ()
+
+
+def test_hidden_size_1_and_two_pairs_of_equal_rows_end_too():
+    rows = np.linspace(-1.0, 1.0, 16)[:, None].astype(np.float32)
+    found = looked_at(router_of(weight=rows), inputs_of(1)[:3, :1], Moved.by(InputNoise(0.1)))
+    assert 0.0 <= found.half.simulated <= np.inf
+    rows = router_of().weight.copy()
+    rows[1], rows[3:6] = rows[0], rows[2]
+    found = looked_at(router_of(weight=rows), inputs_of(1)[:4], Moved.by(InputNoise(0.1)))
+    assert len(found.tokens) == 4
+    groups = router_of(np.zeros(16), GroupMask(4, 2, "top2_sum", 0.0))
+    found = looked_at(groups, inputs_of(1)[:1], Moved.by(InputNoise(0.1)))
+    assert found.unfinished < 0.01
+
+
+def test_a_budget_ends_a_search_with_what_it_has():
+    router, inputs = router_of(), inputs_of(2)
+    pace = Pace(None, 1e-9)
+    request = PerturbRequest("made", orders=(1,))
+    moved = Moved.by(InputNoise(0.3))
+    found = router_paths(router, inputs, np.arange(len(inputs)), moved, request, pace)
+    assert 0 < len(found.tokens) < len(inputs)
+    assert found.num_left == len(inputs) - len(found.tokens)
+    with pytest.raises(UsageError, match="--budget 0"):
+        PerturbRequest("made", budget=0.0)
+
+
+def test_equal_recordings_move_nothing_and_logits_are_refused(tmp_path):
     assert {reason for _, reason in sample(noise=REC).left_out} == {
         "both recordings hold the same inputs: nothing moves them"
     }
-    model, tokens = map(str, sides(GROUPED))
-    text = unwrapped(worded(document, perturb(PerturbRequest(model, tokens=tokens)), width=80))
-    assert text.startswith("RESULT all layers: not looked at: boundaries of this rule are curved")
     logits = tmp_path / "logits.npz"
     made = np.random.default_rng(0).standard_normal((256, 16)).astype(np.float32)
     np.savez(logits, **{f"text/{layer}": made for layer in range(3)})

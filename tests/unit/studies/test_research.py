@@ -4,6 +4,7 @@ are recorded.
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import re
@@ -20,17 +21,21 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 import moegeom as mg
+from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, RouterError, UsageError
 from moegeom.core.text import integer_text
 from moegeom.core.tokens import TILE
+from moegeom.engine.jumps import ExactRouter, why_no_jumps
 from moegeom.geometry.capacity import expected_diagram, most_regions
 from moegeom.geometry.gram import cosines, gram_score
 from moegeom.research.attention.document import attention_figures, document
 from moegeom.research.capacity.study import rows_of
 from moegeom.research.outputs.document import _figure, outputs_figures
 from moegeom.router.attention.tensors import attention_families, load_attention_family
+from moegeom.router.load import load_routers
 from moegeom.studies.opened import Checkpoint
 from moegeom.tokens.sources.recorded import open_recording
+from tests.unit.studies import orthonormal
 from tests.unit.studies.samples import BALANCED, GROUPED, few_tokens, sides, unwrapped, worded
 
 CKPT, REC = sides(BALANCED)
@@ -379,6 +384,37 @@ def test_changes_on_ways_are_those_of_many_points_on_them(crossed):
     np.testing.assert_allclose(way.regions, 1 + way.router_changes + way.neuron_changes)
 
 
+def test_a_grouped_rule_changes_on_ways_as_it_does_at_many_points():
+    """And its cells are no polygons."""
+    report = mg.regions(*sides(GROUPED), layers=1, segments=8, random_experts=0)
+    (one,) = report.value.routers
+    assert one.plane is None
+    assert "No plane" in str(report)
+    routers = load_routers(open_checkpoint(GROUPED / "step_1500")).routers
+    (router,) = (r for r in routers if r.layer == 1)
+    recording = open_recording(sides(GROUPED)[1])
+    inputs = recording.read_values(router.name, 0, recording.facts.num_tokens).astype(np.float64)
+    chosen = np.random.default_rng(0).permutation(len(inputs))[:16]
+    changes = []
+    for a, b in zip(inputs[chosen[:8]], inputs[chosen[8:]], strict=True):
+        t = np.linspace(0.0, 1.0, 20_001)[:, None]
+        exact = ExactRouter(router)
+        sets = np.sort(exact.chosen(exact.logits((1.0 - t) * a + t * b)), axis=1)
+        changes.append((np.diff(sets, axis=0) != 0).any(axis=1).sum())
+    way = one.ways[0]
+    assert way.router_changes == pytest.approx(np.mean(changes), abs=1 / 8)
+    assert way.unknown_share < 0.2
+
+
+def test_where_every_expert_is_chosen_or_all_rows_are_equal_no_jump_is_looked_for():
+    router = orthonormal.router_of()
+    facts = orthonormal.source_of(orthonormal.inputs_of(1)).facts
+    every = dataclasses.replace(router, rule=dataclasses.replace(router.rule, top_k=16))
+    assert why_no_jumps(every, facts) == "every expert is chosen: there is no boundary"
+    equal = dataclasses.replace(router, weight=np.ones_like(router.weight))
+    assert why_no_jumps(equal, facts).startswith("all rows are equal")
+
+
 def test_regions_of_a_plane_stay_below_the_bound_and_ways_are_drawn_by_the_seed(crossed):
     for one in (crossed.routers[0], crossed.routers[0].before):
         plane = one.plane
@@ -413,8 +449,6 @@ def test_what_is_too_much_curved_or_not_there_is_refused(monkeypatch):
     with pytest.raises(UsageError, match="197 kB of experts are, at most, to be read"):
         mg.continuity(CKPT, REC, layers=1)
     assert mg.regions(CKPT, REC, yes=True, **asked).value.routers
-    with pytest.raises(UsageError, match="boundaries are not linear"):
-        mg.regions(*sides(GROUPED))
     with pytest.raises(RouterError, match="no router text/1"):
         mg.regions(CKPT, REC, layers=1, against=GROUPED / "step_1500")
 

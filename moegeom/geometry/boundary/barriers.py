@@ -1,0 +1,283 @@
+r"""What parts the expert set of an input from others, whatever the rule, in deviations of noise.
+
+A barrier is a difference of scores that is positive as long as the set stays: of a chosen expert
+and another one, or of a group that the mask keeps and one whose experts would come in its place.
+Its distance, :math:`r = c(z) / |F^T \nabla c|`, is exact for linear rules; for others it is the
+tangent's at that point, whose error shrinks with the square of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from moegeom.core.router import Rule
+from moegeom.core.shapes import Float64, Int32, Int64
+from moegeom.geometry.boundary.curved import as_logits
+from moegeom.geometry.boundary.linear import NEVER, RowDistances
+from moegeom.geometry.boundary.orders import row_coordinates
+from moegeom.geometry.selection import group_scores, kept_groups, score_slopes, selection_scores
+from moegeom.geometry.set_code import chosen_mask
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """Masked scores, their slopes, and of softmax the probabilities whose mean row is taken off.
+
+    ``values`` are those before the mask; ``groups`` are the scores of the groups, ``is_kept`` which
+    of them the mask keeps.
+    """
+
+    values: Float64[np.ndarray, "points experts"]
+    masked: Float64[np.ndarray, "points experts"]
+    slopes: Float64[np.ndarray, "points experts"]
+    probability: Float64[np.ndarray, "points experts"] | None
+    groups: Float64[np.ndarray, "points groups"]
+    is_kept: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Barriers:
+    """The barriers of some cells: those of ``chosen`` around inputs that noise moves.
+
+    ``moves`` are the noisy rows in as few dimensions as they need, ``scale`` how much more the
+    noise moves the inputs of each cell. The numbers of barriers are those of the pairs (expert in
+    order of rank, other in order of number), then of the pairs of groups.
+    """
+
+    rule: Rule
+    bias: Float64[np.ndarray, "experts"] | None
+    inside: Int64[np.ndarray, "cells k"]
+    outside: Int64[np.ndarray, "cells others"]
+    scale: Float64[np.ndarray, "cells"]
+    moves: Float64[np.ndarray, "experts dims"]
+    distances: RowDistances
+
+    @classmethod
+    def of(
+        cls,
+        rule: Rule,
+        bias: Float64[np.ndarray, "experts"] | None,
+        chosen: Int32[np.ndarray, "cells k"],
+        rows: Float64[np.ndarray, "experts noises"],
+        distances: RowDistances,
+        scale: Float64[np.ndarray, "cells"] | None = None,
+    ) -> Barriers:
+        """Of logits that hold every bias of a linear rule; else ``bias`` is added to scores."""
+        outside = np.nonzero(~chosen_mask(chosen, len(rows)))[1].reshape(len(chosen), -1)
+        if rule.is_affine or bias is None or not bias.any():
+            rule, bias = as_logits(rule), None
+        scale = np.ones(len(chosen)) if scale is None else scale
+        # scores of one logit see the mean of the rows, which differences of logits do not
+        sees_mean = not (rule.is_affine or rule.score == "softmax")
+        moves = np.linalg.qr(rows.T)[1].T if sees_mean else row_coordinates(rows)
+        return cls(rule, bias, chosen.astype(np.int64), outside, scale, moves, distances)
+
+    @cached_property
+    def _gram(self) -> Float64[np.ndarray, "experts experts"]:
+        return self.moves @ self.moves.T
+
+    @cached_property
+    def _of_pairs(self) -> Float64[np.ndarray, "cells k others"]:
+        """Inverse deviations of linear rules, products of rows of others."""
+        of = self.distances.inverse if self.rule.is_affine else self._gram
+        return of[self.inside[:, :, None], self.outside[:, None, :]]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether distances are exact: of linear rules."""
+        return self.rule.is_affine
+
+    @property
+    def num_pairs(self) -> int:
+        """How many barriers are between two experts."""
+        return self.inside.shape[1] * self.outside.shape[1]
+
+    def moved(
+        self, cell: Int64[np.ndarray, "points"], noise: Float64[np.ndarray, "points dims"]
+    ) -> Float64[np.ndarray, "points experts"]:
+        """What normal numbers do to the logits of inputs of these cells."""
+        return self.scale[cell, None] * (noise @ self.moves.T)
+
+    def sigmas(
+        self, cell: Int64[np.ndarray, "points"], logits: Float64[np.ndarray, "points experts"]
+    ) -> Float64[np.ndarray, "points barriers"]:
+        """The distance of each barrier of these cells, in deviations; not positive where another
+        set is chosen, inf where there is none.
+        """
+        if self.rule.is_affine:
+            ahead = np.take_along_axis(logits, self.inside[cell], axis=1)
+            behind = np.take_along_axis(logits, self.outside[cell], axis=1)
+            with np.errstate(over="ignore"):  # NO_BOUNDARY times a large gap is inf: it is meant
+                ratios = (ahead[:, :, None] - behind[:, None, :]) * self._of_pairs[cell]
+            ratios[ratios > NEVER] = np.inf
+            return ratios.reshape(len(cell), self.num_pairs) / self.scale[cell, None]
+        scores = self._scores(logits)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratios = self._pairs(cell, scores).reshape(len(cell), self.num_pairs)
+            if self.rule.groups is not None:
+                ratios = np.hstack([ratios, self._swaps(cell, scores).reshape(len(cell), -1)])
+            return ratios / self.scale[cell, None]
+
+    def exchange(
+        self,
+        cell: Int64[np.ndarray, "points"],
+        logits: Float64[np.ndarray, "points experts"],
+        barrier: Int64[np.ndarray, "points"],
+    ) -> Int32[np.ndarray, "points 2"]:
+        """Which expert leaves and which one comes; of groups the last and the best."""
+        out, into = np.divmod(barrier % max(self.num_pairs, 1), max(self.outside.shape[1], 1))
+        pair = np.stack([self.inside[cell, out], self.outside[cell, into]], axis=1)
+        swap = np.flatnonzero(barrier >= self.num_pairs)
+        if len(swap):
+            scores, (leaving, coming) = self._scores(logits[swap]), self._groups_of(barrier[swap])
+            of = np.arange(logits.shape[1]) // (logits.shape[1] // scores.groups.shape[1])
+            ours = self.inside[cell[swap]]
+            masked = np.take_along_axis(scores.masked, ours, axis=1)
+            is_there = of[ours] == leaving[:, None]
+            masked = np.where(is_there | ~is_there.any(axis=1, keepdims=True), masked, np.inf)
+            row = np.arange(len(swap))
+            pair[swap, 0] = ours[row, masked.argmin(axis=1)]
+            others = np.where(of == coming[:, None], scores.values, -np.inf)
+            pair[swap, 1] = others.argmax(axis=1)
+        return pair.astype(np.int32)
+
+    def normals(
+        self,
+        cell: Int64[np.ndarray, "points"],
+        logits: Float64[np.ndarray, "points experts"],
+        barrier: Int64[np.ndarray, "points"],
+    ) -> Float64[np.ndarray, "points dims"]:
+        """The way off a barrier in the dimensions of ``moves``, of length 1."""
+        points, experts = logits.shape
+        row, along = np.arange(points), np.zeros((points, experts))
+        pair = self.exchange(cell, logits, barrier).astype(np.int64)
+        along[row, pair[:, 0]], along[row, pair[:, 1]] = 1.0, -1.0
+        if not self.rule.is_affine:
+            scores = self._scores(logits)
+            swap = np.flatnonzero(barrier >= self.num_pairs)
+            along[swap] = 0.0
+            sides = zip(self._groups_of(barrier[swap]), (1.0, -1.0), strict=True)
+            for group, sign in sides if len(swap) else ():
+                tops = np.take_along_axis(
+                    self._tops(scores.values[swap]), group[:, None, None], axis=1
+                )
+                for place in range(tops.shape[2]):
+                    along[swap, tops[:, 0, place]] = sign
+            along *= scores.slopes
+            if scores.probability is not None:
+                along -= along.sum(axis=1, keepdims=True) * scores.probability
+        normal = along @ self.moves
+        return normal / np.sqrt((normal**2).sum(axis=1, keepdims=True))
+
+    # ------------------------------------------------------------------------- curved and grouped
+    def _scores(self, logits: Float64[np.ndarray, "points experts"]) -> _Scores:
+        values = selection_scores(logits, self.rule, self.bias)
+        slopes = score_slopes(logits, self.rule)
+        probability = slopes if self.rule.score == "softmax" else None
+        groups, masked = self.rule.groups, values
+        of_groups, is_kept = np.empty((len(logits), 0)), np.empty((len(logits), 0), bool)
+        if groups is not None:
+            of_groups = group_scores(values, groups)
+            is_kept = kept_groups(of_groups, groups.num_kept)
+            is_unmasked = np.repeat(is_kept, values.shape[1] // groups.num_groups, axis=1)
+            masked = np.where(is_unmasked, values, groups.fill)
+        return _Scores(values, masked, slopes, probability, of_groups, is_kept)
+
+    def _products(
+        self,
+        scores: _Scores,
+        first: Int64[np.ndarray, "points some"],
+        second: Int64[np.ndarray, "points others"],
+        gram: Float64[np.ndarray, "points some others"],
+    ) -> Float64[np.ndarray, "points some others"]:
+        """Products of the slopes of scores, two by two, from those of the rows."""
+        if scores.probability is not None:
+            with_mean = scores.probability @ self._gram
+            square = (with_mean * scores.probability).sum(axis=1)
+            gram = gram - np.take_along_axis(with_mean, first, axis=1)[:, :, None]
+            gram = gram - np.take_along_axis(with_mean, second, axis=1)[:, None, :]
+            gram = gram + square[:, None, None]
+        return gram
+
+    def _squares(self, scores: _Scores) -> Float64[np.ndarray, "points experts"]:
+        """Squared slope of each score."""
+        squares = np.broadcast_to(np.diag(self._gram), scores.values.shape)
+        if scores.probability is not None:
+            with_mean = scores.probability @ self._gram
+            mean = (with_mean * scores.probability).sum(axis=1, keepdims=True)
+            squares = squares - 2.0 * with_mean + mean
+        return squares * scores.slopes**2
+
+    def _pairs(
+        self, cell: Int64[np.ndarray, "points"], scores: _Scores
+    ) -> Float64[np.ndarray, "points k others"]:
+        ours, others = self.inside[cell], self.outside[cell]
+        is_masked = np.zeros(scores.values.shape, bool)
+        if self.rule.groups is not None:
+            size = scores.values.shape[1] // scores.is_kept.shape[1]
+            is_masked = ~np.repeat(scores.is_kept, size, axis=1)
+        slopes = np.where(is_masked, 0.0, scores.slopes)
+        squares = np.where(is_masked, 0.0, self._squares(scores))
+        ahead, behind = (np.take_along_axis(scores.masked, of, axis=1) for of in (ours, others))
+        # all that are masked have one score: the first of them stands for all
+        hidden = np.take_along_axis(is_masked, others, axis=1)
+        behind = np.where(hidden & (np.cumsum(hidden, axis=1) > 1), -np.inf, behind)
+        product = self._products(scores, ours, others, self._of_pairs[cell])
+        one, other = (np.take_along_axis(slopes, of, axis=1) for of in (ours, others))
+        product = product * one[:, :, None] * other[:, None, :]
+        one, other = (np.take_along_axis(squares, of, axis=1) for of in (ours, others))
+        square = one[:, :, None] + other[:, None, :] - 2.0 * product
+        return _over_root(ahead[:, :, None] - behind[:, None, :], square)
+
+    def _tops(
+        self, values: Float64[np.ndarray, "points experts"]
+    ) -> Int64[np.ndarray, "points groups best"]:
+        """The experts whose scores are that of each group."""
+        groups = self.rule.groups
+        assert groups is not None
+        size = values.shape[1] // groups.num_groups
+        best = 1 if groups.score == "max" or size == 1 else 2
+        of = values.reshape(len(values), groups.num_groups, size)
+        first = np.argpartition(-of, best - 1, axis=2)[:, :, :best]
+        return first + size * np.arange(groups.num_groups)[None, :, None]
+
+    def _groups_of(self, barrier: Int64[np.ndarray, "swaps"]) -> tuple[np.ndarray, np.ndarray]:
+        """The group that goes and the one that comes."""
+        groups = self.rule.groups
+        number = 1 if groups is None else groups.num_groups
+        return np.divmod(barrier - self.num_pairs, number)
+
+    def _swaps(
+        self, cell: Int64[np.ndarray, "points"], scores: _Scores
+    ) -> Float64[np.ndarray, "points groups groups"]:
+        """Of a kept group and a dropped one, where their exchange would change the set."""
+        tops = self._tops(scores.values)
+        points, number, best = tops.shape
+        every = tops.reshape(points, -1)
+        gram = self._gram[every[:, :, None], every[:, None, :]]
+        slopes = np.take_along_axis(scores.slopes, every, axis=1)
+        product = self._products(scores, every, every, gram)
+        product = product * slopes[:, :, None] * slopes[:, None, :]
+        of_groups = product.reshape(points, number, best, number, best).sum(axis=(2, 4))
+        own = np.einsum("pgg->pg", of_groups)
+        square = own[:, :, None] + own[:, None, :] - 2.0 * of_groups
+        gap = scores.groups[:, :, None] - scores.groups[:, None, :]
+        ours, size = self.inside[cell], scores.values.shape[1] // number
+        has_chosen = np.zeros((points, number), bool)
+        np.put_along_axis(has_chosen, ours // size, True, axis=1)
+        last = np.take_along_axis(scores.masked, ours, axis=1).min(axis=1)
+        would_come = scores.values.reshape(points, number, size).max(axis=2) > last[:, None]
+        is_there = scores.is_kept[:, :, None] & ~scores.is_kept[:, None, :]
+        is_there &= has_chosen[:, :, None] | would_come[:, None, :]
+        return np.where(is_there, _over_root(gap, square), np.inf)
+
+
+def _over_root(gap: np.ndarray, square: np.ndarray) -> np.ndarray:
+    """Gaps over the roots of squares; inf where nothing closes a gap, 0 where there is none."""
+    ratio = gap / np.sqrt(np.maximum(square, 0.0))
+    never = np.where(gap > 0.0, np.inf, np.where(gap < 0.0, -np.inf, 0.0))
+    ratio = np.where(square > 0.0, ratio, never)
+    return np.where(np.isnan(ratio) | (ratio > NEVER), np.inf, ratio)

@@ -1,0 +1,182 @@
+"""Barriers of curved and grouped rules: inputs in small steps, gradients by differences, SLSQP.
+
+The rule itself says at every step who is chosen; no distance and no tangent is used there.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.optimize import minimize
+
+from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
+from moegeom.geometry.boundary.barriers import Barriers
+from moegeom.geometry.boundary.linear import row_distances
+from moegeom.geometry.paths import exit_boundaries, simulate_exit
+from moegeom.geometry.selection import SCORES, mapped_logits, route, score_slopes
+from tests.by_day import by_day
+
+EXPERTS, HIDDEN = 16, 10
+BIASED = Rule(3, "sigmoid", Weights("scores"), has_selection_bias=True)
+GROUPED = dataclasses.replace(BIASED, groups=GroupMask(4, 2, "top2_sum", 0.0))
+RULES = {
+    "sigmoid with a bias": BIASED,
+    "sigmoid with a bias in groups": GROUPED,
+    "root of softplus, capped": dataclasses.replace(
+        BIASED, score="sqrt_softplus", logit_map=LogitMap(1.3, 4.0)
+    ),
+    "softmax with a bias": dataclasses.replace(BIASED, score="softmax"),
+    "softmax in groups": Rule(3, "softmax", Weights("scores"), groups=GroupMask(4, 2, "max", 0.0)),
+    "groups without a fill": dataclasses.replace(GROUPED, groups=GroupMask(4, 2, "max", -np.inf)),
+}
+each_rule = pytest.mark.parametrize("name", RULES)
+some_rules = pytest.mark.parametrize("name", by_day([*RULES], [*RULES][:3]))
+
+
+class Made:
+    """Some inputs at a router of a rule, and the noise that moves them."""
+
+    def __init__(self, rule, inputs=1, seed=3):
+        random = np.random.default_rng(seed)
+        self.rule, self.weight = rule, 0.5 * random.standard_normal((EXPERTS, HIDDEN))
+        self.bias = 0.1 * random.standard_normal(EXPERTS) if rule.has_selection_bias else None
+        self.factor = 0.3 * random.standard_normal((HIDDEN, HIDDEN - 2))
+        self.inputs = random.standard_normal((inputs, HIDDEN))
+        self.logits = self.inputs @ self.weight.T
+        chosen, rows = self.chosen(self.logits), self.weight @ self.factor
+        self.barriers = Barriers.of(rule, self.bias, chosen, rows, row_distances(rows))
+
+    def chosen(self, logits):
+        return route(logits, self.rule, self.bias).chosen
+
+    def moved(self, paths, horizon, steps, seed):
+        """The sets of inputs in small steps, until each of them has left its cell."""
+        random = np.random.default_rng(seed)
+        z, live = np.repeat(self.logits, paths, axis=0), np.arange(paths)
+        before = np.sort(self.chosen(self.logits)[0])
+        for number in range(1, steps + 1):
+            noise = random.standard_normal((len(live), self.factor.shape[1])) @ self.factor.T
+            z = z + np.sqrt(horizon / steps) * noise @ self.weight.T
+            after = np.sort(self.chosen(z), axis=1)
+            left = (after != before).any(axis=1)
+            yield number, before, live[left], after[left]
+            live, z = live[~left], z[~left]
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "sqrt_softplus", "identity"])
+@pytest.mark.parametrize("logit_map", [None, LogitMap(1.7), LogitMap(0.8, 3.0)])
+def test_slopes_are_differences_of_scores(score, logit_map):
+    rule = dataclasses.replace(BIASED, score=score, logit_map=logit_map)
+    z = np.linspace(-9.0, 9.0, 41)[None]
+    ends = [SCORES[score](mapped_logits(z + step, logit_map)) for step in (1e-6, -1e-6)]
+    assert_allclose(score_slopes(z, rule), (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-9)
+
+
+@each_rule
+def test_a_barrier_is_a_difference_of_scores_over_its_slope_along_the_noise(name):
+    """To first order a step of its distance along its normal closes it, and no other is nearer."""
+    made = Made(RULES[name], 40)
+    every = np.arange(len(made.logits))
+    sigmas = made.barriers.sigmas(every, made.logits)
+    assert (sigmas >= 0.0).all()
+    nearest = sigmas.argmin(axis=1)
+    normal = made.barriers.normals(every, made.logits, nearest)
+    assert_allclose(np.linalg.norm(normal, axis=1), 1.0, rtol=1e-12)
+    for share in (0.01, 0.02):
+        step = made.barriers.moved(every, -share * sigmas.min(axis=1)[:, None] * normal)
+        after = made.barriers.sigmas(every, made.logits + step)[every, nearest]
+        left = after / sigmas[every, nearest]
+        is_there = np.isfinite(left)  # a change of groups may take the pair away
+        assert is_there.mean() > 0.8
+        # distances are those of tangents: the nearer, the better
+        error = np.abs(left - 1.0 + share)[is_there] / share
+        assert (error <= 1e-3 + 4.0 * sigmas.min(axis=1)[is_there]).all()
+        assert np.median(error) < 0.2
+
+
+@each_rule
+def test_the_set_is_another_exactly_where_a_barrier_is_behind(name):
+    made = Made(RULES[name])
+    random = np.random.default_rng(0)
+    z = made.logits + 0.5 * random.standard_normal((4000, EXPERTS))
+    is_same = (np.sort(made.chosen(z), axis=1) == np.sort(made.chosen(made.logits))).all(axis=1)
+    ahead = made.barriers.sigmas(np.zeros(len(z), np.int64), z).min(axis=1)
+    assert ((ahead > 0.0) == is_same).all()
+    assert 0.01 < is_same.mean() < 0.99
+
+
+@some_rules
+def test_curves_are_what_inputs_in_small_steps_do(name):
+    made, paths, steps = Made(RULES[name]), 3000, 1024
+    (first,) = made.barriers.sigmas(np.zeros(1, np.int64), made.logits).min(axis=1)
+    horizon = 3.0 * first**2
+    left = np.zeros(steps + 1)
+    for number, _, out, _ in made.moved(paths, horizon, steps, 5):
+        left[number] = len(out) / paths
+    share = np.cumsum(left)
+    times = np.linspace(0.0, horizon, 65)[None, 1:]
+    curve = simulate_exit(
+        made.logits, made.barriers, np.zeros(1, np.int64), times, 3000, [np.random.default_rng(1)]
+    )
+    # steps that are not looked between miss the crossings of 0.58 of a step's deviation
+    missed = 0.04
+    for at in (15, 31, 63):
+        seen = share[(at + 1) * steps // 64]
+        error = 4.0 * np.hypot(np.sqrt(seen * (1 - seen) / paths), curve.upper_error[0, at])
+        error += curve.step_error[0]
+        assert curve.lower[0, at] - error - 0.005 <= seen + missed
+        assert seen <= curve.upper[0, at] + error + 0.005
+    assert curve.step_error[0] < 0.03
+    assert 0.2 < share[-1] < 0.98
+
+
+@some_rules
+def test_walks_leave_through_the_exchanges_of_inputs_in_small_steps(name):
+    made, paths, walks = Made(RULES[name]), 400, 3000
+    (first,) = made.barriers.sigmas(np.zeros(1, np.int64), made.logits).min(axis=1)
+    out, into = np.zeros(EXPERTS), np.zeros(EXPERTS)
+    number = 0
+    for _, before, ours, after in made.moved(paths, 400.0 * first**2, 20_000, 7):
+        number += len(ours)
+        for one in after:
+            gone, come = np.setdiff1d(before, one), np.setdiff1d(one, before)
+            if len(gone) == 1:  # of a change of groups the first of several stands for all
+                out[gone] += 1.0
+                into[come] += 1.0
+        if number > 0.97 * paths:
+            break
+    exits = exit_boundaries(
+        made.logits, made.barriers, np.zeros(1, np.int64), walks, np.random.default_rng(2)
+    )
+    pair = exits.pair[0]
+    assert (pair[:, 0] >= 0).mean() > 0.99
+    several = 1.0 - out.sum() / number
+    for counts, column in ((out, 0), (into, 1)):
+        walked = np.bincount(pair[pair[:, column] >= 0, column], minlength=EXPERTS) / walks
+        error = np.sqrt(np.maximum(walked, 1e-3) * (1.0 / number + 1.0 / walks))
+        assert (np.abs(walked - counts / number) < 4.0 * error + 0.02 + several).all()
+
+
+def test_the_nearest_barrier_of_a_biased_sigmoid_is_nearly_that_of_slsqp():
+    made = Made(BIASED, 12)
+    plain = Barriers.of(
+        BIASED, made.bias, made.chosen(made.logits), made.weight, row_distances(made.weight)
+    )
+    sigmas = plain.sigmas(np.arange(12), made.logits)
+    pairs = plain.exchange(np.arange(12), made.logits, sigmas.argmin(axis=1))
+    for y, (i, j), near in zip(made.inputs, pairs, sigmas.min(axis=1), strict=True):
+
+        def gap(step, y=y, i=i, j=j):
+            score = SCORES["sigmoid"]((y + step) @ made.weight.T) + made.bias
+            return score[i] - score[j]
+
+        found = minimize(
+            lambda step: step @ step,
+            1e-3 * np.ones(HIDDEN),
+            constraints=[{"type": "eq", "fun": gap}],
+            method="SLSQP",
+            options={"ftol": 1e-12, "maxiter": 300},
+        )
+        assert found.success
+        assert abs(np.linalg.norm(found.x) / near - 1.0) < 0.6 * near + 1e-4
