@@ -504,19 +504,22 @@ def _sums(rows: Rows, k: int, order: int, seed: int, fewer: int = 1) -> TieSums:
 
 # ------------------------------------------------------------------------------------------- shares
 @dataclass(frozen=True, eq=False)
-class LinearBoundaries:
-    """The linear boundaries of a router: its rows, the coordinates in which distances to ties are
-    searched, and the exact ``distance`` of logits to the nearest one.
+class Boundaries:
+    """The boundaries of a router: its rows, and both ends of the ``distance`` of logits to the
+    nearest one; ``coordinates``, in which distances to ties are searched, of linear rules alone.
     """
 
     rows: Rows
-    coordinates: Float64[np.ndarray, "experts dims"]
+    coordinates: Float64[np.ndarray, "experts dims"] | None
     k: int
-    distance: Callable[[Float64[np.ndarray, "tokens experts"]], Float64[np.ndarray, "tokens"]]
+    distance: Callable[
+        [Float64[np.ndarray, "tokens experts"]],
+        tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]],
+    ]
 
 
 def measured_shares(
-    boundaries: LinearBoundaries,
+    boundaries: Boundaries,
     near: float,
     laws: Mapping[str, Law],
     around: Mapping[str, BallLaw],
@@ -524,7 +527,8 @@ def measured_shares(
     block: Int32[np.ndarray, "tokens"],
     seed: int,
 ) -> tuple[MeasuredShare, ...]:
-    """Shares near ties of order 1 to 3 at every width: of tokens, of laws, of balls.
+    """Shares near ties of order 1 to 3 at every width: of tokens, of laws, of balls. Of curved and
+    grouped rules of order 1 alone, between both ends, and without what counting flats says.
 
     ``logits`` and ``block`` are those of the tokens; of every law as many points are drawn.
     """
@@ -543,7 +547,7 @@ def measured_shares(
             dataclasses.replace(share, centre=centre, radius=radius)
             for share in _shares(name, boundaries, points, widths)
         ]
-    if not around:
+    if not around or boundaries.coordinates is None:
         return tuple(shares)
     sums = {order: _sums(boundaries.rows, boundaries.k, order, seed) for order in _ORDERS}
     return tuple(_counted(share, sums, boundaries.rows.shape) for share in shares)
@@ -551,7 +555,7 @@ def measured_shares(
 
 def _shares(
     law: str,
-    boundaries: LinearBoundaries,
+    boundaries: Boundaries,
     logits: Float64[np.ndarray, "tokens experts"],
     widths: Float64[np.ndarray, "widths"],
     block: Int32[np.ndarray, "tokens"] | None = None,
@@ -570,16 +574,13 @@ def _shares(
 
 
 def _distances(
-    boundaries: LinearBoundaries, logits: Float64[np.ndarray, "tokens experts"]
+    boundaries: Boundaries, logits: Float64[np.ndarray, "tokens experts"]
 ) -> Iterator[tuple[int, Float64[np.ndarray, "some"], Float64[np.ndarray, "some"]]]:
     """Order, and both ends of the distance; of order 2 and more of the first points alone."""
-    exact = boundaries.distance(logits)
-    yield 1, exact, exact
-    for order in _ORDERS[1:]:
-        ends = [
-            order_distance(one, boundaries.coordinates, boundaries.k, order)
-            for one in logits[:_SEARCHED]
-        ]
+    yield 1, *boundaries.distance(logits)
+    coordinates = boundaries.coordinates
+    for order in _ORDERS[1:] if coordinates is not None else ():
+        ends = [order_distance(one, coordinates, boundaries.k, order) for one in logits[:_SEARCHED]]
         yield order, np.array([e.lower for e in ends]), np.array([e.upper for e in ends])
 
 

@@ -108,6 +108,8 @@ def _near(report: Perturbed) -> str:
     for order in _orders(report):
         share = _median(report, lambda one, order=order: _share(one, order))
         parts.append(f"{percent(share) if share else 'never'} near {_TIES[order]}")
+    if not parts:
+        return ""
     near = f"within {percent(report.eps)} of the rms"
     return f"Share of the time up to {report.time:.3g} ({near}): {', '.join(parts)}."
 
@@ -226,7 +228,8 @@ def _limits(report: Perturbed) -> Iterator[str]:
             "exits are at a corner (a second boundary within a hundredth of the first distance)."
         )
     yield from _loose(report)
-    if undecided := max(tie.undecided for one in report.routers for tie in one.near):
+    shares = [tie.undecided for one in report.routers for tie in one.near]
+    if undecided := max(shares, default=0.0):
         yield (
             f"Of up to {percent(undecided)} of the draws it was not found out whether a tie is "
             "near; they count as near."

@@ -539,8 +539,6 @@ class _Cells:
     def near(self, row: int, generator: np.random.Generator) -> tuple[NearTie, ...]:
         """How long one input is near ties."""
         horizon, width = self.request.time, self.request.eps * float(self.rms[row])
-        if not self.moved.is_relative:
-            width = self.request.eps * float(self.rms[row])
         ties = diffusion.occupations(
             self.logits[row],
             row,

@@ -341,8 +341,8 @@ def _measure(imbalance: Imbalance) -> Iterator[Block]:
     bare = [router.router for router in imbalance.routers if not router.measured]
     if imbalance.measure and bare:
         yield Note(
-            f"{study_summary(imbalance).places(bare)}: no shares near ties: boundaries are not "
-            "linear, or a tenth of the tokens lies on one, as where rows are equal."
+            f"{study_summary(imbalance).places(bare)}: no shares near ties: their distance is not "
+            "known, or a tenth of the tokens lies on one, as where rows are equal."
         )
     if not measured:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.engine.choice import compared_scores, group_masked
 from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS
-from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
+from moegeom.engine.prepared import PreparedRouter, boundary_ends, prepare, unavailable
 from moegeom.engine.sample import Sample
 from moegeom.geometry import balancing, border_shares, load, reference_laws
 from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
@@ -239,12 +240,18 @@ def router_imbalance(
     )
     parts, shares = reference_laws.parted(laws), ()
     coordinates = rule.prepared.coordinates
-    # with equal rows no input is nearer to a tie than another, and a search for one has no end
-    if request.measure is not None and coordinates is not None and near and near < math.inf:
-        boundaries = border_shares.LinearBoundaries(rows, coordinates, k, rule.distances)
-        shares = border_shares.measured_shares(
-            boundaries, near, draws, around, logits, sample.block, seed
-        )
+    prepared, width = rule.prepared, near
+    is_known = prepared.rows is not None or prepared.curved is not None
+    if request.measure is not None and is_known:
+        ends = partial(boundary_ends, prepared, kernels)
+        if width is None and prepared.rows is None:
+            width = float(np.quantile(ends(logits)[1], NEAR))
+        # with equal rows no input is nearer to a tie than another: the distance is 0 or infinite
+        if width and width < math.inf:
+            boundaries = border_shares.Boundaries(rows, coordinates, k, ends)
+            shares = border_shares.measured_shares(
+                boundaries, width, draws, around, logits, sample.block, seed
+            )
     routed, unit = _routed(router, sample, kernels)
     before = routed.loads(chosen_mask(sample.chosen, experts))
     limit = load.max_vio_limit([before], level, seed)
@@ -321,12 +328,6 @@ class _Rule:
         return reference_laws.choice_figures(
             chosen, self.prepared.router.num_experts, distance, self.near
         )
-
-    def distances(
-        self, logits: Float[np.ndarray, "tokens experts"]
-    ) -> Float64[np.ndarray, "tokens"]:
-        """Distances to the boundary, of linear rules."""
-        return self._routed(logits, True)[1]
 
     def _routed(
         self, logits: Float[np.ndarray, "tokens experts"], with_distances: bool

@@ -15,6 +15,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask, Router, Rule, Weights
 from moegeom.core.tokens import TopLogits
+from moegeom.engine.jumps import ExactRouter
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import draw_sample
 from moegeom.geometry.balancing import Loads
@@ -342,12 +343,35 @@ def test_shares_near_ties_are_measured_at_every_width(measured):
     assert share["ball", "origin", 1, near]["share_upper"] > 1.4 * router.tokens.near_share
 
 
+def test_shares_near_boundaries_of_groups_hold_what_random_steps_change():
+    """Between both ends of distances; no step of a width changes more tokens than are as near."""
+    groups = GroupMask(4, 2, "top2_sum", 0.0)
+    grouped, inputs = router_of(np.linspace(0.0, 0.1, EXPERTS), groups), inputs_of(4)
+    one = looked_at(grouped, inputs, request=ImbalanceRequest("", measure=Path("ties.parquet")))
+    shares = {m.epsilon: m for m in one.measured if m.law == "tokens"}
+    assert {m.order for m in one.measured} == {1}
+    assert {m.counted for m in one.measured} == {None}
+    exact, random = ExactRouter(grouped), np.random.default_rng(0)
+    before = np.sort(exact.chosen(exact.logits(inputs)), axis=1)
+    for width in (0.0625, 0.25, 1.0):
+        changed = np.zeros(len(inputs), bool)
+        for _ in range(60):
+            step = random.standard_normal(inputs.shape)
+            step *= width / np.linalg.norm(step, axis=1, keepdims=True)
+            after = np.sort(exact.chosen(exact.logits(inputs + step)), axis=1)
+            changed |= (after != before).any(axis=1)
+        share = shares[width]
+        assert share.share_lower <= share.share_upper
+        assert changed.mean() <= share.share_upper
+    assert changed.mean() > 0.05
+
+
 def test_a_router_of_equal_rows_has_no_shares_near_ties_and_the_screen_says_so():
     equal = router_of(weight=np.repeat(ROWS[:1], EXPERTS, axis=0))
     one = looked_at(equal, inputs_of(4), request=ImbalanceRequest("", measure=Path("ties.parquet")))
     assert one.measured == ()
     record = dataclasses.replace(whole(OF_BALANCED), routers=(one,), measure="measure.parquet")
-    assert "layer 0: no shares near ties: boundaries are not linear, or a tenth" in shown(record)
+    assert "layer 0: no shares near ties: their distance is not known, or a tenth" in shown(record)
 
 
 def test_cells_of_visited_sets_are_shares_of_directions_and_of_sizes_without_any():
