@@ -460,7 +460,7 @@ def capped_occupation(
     :math:`t_0 + c\, (T^{1-n/2} - t_0^{1-n/2}) / (1 - n/2)` for others. Finite for every n, where
     the published bound is not (F-11). Source: docs/theory.md A10. Oracle in tests: quadrature.
     """
-    until = np.minimum(constant ** (2.0 / order), horizon)
+    until = np.clip(constant ** (2.0 / order), 1e-200, horizon)  # a tube may have no width
     if order == 2:
         return until * (1.0 + np.log(horizon / until))
     power = 1.0 - order / 2.0

@@ -146,7 +146,7 @@ def _cells(one: RouterPaths, orders: Sequence[int]) -> tuple[str, ...]:
     shares = [_share(one, order) for order in orders]
     return (
         *(percent((at.simulated_lower + at.simulated_upper) / 2.0) for at in one.curve),
-        _half(one),
+        _time(one.half.simulated),
         "-" if size is None else percent(size),
         "-" if one.elsewhere is None else percent(one.elsewhere),
         *("-" if share is None else percent(share) for share in shares),
@@ -158,12 +158,6 @@ def _size_at_half(one: RouterPaths) -> float | None:
     if one.size is None or math.isinf(one.half.simulated):
         return None
     return one.size * math.sqrt(one.half.simulated)
-
-
-def _half(one: RouterPaths) -> str:
-    """The half time with its error."""
-    error = one.half.simulated_se
-    return _time(one.half.simulated) + ("" if error is None else f" +- {error:.1g}")
 
 
 def _time(time: float | None) -> str:
@@ -257,6 +251,9 @@ def _errors(report: Perturbed) -> Iterator[str]:
         errors = [value for value in values if value is not None and not math.isnan(value)]
         if any(errors):
             parts.append(f"{name} {percent(max(errors))}")
+    halves = [one.half.simulated_se for one in report.routers if one.half.simulated_se]
+    if halves:
+        parts.append(f"'half' {max(halves):.2g}")
     if parts:
         of = "tokens" if len(report.routers[0].tokens) > 1 else "paths and draws"
         yield f"Standard errors over {of}, at most: {', '.join(parts)}."

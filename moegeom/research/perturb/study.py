@@ -551,7 +551,8 @@ class _Cells:
             generator,
             self.drift,
         )
-        scale = float(self.barriers.scale[row]) * (self.moved.factor if self.flats else 1.0)
+        factor = self.moved.factor
+        scale = float(self.barriers.scale[row]) * (factor if isinstance(factor, float) else 1.0)
         bounds = {
             order: diffusion.union_bound(self.logits[row], flats, width, horizon, scale) / horizon
             for order, flats in self.flats.items()
@@ -614,14 +615,10 @@ def _medians(
     for those in zip(*(token.curve for token in tokens), strict=True):
         own = np.array([at.simulated_se for at in those])
         ends = [np.array([getattr(at, f"simulated_{end}") for at in those]) for end in _ENDS]
-        curve.append(
-            ExitAt(
-                those[0].time,
-                *(median([getattr(at, end) for at in those]) for end in _ENDS),
-                *(float(np.median(end)) for end in ends),
-                max(error(end, own) for end in ends),
-            )
-        )
+        lower, upper = (median([getattr(at, end) for at in those]) for end in _ENDS)
+        least, most = (float(np.median(end)) for end in ends)
+        spread = max(error(end, own) for end in ends)
+        curve.append(ExitAt(those[0].time, lower, upper, least, most, spread))
     halves = [token.half for token in tokens]
     values = np.array([half.simulated for half in halves])
     own = np.array([half.simulated_se or 0.0 for half in halves])

@@ -414,9 +414,9 @@ class BracketedChanges:
     which it is not proved that no other set is chosen in between.
     """
 
+    is_unknown: Bool[np.ndarray, "segments"]
     first: Int64[np.ndarray, "segments+1"]
     at: Float64[np.ndarray, "changes"]
-    is_unknown: Bool[np.ndarray, "segments"]
 
 
 def bracketed_changes(
@@ -471,7 +471,7 @@ def bracketed_changes(
     is_unknown = np.ones(segments, bool)
     is_unknown[of] = False  # of a segment without a proved piece nothing is known
     is_unknown[of[:-1][follows & ~differs & (begin - end > 1e-12)]] = True
-    return BracketedChanges(first, 0.5 * (end + begin)[change], is_unknown)
+    return BracketedChanges(is_unknown, first, 0.5 * (end + begin)[change])
 
 
 # ------------------------------------------------------------------------------------ pictures
