@@ -347,8 +347,11 @@ def _walked(
         row = np.arange(len(left))
         number = ahead.argmin(axis=1)
         least = ahead[row, number]
-        # barriers of equal rows coincide, and are one
+        # barriers of equal rows coincide and are one; others may be as far at the start alone
         farther = ahead > (1.0 + _COINCIDES) * least[:, None]
+        if step == 0:
+            farther[:] = True
+            farther[row, number] = False
         following = np.min(ahead, axis=1, initial=np.inf, where=farther)
         has_arrived = least <= ARRIVED * first[left]
         if has_arrived.any():
