@@ -12,6 +12,7 @@ twice, where :math:`R \cos(\theta - \phi) = \beta`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def principal_slice(inputs: Float[np.ndarray, "tokens hidden"], dims: int) -> tu
     Each direction points to where its largest entry is positive. The share is 1 where all inputs
     are equal. Raises ValueError for fewer than ``dims`` + 1 inputs. Oracle in tests: scikit-learn.
     """
-    from scipy.sparse.linalg import LinearOperator, eigsh
+    from scipy.sparse import linalg
 
     tokens, hidden = inputs.shape
     if not 1 <= dims <= min(tokens - 1, hidden):
@@ -84,9 +85,10 @@ def principal_slice(inputs: Float[np.ndarray, "tokens hidden"], dims: int) -> tu
     if hidden <= max(_DENSE, dims + 1) or not total:
         squares, vectors = np.linalg.eigh(scattered(np.eye(hidden)))
     else:  # only the widest: all of them would take minutes at thousands of dimensions
-        products = LinearOperator((hidden, hidden), scattered, dtype=np.float64)
+        sparse: Any = linalg  # its stubs know neither call
+        products = sparse.LinearOperator((hidden, hidden), scattered, dtype=np.float64)
         start = np.random.Generator(np.random.PCG64(0)).standard_normal(hidden)
-        squares, vectors = eigsh(products, dims, v0=start, tol=1e-12)
+        squares, vectors = sparse.eigsh(products, dims, v0=start, tol=1e-12)
     order = squares.argsort()[::-1][:dims]
     basis = _pointed(np.linalg.qr(vectors[:, order])[0])
     share = float(np.maximum(squares[order], 0.0).sum()) / total if total > 0.0 else 1.0
