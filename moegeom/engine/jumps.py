@@ -223,7 +223,9 @@ def token_ties(
     bias, of equal rows, or of a token at a corner.
     """
     exact, y = ExactRouter(prepared.router), inputs.astype(np.float64)
-    tie, pair, after = nearest_exchanges(prepared, y, logits, chosen, kernels)
+    tie, pair = _nearest(prepared, y, logits, chosen, kernels)
+    after = exchanged(chosen, pair)
+    tie = _of_single_exchange(exact, tie, y, chosen, after)
     return TokenTies(exact, y, tie, pair, chosen, after)
 
 
@@ -244,22 +246,6 @@ def token_jumps(
         ties.tie.point[known], *ties.sides(known), ties.inputs, own, mixed
     )
     return TokenJumps(ties.tie, ties.pair, chosen, ties.after, height, output)
-
-
-def nearest_exchanges(
-    prepared: PreparedRouter,
-    inputs: Float64[np.ndarray, "tokens hidden"],
-    logits: Float[np.ndarray, "tokens experts"],
-    chosen: Int32[np.ndarray, "tokens k"],
-    kernels: Kernels,
-) -> tuple[NearestTie, Int32[np.ndarray, "tokens 2"], Int32[np.ndarray, "tokens k"]]:
-    """The nearest boundary points as in :func:`token_jumps`, the pairs that change places there,
-    and the sets behind them.
-    """
-    tie, pair = _nearest(prepared, inputs, logits, chosen, kernels)
-    after = exchanged(chosen, pair)
-    tie = _of_single_exchange(ExactRouter(prepared.router), tie, inputs, chosen, after)
-    return tie, pair, after
 
 
 def set_change(

@@ -579,7 +579,9 @@ def _distances(
     """Order, and both ends of the distance; of order 2 and more of the first points alone."""
     yield 1, *boundaries.distance(logits)
     coordinates = boundaries.coordinates
-    for order in _ORDERS[1:] if coordinates is not None else ():
+    if coordinates is None:
+        return
+    for order in _ORDERS[1:]:
         ends = [order_distance(one, coordinates, boundaries.k, order) for one in logits[:_SEARCHED]]
         yield order, np.array([e.lower for e in ends]), np.array([e.upper for e in ends])
 

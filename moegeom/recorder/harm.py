@@ -14,7 +14,7 @@ import torch
 from moegeom.core.errors import RecordingError
 from moegeom.core.shapes import Bool, Float64, Int32
 from moegeom.engine.devices.resident import Tensors
-from moegeom.engine.jumps import ExactRouter, nearest_exchanges, why_no_jumps
+from moegeom.engine.jumps import ExactRouter, token_ties, why_no_jumps
 from moegeom.engine.prepared import prepare
 from moegeom.geometry.whatif import same_sets
 from moegeom.kernels.table import load_kernels
@@ -174,9 +174,8 @@ class FlipMaker:
         logits = exact.logits(y)
         chosen = exact.chosen(logits)
         kernels = load_kernels("cpu")
-        tie, pair, after = nearest_exchanges(
-            prepared, y, logits.astype(np.float32), chosen, kernels
-        )
+        ties = token_ties(prepared, y, logits.astype(np.float32), chosen, kernels)
+        tie, pair, after = ties.tie, ties.pair, ties.after
         distance = np.where(tie.is_known, tie.distance, np.inf)
         near = np.argsort(distance, kind="stable")[: max(round(NEAREST * len(y)), 1)]
         near = near[np.isfinite(distance[near])]
