@@ -93,13 +93,15 @@ class SourceFacts:
 @dataclass(frozen=True)
 class SampleCounts:
     """``num_drawn`` of ``num_recorded`` tokens that a study looked at: drawn by ``seed``, or named
-    (None). ``num_non_finite`` of these are not finite at some router, and were left out.
+    (None). ``num_non_finite`` of these are not finite at some router, and were left out, as were
+    ``num_outliers``, whose input is far longer or shorter than most.
     """
 
     num_recorded: int
     num_drawn: int
     num_non_finite: int
     seed: int | None
+    num_outliers: int = 0
 
 
 class TokenSource(Protocol):

@@ -62,6 +62,11 @@ def sample_fact(counts: SampleCounts, more: str = "") -> Fact:
     of_all = f"all {tokens}" if size == whole else f"{size:,} of {tokens} ({by})"
     lost = counts.num_non_finite
     left_out = f"; {lost:,} of them not finite at a router, left out" if lost else ""
+    if outliers := counts.num_outliers:
+        left_out += (
+            f"; {number_of(outliers, 'outlier')} left out: inputs 4 times as long as most, or"
+        )
+        left_out += " a quarter"
     return Fact("sample", f"{of_all}{left_out}. {more}".rstrip())
 
 

@@ -20,7 +20,7 @@ from moegeom.engine.plan import (
 )
 from moegeom.engine.prepared import prepare
 from moegeom.engine.request import ComputeOptions
-from moegeom.engine.task import Task
+from moegeom.engine.task import OUTLIER_FACTOR, Task
 from moegeom.kernels.batch import RUN_TOKENS, TokenBatch
 from moegeom.kernels.table import load_kernels
 
@@ -28,15 +28,22 @@ from moegeom.kernels.table import load_kernels
 class Sample(TokenBatch):
     """Some tokens at one router, ascending, with the quantities that were asked for.
 
-    ``num_non_finite`` more were drawn, and left out because they are not finite.
+    ``num_non_finite`` more were drawn, and left out because they are not finite, and
+    ``num_outliers`` because ``without_outliers`` was asked for.
     """
 
     num_non_finite: int
+    num_outliers: int = 0
     logits: Float[np.ndarray, "tokens experts"]
     scores: Float[np.ndarray, "tokens experts"]
     selection: Float[np.ndarray, "tokens experts"]
     weights: Float64[np.ndarray, "tokens k"]
     document: Int64[np.ndarray, "tokens"]
+
+    @property
+    def num_drawn(self) -> int:
+        """With those that were left out."""
+        return len(self.token) + self.num_non_finite + self.num_outliers
 
     @property
     def inputs(self) -> Float[np.ndarray, "tokens hidden"]:
@@ -59,13 +66,29 @@ class Sample(TokenBatch):
 
     def at(self, token: Int64[np.ndarray, "some"]) -> Sample:
         """Those of some of the tokens, by number: the others are not finite elsewhere."""
-        rows = np.searchsorted(self.token, token)
+        lost = self.num_non_finite + len(self.token) - len(token)
+        return self._of(np.searchsorted(self.token, token), num_non_finite=lost)
+
+    def without_outliers(self) -> Sample:
+        """Those whose input is no more than 4 times as long or as short as the median one, as in a
+        scan: one long token can outweigh the mean and the variance of all others. All of them where
+        no inputs are recorded.
+        """
+        if self.input is None:
+            return self
+        norm = np.sqrt(np.einsum("th,th->t", self.input, self.input, dtype=np.float64))
+        typical = float(np.median(norm))
+        is_usual = (norm <= OUTLIER_FACTOR * typical) & (norm * OUTLIER_FACTOR >= typical)
+        if is_usual.all():
+            return self
+        return self._of(np.flatnonzero(is_usual), num_outliers=int((~is_usual).sum()))
+
+    def _of(self, rows: Int64[np.ndarray, "some"], **counts: int) -> Sample:
         values = {
             name: value[rows] if isinstance(value, np.ndarray) else value
             for name, value in vars(self).items()
         }
-        values["num_non_finite"] += len(self.token) - len(token)
-        return Sample(**values)
+        return type(self)(**values | counts)
 
 
 def drawn_tokens(

@@ -168,10 +168,13 @@ class Session:
     def sample_counts(self, samples: Sequence[Sample], is_named: bool = False) -> SampleCounts:
         """How many tokens samples of some routers are of; the most that are not finite at one."""
         assert self.source is not None, "there are samples"
-        num_drawn = max((len(one.token) + one.num_non_finite for one in samples), default=0)
-        lost = max((one.num_non_finite for one in samples), default=0)
+        lost, outliers = (
+            max((getattr(one, name) for one in samples), default=0)
+            for name in ("num_non_finite", "num_outliers")
+        )
+        num_drawn = max((one.num_drawn for one in samples), default=0)
         seed = None if is_named else self.terms.seed
-        return SampleCounts(self.source.facts.num_tokens, num_drawn, lost, seed)
+        return SampleCounts(self.source.facts.num_tokens, num_drawn, lost, seed, outliers)
 
     @property
     def recorded(self) -> list[Router]:

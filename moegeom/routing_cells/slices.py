@@ -184,10 +184,11 @@ class _SliceQuery:
     def pca(self) -> RequestedSlice:
         sample, dims = self.tokens, self.dims
         try:
-            part, share = principal_slice(sample.inputs, dims)
+            usual = sample.without_outliers().inputs
+            part, share = principal_slice(usual, dims)
         except ValueError as error:
             raise UsageError(f"--subspace pca:{dims}: {error}.", "Ask for fewer.") from None
-        return RequestedSlice(f"pca:{dims} of {len(sample.inputs):,} tokens", part, share)
+        return RequestedSlice(f"pca:{dims} of {len(usual):,} tokens", part, share)
 
     def random(self) -> RequestedSlice:
         dims, centre, where = self.dims, np.zeros(self.router.hidden_size), "0"

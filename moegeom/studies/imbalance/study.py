@@ -109,8 +109,10 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         if watch:
             watch.begin(router.name)
         sample = opened.sample(router, sampled(router), advance=watch.advance if watch else None)
+        sample = sample.without_outliers()
         # without its inputs, the largest arrays there are: no more than one router's at a time
-        samples.append(Sample(token=sample.token, num_non_finite=sample.num_non_finite))
+        counts = {name: getattr(sample, name) for name in ("num_non_finite", "num_outliers")}
+        samples.append(Sample(token=sample.token, **counts))
         gates = tensors.get(router.name)
         routers.append(router_imbalance(router, sample, kernels, level, request, gates))
     if request.out is not None and request.out.suffix == ".parquet":

@@ -33,6 +33,7 @@ from moegeom.studies.imbalance.record import (
     RouterImbalance,
 )
 from moegeom.testing.array_source import ArraySource
+from moegeom.tokens.memory import hold
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
 from tests.unit.studies.orthonormal import (
@@ -699,3 +700,29 @@ def test_what_cannot_be_answered_is_refused_and_what_was_not_recorded_told():
     assert [router.router for router in record.routers] == ["text/1"]
     assert [name for name, _ in record.left_out] == ["text/0", "text/2"]
     assert "not looked at" in shown(record)
+
+
+def test_one_long_token_is_left_out_and_said_and_turns_no_result():
+    """A token 400 times as long as the others outweighs the mean and the variance of all of them."""
+    checkpoint, tokens = map(str, sides(BALANCED))
+    source = open_tokens(tokens)
+    name = source.facts.routers[1]
+    inputs = source.read_values(name, 0, 4096).copy()
+    inputs[17] *= 400.0
+
+    def looked(values: np.ndarray) -> Imbalance:
+        request = ImbalanceRequest(
+            checkpoint, tokens=hold({name: values}), stage="router_input", layers="1"
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DIRECTIONS, FEW)
+            return study.imbalance(request)
+
+    long, usual = looked(inputs), looked(np.delete(inputs, 17, axis=0))
+    assert (long.sample.num_outliers, long.sample.num_drawn) == (1, 4096)
+    assert "1 outlier left out" in shown(long) and "outlier" not in shown(usual)
+    one, other = long.routers[0], usual.routers[0]
+    assert one.cause == other.cause and one.num_tokens == other.num_tokens == 4095
+    assert one.tokens.max_vio == other.tokens.max_vio
+    for name, part in vars(other.parts["max_vio"]).items():
+        assert getattr(one.parts["max_vio"], name) == pytest.approx(part, abs=0.03), name
