@@ -16,6 +16,7 @@ import numpy as np
 from moegeom.core.errors import UsageError
 from moegeom.core.registry import Rooms, record_of_function, unknown_name
 from moegeom.core.router import Router
+from moegeom.core.row_keys import RANDOM
 from moegeom.core.shapes import Float64, Int32
 from moegeom.kernels.batch import TokenBatch
 from moegeom.kernels.reduction import Kernels
@@ -197,7 +198,8 @@ def _parse(text: str) -> Iterator[AskedWhatIf]:
 
 
 def _kind(name: str) -> WhatIf:
-    place = name.replace("-", "_")
+    # results call the random router of every scan so: the what-if has a name of its own
+    place = "random_rows" if name == RANDOM else name.replace("-", "_")
     if place not in WHAT_IFS.names():
         raise unknown_name("what-if", name[:_QUOTED], map(spelled, WHAT_IFS.all()))
     return WHAT_IFS[place]

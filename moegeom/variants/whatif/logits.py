@@ -181,7 +181,7 @@ def _products(
 
 
 @what_if()
-def random(router: Router, values: Values, sample: FitSample) -> FittedGate:
+def random_rows(router: Router, values: Values, sample: FitSample) -> FittedGate:
     """Rows of random direction, with the lengths, biases and rule of the router: chance.
 
     What differs from it is what training made of the rows. No limit of it is the model; the same

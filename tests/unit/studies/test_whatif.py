@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import moegeom as mg
 from moegeom.core.errors import RecordingError, ResultsError, UsageError
+from moegeom.core.row_keys import AS_STORED, RANDOM, SIDES, is_random
 from moegeom.studies.whatif.document import document, what_if_figures
 from moegeom.studies.whatif.record import Tried, WhatIfReport
 from moegeom.studies.whatif.study import MOST, read_grid
@@ -111,6 +112,14 @@ def test_a_text_that_asks_for_nothing_says_what_is_wrong_with_it(text, said):
     assert caught.value.hint
 
 
+def test_no_what_if_has_the_name_of_what_every_scan_measures():
+    names = {spelled(kind) for kind in WHAT_IFS.all()}
+    assert not names & {AS_STORED, RANDOM, *SIDES}
+    assert not any(map(is_random, names))
+    report = mg.whatif(str(CKPT), str(REC), what_ifs="random", layers="0").value
+    assert [one.name for one in report.tried] == ["random-rows"]
+
+
 def test_an_error_repeats_little_of_what_was_typed():
     for text in ("x" * 10_000, "topk:" + "9" * 10_000, "topk:\x1b[31m2" * 1000):
         with pytest.raises(UsageError) as caught:
@@ -136,7 +145,7 @@ def test_a_grid_multiplies_its_lists_out_table_by_table_if_it_is_a_file(tmp_path
         "temperature:0.5",
         "temperature:2",
         "without:5,7",
-        "random",
+        "random-rows",
         "sinkhorn:eps=0.02,steps=3",
         "sinkhorn:eps=0.02,steps=30",
         "sinkhorn:eps=0.05,steps=3",
