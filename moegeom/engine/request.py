@@ -382,9 +382,9 @@ class BudgetTerms:
     )
 
     def __post_init__(self) -> None:
-        super_init = getattr(super(), "__post_init__", None)
-        if super_init is not None:
-            super_init()
+        checked = getattr(super(), "__post_init__", None)
+        if checked is not None:
+            checked()
         if self.budget is not None and not self.budget > 0.0:
             raise UsageError(f"--budget {self.budget:g}: expected seconds above 0.")
 

@@ -504,7 +504,7 @@ def _sums(rows: Rows, k: int, order: int, seed: int, fewer: int = 1) -> TieSums:
 
 # ------------------------------------------------------------------------------------------- shares
 @dataclass(frozen=True, eq=False)
-class Boundaries:
+class BoundaryEnds:
     """The boundaries of a router: its rows, and both ends of the ``distance`` of logits to the
     nearest one; ``coordinates``, in which distances to ties are searched, of linear rules alone.
     """
@@ -519,7 +519,7 @@ class Boundaries:
 
 
 def measured_shares(
-    boundaries: Boundaries,
+    boundaries: BoundaryEnds,
     near: float,
     laws: Mapping[str, Law],
     around: Mapping[str, BallLaw],
@@ -555,7 +555,7 @@ def measured_shares(
 
 def _shares(
     law: str,
-    boundaries: Boundaries,
+    boundaries: BoundaryEnds,
     logits: Float64[np.ndarray, "tokens experts"],
     widths: Float64[np.ndarray, "widths"],
     block: Int32[np.ndarray, "tokens"] | None = None,
@@ -574,7 +574,7 @@ def _shares(
 
 
 def _distances(
-    boundaries: Boundaries, logits: Float64[np.ndarray, "tokens experts"]
+    boundaries: BoundaryEnds, logits: Float64[np.ndarray, "tokens experts"]
 ) -> Iterator[tuple[int, Float64[np.ndarray, "some"], Float64[np.ndarray, "some"]]]:
     """Order, and both ends of the distance; of order 2 and more of the first points alone."""
     yield 1, *boundaries.distance(logits)

@@ -488,7 +488,8 @@ def order_distance(
         # as many tie where the input is: known before any search, which equal rows never end
         border = np.sort(logits)[[-k, -k - 1]]
         if border[0] == border[1] and (logits == border[0]).sum() > order:
-            return OrderDistance(0.0, 0.0, tuple(np.flatnonzero(logits == border[0])[: order + 1]))
+            tied = np.flatnonzero(logits == border[0])[: order + 1]
+            return OrderDistance(0.0, 0.0, tuple(tied.tolist()))
         if not np.ptp(rows, axis=0).any():
             return OrderDistance(np.inf, np.inf, ())
     return search_ties(_Euclidean.at(logits, rows, apart), logits, k, order, most_nodes)

@@ -17,7 +17,7 @@ from moegeom.engine.request import BudgetTerms, StudyRequest
 
 
 @dataclass(frozen=True)
-class ContinuityRequest(StudyRequest, BudgetTerms):
+class ContinuityRequest(BudgetTerms, StudyRequest):
     """The options of ``continuity``, each with what it means."""
 
     _: dataclasses.KW_ONLY

@@ -14,10 +14,10 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int32, Int64
 from moegeom.core.text import number_of
 from moegeom.engine.jumps import ExactRouter, TokenJumps, TokenTies, token_ties, why_no_jumps
-from moegeom.engine.pace import Pace
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, one_blas_thread
 from moegeom.engine.prepared import PreparedRouter, prepare
 from moegeom.engine.sample import Sample, refuse_tokens_beyond
+from moegeom.engine.search_pace import SearchPace
 from moegeom.geometry import whatif
 from moegeom.geometry.boundary.linear import boundary_distance
 from moegeom.geometry.jump import Mixture, SpreadByRadius, spread_within
@@ -63,7 +63,7 @@ def router_continuity(
     kernels: Kernels,
     experts: CountedExperts,
     request: ContinuityRequest,
-    pace: Pace,
+    pace: SearchPace,
 ) -> RouterContinuity:
     """The line of one of ``some`` tokens, with the hard gate and one smoothed for those ``fitted``.
 
@@ -106,7 +106,7 @@ def _clear_line(
     ties: TokenTies,
     experts: CountedExperts,
     request: ContinuityRequest,
-    pace: Pace,
+    pace: SearchPace,
 ) -> tuple[int, int, int]:
     """The row with the highest jump whose line meets no other boundary, how many were tried, and
     of how many the jump is known: of large experts only those whose boundary has most weight.
@@ -129,10 +129,10 @@ def _clear_line(
     tried = 0
     for start in range(0, len(rows), _AT_ONCE):
         few = rows[start : start + _AT_ONCE]
-        found = np.flatnonzero(_is_clear(prepared, kernels, some, ties, few, request))
-        clear += few[found].tolist()
+        hits = np.flatnonzero(_is_clear(prepared, kernels, some, ties, few, request))
+        clear += few[hits].tolist()
         if len(clear) >= (1 if is_known else _LINES):
-            tried = start + int(found[-1]) + 1
+            tried = start + int(hits[-1]) + 1
             break
         tried = start + len(few)
     if clear and is_known:
@@ -364,7 +364,7 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
         some = opened.sample(router, ("input", "logits", "chosen"), TOKENS, at)
         fitted = opened.sample(router, ("input",), SMALL_SAMPLE_TOKENS)
         experts = CountedExperts(open_expert_functions(opened.store, router))
-        pace = Pace(None, request.budget, router.name)
+        pace = SearchPace(None, request.budget, router.name)
         routers.append(router_continuity(router, some, fitted, kernels, experts, request, pace))
         samples.append(some)
     if request.out is not None:

@@ -14,7 +14,7 @@ from moegeom.engine.request import BudgetTerms, StudyRequest
 
 
 @dataclass(frozen=True)
-class PerturbRequest(StudyRequest, BudgetTerms):
+class PerturbRequest(BudgetTerms, StudyRequest):
     """The options of ``perturb``, each with what it means."""
 
     _: dataclasses.KW_ONLY

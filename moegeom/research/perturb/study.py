@@ -18,10 +18,10 @@ from moegeom.core.shapes import Bool, Float32, Float64, Int32, Int64
 from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.jumps import ExactRouter
-from moegeom.engine.pace import Pace
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, one_blas_thread
 from moegeom.engine.prepared import boundary_ends, prepare, unavailable
 from moegeom.engine.sample import draw_sample, drawn_tokens, refuse_tokens_beyond
+from moegeom.engine.search_pace import SearchPace
 from moegeom.engine.session import Session
 from moegeom.geometry import paths as diffusion
 from moegeom.geometry.boundary.barriers import Barriers
@@ -87,7 +87,7 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
             some = opened.sample(router, ("input",), at=tokens)
             samples.append(some)
             with one_blas_thread():  # small products gain nothing from threads
-                pace = Pace(
+                pace = SearchPace(
                     watch, request.budget, f"{router.name}: {number_of(len(some.token), 'token')}"
                 )
                 paths.append(router_paths(router, some.inputs, some.token, moved, request, pace))
@@ -325,12 +325,12 @@ def router_paths(
     tokens: Int64[np.ndarray, "tokens"],
     moved: Moved,
     request: PerturbRequest,
-    pace: Pace | None = None,
+    pace: SearchPace | None = None,
 ) -> RouterPaths:
     """Curves, exits and time near ties of these inputs, of all of them that ``pace`` leaves time
     for.
     """
-    pace = Pace(None, None) if pace is None else pace
+    pace = SearchPace(None, None) if pace is None else pace
     drift = None if moved.drift is None else router.weight.astype(np.float64) @ moved.drift
     seeds = np.random.SeedSequence([request.seed, router.layer, *router.name.encode()])
     streams = [np.random.default_rng(stream) for stream in seeds.spawn(len(tokens) + 2)]

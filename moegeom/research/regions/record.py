@@ -14,7 +14,7 @@ from moegeom.engine.request import BudgetTerms, StudyRequest
 
 
 @dataclass(frozen=True)
-class RegionsRequest(StudyRequest, BudgetTerms):
+class RegionsRequest(BudgetTerms, StudyRequest):
     """The options of ``regions``, each with what it means."""
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (*StudyRequest.PYTHON_ONLY, "random_experts")

@@ -16,8 +16,8 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.jumps import ExactRouter
-from moegeom.engine.pace import Pace
 from moegeom.engine.prepared import unavailable
+from moegeom.engine.search_pace import SearchPace
 from moegeom.engine.session import Session
 from moegeom.geometry import region_counts
 from moegeom.geometry.capacity import most_regions, published_regions
@@ -35,7 +35,7 @@ from moegeom.research.regions.record import (
 )
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.routing_cells.facet_graph import swaps
-from moegeom.routing_cells.plane.raster import bracketed_changes
+from moegeom.routing_cells.plane.segments import bracketed_changes
 from moegeom.routing_cells.plane.subspace import Slice
 from moegeom.routing_cells.request import CellsRequest
 from moegeom.routing_cells.slices import (
@@ -94,7 +94,7 @@ def router_regions(
     requested: RequestedSlice,
     sample: SliceTokens,
     request: RegionsRequest,
-    pace: Pace,
+    pace: SearchPace,
 ) -> RouterRegions:
     """Counts on every way and in the plane; each gate is read once."""
     part = requested.part
@@ -248,7 +248,7 @@ def _plane(
     part: Slice,
     sample: SliceTokens,
     request: RegionsRequest,
-    pace: Pace,
+    pace: SearchPace,
 ) -> PlaneRegions:
     k = router.rule.top_k
     points = part.coordinates(sample.inputs)
@@ -364,7 +364,7 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         number = _number_of_ways(request, tensors[router.name], router.rule.top_k)
         ways = ways_of(sample, number, request.seed)
         plane = requested_slice(request.subspace, router, sample, source.facts.name, request.seed)
-        pace = Pace(watch, request.budget, f"{router.name}: {router.num_experts} experts")
+        pace = SearchPace(watch, request.budget, f"{router.name}: {router.num_experts} experts")
         both = [(router, tensors[router.name]), *before.get(router.name, ())]
         one, *earlier = (
             router_regions(twin, experts, ways, plane, sample, request, pace)

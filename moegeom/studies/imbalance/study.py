@@ -250,7 +250,7 @@ def router_imbalance(
             width = float(np.quantile(ends(logits)[1], NEAR))
         # with equal rows no input is nearer to a tie than another: the distance is 0 or infinite
         if width and width < math.inf:
-            boundaries = border_shares.Boundaries(rows, coordinates, k, ends)
+            boundaries = border_shares.BoundaryEnds(rows, coordinates, k, ends)
             shares = border_shares.measured_shares(
                 boundaries, width, draws, around, logits, sample.block, seed
             )

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -128,7 +129,9 @@ def test_a_run_counts_seconds_memory_and_bytes_of_its_process(tmp_path):
     run = typed(["list", "routers", "model"], tmp_path, 100)
     assert (run.ending, run.exit_code) == ("refused", 3)
     assert run.seconds > 0
-    assert 1e7 < run.memory_bytes < 1e9
+    # the peak of a process begins at that of the one that it was forked from
+    own = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert 1e7 < run.memory_bytes < max(1e9, 1.01 * own)
     assert 1e5 < run.read_bytes < 1e9
     assert "error: " in run.errors
 

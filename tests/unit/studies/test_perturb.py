@@ -10,7 +10,7 @@ from scipy.stats import levy
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import GroupMask
 from moegeom.core.tokens import InputNoise
-from moegeom.engine.pace import Pace
+from moegeom.engine.search_pace import SearchPace
 from moegeom.geometry.paths import slab_occupation
 from moegeom.research.perturb.document import document
 from moegeom.research.perturb.record import PerturbRequest
@@ -246,7 +246,7 @@ def test_hidden_size_1_and_two_pairs_of_equal_rows_end_too():
 
 def test_a_budget_ends_a_search_with_what_it_has():
     router, inputs = router_of(), inputs_of(2)
-    pace = Pace(None, 1e-9)
+    pace = SearchPace(None, 1e-9)
     request = PerturbRequest("made", orders=(1,))
     moved = Moved.by(InputNoise(0.3))
     found = router_paths(router, inputs, np.arange(len(inputs)), moved, request, pace)

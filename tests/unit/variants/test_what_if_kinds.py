@@ -475,7 +475,9 @@ WRITTEN = {
 }
 
 TEXTS = [text for name in WHAT_IFS.names() for text in WRITTEN.get(name, (name.replace("_", "-"),))]
-CHOOSING = [t for t in TEXTS if t.split(":")[0] not in ("random-rows", "topk", "temperature", "centred")]
+CHOOSING = [
+    t for t in TEXTS if t.split(":")[0] not in ("random-rows", "topk", "temperature", "centred")
+]
 
 
 def rows_in(choice: WhatIfChoice, rows: np.ndarray) -> list[tuple[tuple, tuple]]:

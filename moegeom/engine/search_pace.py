@@ -18,7 +18,7 @@ _LONG = 60.0
 
 
 @dataclass
-class Pace:
+class SearchPace:
     """The pace of one search, ``what`` of which router; ``budget`` are seconds from when it was
     made, None for no end.
     """
