@@ -626,14 +626,14 @@ def occupations(
         moved += time[:, None] * drift
     lower, upper = ties.distance(moved)
     near, undecided = lower <= width, int(((lower <= width) & (width < upper)).sum())
-    by_order = []
+    by_order, searched = [], draws
     for order in sorted(set(orders)):
-        searched = draws
         if order > 1:
             if ties.rows is None or ties.apart is None:
                 break
             near = near & _near_three(moved, ties.apart, near, width)
-            # draws are independent: the first that are near stand for all of them
+            # draws are independent: the first that are near stand for all of them, and for all
+            # orders behind
             those = np.flatnonzero(near)
             if len(those) > _SEARCHED:
                 searched = int(those[_SEARCHED])

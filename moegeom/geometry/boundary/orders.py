@@ -484,15 +484,22 @@ def order_distance(
 
     Source: docs/theory.md A4. Oracle in tests: SLSQP over every flat and every split of the others.
     """
-    if k < len(logits):
+    if k < len(logits) and 1 <= order < len(logits):
         # as many tie where the input is: known before any search, which equal rows never end
-        border = np.sort(logits)[[-k, -k - 1]]
-        if border[0] == border[1] and (logits == border[0]).sum() > order:
-            tied = np.flatnonzero(logits == border[0])[: order + 1]
-            return OrderDistance(0.0, 0.0, tuple(tied.tolist()))
-        if not np.ptp(rows, axis=0).any():
+        are_equal = not np.ptp(rows, axis=0).any()
+        border, below = np.sort(logits)[[-k, -k - 1]]
+        # a product may round equal rows apart, by where they stand in it
+        same = _ROUNDED_APART * float(np.abs(logits).max()) if are_equal else 0.0
+        tied = np.flatnonzero(np.abs(logits - border) <= same)
+        if border - below <= same and len(tied) > order:
+            return OrderDistance(0.0, 0.0, tuple(tied[: order + 1].tolist()))
+        if are_equal:
             return OrderDistance(np.inf, np.inf, ())
     return search_ties(_Euclidean.at(logits, rows, apart), logits, k, order, most_nodes)
+
+
+#: Relative difference of float32 products of equal rows at most, in any order of summation.
+_ROUNDED_APART = 2.0**-18
 
 
 def rows_apart(rows: Float64[np.ndarray, "experts dims"]) -> Float64[np.ndarray, "experts experts"]:
