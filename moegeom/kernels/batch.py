@@ -101,6 +101,16 @@ class Jumps:
     pair: Int32[np.ndarray, "tokens 2"]
 
 
+@dataclass(frozen=True, eq=False)
+class Harm:
+    """What flips of tokens that were made in the running model cost, as a recording has them."""
+
+    kl: Float64[np.ndarray, "tokens"]
+    kl_later: Float64[np.ndarray, "tokens"]
+    kl_beside: Float64[np.ndarray, "tokens"]
+    is_other_token: Bool[np.ndarray, "tokens"]
+
+
 class TokenBatch:
     """Some tokens at one router; a quantity is None where it cannot be known.
 
@@ -122,7 +132,8 @@ class TokenBatch:
     where the largest logits do not decide it, they are the largest and the least value that these
     allow; ``flip`` says what the variant of the pass changes about the choice and ``noise`` what
     noise on the input does; ``order_distance`` is known of some tokens alone; ``jumps``
-    are those of a sample whose experts were read; ``document``,
+    are those of a sample whose experts were read, ``harm`` is of tokens that were flipped;
+    ``document``,
     ``position`` and ``token_id`` are -1 where a recording does not say.
     """
 
@@ -163,6 +174,7 @@ class TokenBatch:
     noise: NoisyFlip | None = None
     order_distance: OrderDistances | None = None
     jumps: Jumps | None = None
+    harm: Harm | None = None
 
     def __init__(self, **quantities: object) -> None:
         vars(self).update(quantities)

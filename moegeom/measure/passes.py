@@ -27,6 +27,7 @@ from moegeom.engine.loop import (
     Lane,
     Pace,
     Progress,
+    extent_of,
     read_snapshot,
     scan_in_step,
     write_snapshot,
@@ -49,7 +50,7 @@ from moegeom.engine.task import MadeWhatIf, Task, block_of
 from moegeom.engine.what_if import make_what_if, moved_under, read_sample, why_missing
 from moegeom.geometry.jump import Mixture
 from moegeom.geometry.rounding import bf16_noise_scale, flip_probability
-from moegeom.kernels.batch import NUM_BLOCKS, Jumps, TokenBatch
+from moegeom.kernels.batch import NUM_BLOCKS, Harm, Jumps, TokenBatch
 from moegeom.kernels.cuda.device import Device
 from moegeom.kernels.reduction import (
     MOST_TOKENS,
@@ -466,13 +467,20 @@ def _harm_state(task: Task) -> State:
     source = task.source
     flips = _flips_in(source, task.prepared.router.name)
     assert flips is not None
-    state = {name: flips[name] for name in ("kl", "kl_later", "kl_beside", "is_other_token")}
     labels: dict[str, list[np.ndarray]] = {"population": [], "block": []}
     for token in flips["token"].tolist():
         columns = source.read_columns(token, token + 1)
         labels["population"].append(task.populations.label(columns))
         labels["block"].append(block_of(columns, token, source.facts.num_documents))
-    return state | {name: np.concatenate(each) for name, each in labels.items()}
+    names = (field.name for field in dataclasses.fields(Harm))
+    batch = TokenBatch(
+        token=flips["token"],
+        harm=Harm(**{name: flips[name] for name in names}),
+        **{name: np.concatenate(each) for name, each in labels.items()},
+    )
+    accumulator = REDUCTIONS["harm"].start(extent_of(task))
+    accumulator.fold(batch, task.kernels)
+    return accumulator.state()
 
 
 def _flip_rows(

@@ -72,6 +72,7 @@ def quantities_of(token: np.ndarray) -> batch.TokenBatch:
         fill_decides=matches[token],
         flip=flip_of(chosen[token], floats[:, token], matches[token]),
         noise=noise_of(token, floats),
+        harm=batch.Harm(*floats[2:5, token], matches[token]),
         jumps=batch.Jumps(
             height=np.where(matches, np.nan, floats[2])[token],
             relative=floats[3][token],

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.errors import InternalError
 from moegeom.core.shapes import Bool, Int64
 from moegeom.geometry.space import (
     BlockedMoments,
@@ -439,19 +438,17 @@ FLIP_JUMPS = _jumps("flip_jumps")
 
 
 # --------------------------------------------------------------------------------------------- harm
-def _never(batch: TokenBatch) -> State:
-    raise InternalError("flips are made in a running model, not folded from tokens")
+def _costs(batch: TokenBatch) -> State:
+    return dict(vars(batch.harm))
 
 
-#: What flips cost that were made in the running model: rows of a recording, none of them folded.
-HARM = _sample(
-    "harm",
-    ("harm",),
-    lambda extent: dict.fromkeys(("kl", "kl_later", "kl_beside", "is_other_token"), np.empty(0)),
-    _never,
-    SampleRows,
-    use=Use(of_random_router=False),
-)
+def _no_costs(extent: Extent) -> State:
+    costs = dict.fromkeys(("kl", "kl_later", "kl_beside"), np.empty(0))
+    return {**costs, "is_other_token": np.empty(0, bool)}
+
+
+#: What flips cost that were made in the running model: all that a recording tells of.
+HARM = _sample("harm", ("harm",), _no_costs, _costs, SampleRows, use=Use(of_random_router=False))
 
 
 # ----------------------------------------------------------------------------------------- sketches
