@@ -112,8 +112,8 @@ def typed(words: Sequence[str], folder: Path, most_seconds: int) -> Run:
             stdin=subprocess.DEVNULL,
             cwd=folder,
             env=environment,
-            preexec_fn=lambda: _limit(most_seconds),  # noqa: PLW1509 - no thread has begun
         )
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (most_seconds, most_seconds + 5))
         os.close(terminal)
         listener.start()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -138,10 +138,6 @@ def typed(words: Sequence[str], folder: Path, most_seconds: int) -> Run:
         text,
         errors,
     )
-
-
-def _limit(seconds: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
 
 
 def _bytes_read(process: int) -> int:
@@ -316,12 +312,12 @@ def _writer(path: Path) -> Callable[[dict[str, Any]], None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         ordered = [rows[one] for one in sorted(rows)]
         path.write_text(json.dumps({**facts(), "rows": ordered}, indent=1) + "\n", "utf-8")
-        told = f"{row['member']:14} {row['line']:20} {row['recording']:10}"
+        place = f"{row['member']:14} {row['line']:20} {row['recording']:10}"
         if "over" not in row:
-            print(f"{told} {row['ending']}: {row['reason']}", flush=True)
+            print(f"{place} {row['ending']}: {row['reason']}", flush=True)
             return
         over = "  ".join(f"{name} {ratio:.2f}" for name, ratio in row["over"].items())
-        print(f"{told} {row['ending']:14} of its budget: {over}  ({row['seconds']} s)", flush=True)
+        print(f"{place} {row['ending']:14} of its budget: {over}  ({row['seconds']} s)", flush=True)
 
     return write
 

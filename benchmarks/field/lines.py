@@ -88,16 +88,16 @@ def lines() -> Iterator[Line]:
             yield Line(name, reason=LEFT_OUT[name])
             continue
         yield _line(name, name, names[name], TOLD.get(name, {}))
-        for more, (of, told) in MORE.items():
+        for more, (of, added) in MORE.items():
             if of == name:
-                yield _line(more, name, names[name], {**TOLD.get(name, {}), **told})
+                yield _line(more, name, names[name], {**TOLD.get(name, {}), **added})
 
 
-def _line(name: str, typed: str, module: str, told: Values) -> Line:
+def _line(name: str, typed: str, module: str, own: Values) -> Line:
     words: list[str] = typed.split()
-    values = {**VALUES, **told}
+    values = {**VALUES, **own}
     parameters = built(module).params
-    if absent := told.keys() - {one.name for one in parameters}:
+    if absent := own.keys() - {one.name for one in parameters}:
         raise LookupError(f"{typed} has no {', '.join(sorted(absent))}")
     missing = [one.name for one in parameters if one.required and not values.get(one.name or "")]
     if missing:

@@ -122,15 +122,15 @@ def token_inputs(member: Member, layer: int, first: int, num: int) -> np.ndarray
 class _Blocks:
     """What experts are tiled from, by dtype, and scaled for the expert that is written."""
 
-    drawn: dict[str, np.ndarray] = field(default_factory=dict)
+    blocks_by_dtype: dict[str, np.ndarray] = field(default_factory=dict)
     scaled: tuple[tuple[str, int], np.ndarray] | None = None
 
     def of(self, dtype: str, expert: int, num_experts: int) -> np.ndarray:
         """Blocks of bytes: bfloat16 is scaled, numbers of one byte have scales beside them."""
         if self.scaled is None or self.scaled[0] != (dtype, expert):
-            if dtype not in self.drawn:
-                self.drawn[dtype] = _drawn_blocks(dtype)
-            blocks = self.drawn[dtype]
+            if dtype not in self.blocks_by_dtype:
+                self.blocks_by_dtype[dtype] = _drawn_blocks(dtype)
+            blocks = self.blocks_by_dtype[dtype]
             if dtype == "BF16":
                 blocks = (blocks * np.float32(scale_of(expert, num_experts))).astype(_DTYPES[dtype])
             self.scaled = ((dtype, expert), blocks.view(np.uint8).reshape(NUM_BLOCKS, -1))

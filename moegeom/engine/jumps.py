@@ -239,11 +239,11 @@ def token_jumps(
 ) -> TokenJumps:
     """Jumps at the nearest boundary of all tokens, where :func:`token_ties` knows it."""
     ties = token_ties(prepared, inputs, logits, chosen, kernels)
-    known = np.flatnonzero(ties.tie.is_known)
+    rows = np.flatnonzero(ties.tie.is_known)
     own = chosen, ties.exact.weights(ties.inputs, ties.exact.logits(ties.inputs), chosen)
     height = np.full(len(chosen), np.nan)
-    height[known], output = jump_beside(
-        ties.tie.point[known], *ties.sides(known), ties.inputs, own, mixed
+    height[rows], output = jump_beside(
+        ties.tie.point[rows], *ties.sides(rows), ties.inputs, own, mixed
     )
     return TokenJumps(ties.tie, ties.pair, chosen, ties.after, height, output)
 

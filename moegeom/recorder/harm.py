@@ -130,11 +130,14 @@ class FlipMaker:
                 stack.callback(gate.hook().remove)
             for remove in ModelTaps(self._model, self._identity).hooks(self._listen):
                 stack.callback(remove)
-            size = self._logits(ids).numel()
+            before = self._logits(ids)
+            together = max(_LOGITS // before.numel(), 1)
             made = list(self._planned(first_token, flips))
-            together = max(_LOGITS // size, 1)
             for start in range(0, len(made), together):
-                self._push(ids, made[start : start + together], first_token)
+                some = made[start : start + together]
+                if len(before) != len(some):  # another shape may have other last bits
+                    before = self._logits(ids.expand(len(some), -1))
+                self._push(ids.expand(len(some), -1), some, before, first_token)
         return len(made)
 
     def _listen(self, name: str, inputs: torch.Tensor, chosen: torch.Tensor | None) -> None:
@@ -188,12 +191,15 @@ class FlipMaker:
             of_flip = after[row], pair[row], float(distance[row])
             yield _Flip(place, row, across, beside, *of_flip, is_same)
 
-    def _push(self, ids: torch.Tensor, flips: Sequence[_Flip], first_token: int) -> None:
-        """Runs sequences with one flip each, and beside them those with the step back."""
-        copies = ids.expand(len(flips), -1)
-        before, _ = self._outcome(copies, flips, [])
-        across, sets = self._outcome(copies, flips, [flip.across for flip in flips])
-        beside, _ = self._outcome(copies, flips, [flip.beside for flip in flips])
+    def _push(
+        self, ids: torch.Tensor, flips: Sequence[_Flip], logits: torch.Tensor, first_token: int
+    ) -> None:
+        """Runs sequences with one flip each, and then those with the step back; ``logits`` are
+        those of the same sequences without.
+        """
+        before = _rows(logits, flips)
+        across, sets = self._outcome(ids, flips, [flip.across for flip in flips])
+        beside, _ = self._outcome(ids, flips, [flip.beside for flip in flips])
         for number, flip in enumerate(flips):
             choice = sets[number]
             if choice is not None and set(choice.tolist()) != set(flip.after.tolist()):
@@ -221,22 +227,29 @@ class FlipMaker:
         self, ids: torch.Tensor, flips: Sequence[_Flip], read: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[Int32[np.ndarray, "k"] | None]]:
         """Logits of each flipped token and those behind it, and the set that the model chose; each
-        gate reads one of ``read``, or what it would without.
+        gate reads one of ``read``.
         """
         place = [number * ids.shape[1] + flip.token for number, flip in enumerate(flips)]
-        for row, flip, value in zip(place, flips, read, strict=False):
+        for row, flip, value in zip(place, flips, read, strict=True):
             self._gates[flip.place].rows[row] = value
         try:
             logits = self._logits(ids)
         finally:
             for gate in self._gates:
                 gate.rows = {}
-        rows, sets = [], []
+        sets = []
         for number, flip in enumerate(flips):
-            rows.append(logits[number, flip.token : flip.token + 1 + LATER].clone())
             choice = self._choices[self._gates[flip.place].place.router.name]
             sets.append(None if choice is None else as_array(choice[place[number]].int()))
-        return rows, sets
+        return _rows(logits, flips), sets
+
+
+def _rows(logits: torch.Tensor, flips: Sequence[_Flip]) -> list[torch.Tensor]:
+    """Those of each flipped token and the ones behind it."""
+    return [
+        logits[number, flip.token : flip.token + 1 + LATER].clone()
+        for number, flip in enumerate(flips)
+    ]
 
 
 def _ends(

@@ -74,7 +74,7 @@ class CaptureRequest:
     tokenizer: str | None = option("Folder of another tokenizer, or bytes.")
     flips: int | None = option(
         "Then flip so many tokens at each router, one at a time, and record what the model's next "
-        "tokens are: three passes over 256 tokens for each flip.",
+        "tokens are: two passes over 256 tokens for each flip.",
         min=1,
     )
     fold: bool = option("Write results of a scan instead of a recording.", False)

@@ -297,10 +297,6 @@ class EmulatedQueue:
         self._device.uploaded_bytes += values.nbytes
         self._later(np.copyto, to, values)
 
-    def download(self, to: np.ndarray, values: EmulatedArray) -> None:
-        assert values.shape == to.shape and values.dtype == to.dtype
-        self._later(np.copyto, to, values)
-
     def fill(self, array: EmulatedArray, byte: int) -> None:
         self._later(lambda held: held.reshape(-1).view(np.uint8).fill(byte), array)
 

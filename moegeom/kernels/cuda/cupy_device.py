@@ -223,10 +223,6 @@ class _CupyQueue:
         with self.current():
             to.set(values, stream=self._stream)
 
-    def download(self, to: np.ndarray, values: DeviceArray) -> None:
-        with self.current():
-            values.get(stream=self._stream, out=to, blocking=False)
-
     def fill(self, array: DeviceArray, byte: int) -> None:
         with self.current() as cupy:
             cupy.cuda.runtime.memsetAsync(array.data.ptr, byte, array.nbytes, self._stream.ptr)

@@ -42,10 +42,6 @@ class Queue(Protocol):
         """Copies from pinned memory of the host, which must stay as it is until ``finish``."""
         ...
 
-    def download(self, to: np.ndarray, values: DeviceArray) -> None:
-        """Copies to pinned memory of the host."""
-        ...
-
     def fill(self, array: DeviceArray, byte: int) -> None:
         """Sets every byte of an array."""
         ...

@@ -826,7 +826,7 @@ def _in_order(label: np.ndarray, state: np.ndarray, sets: ExpertSets) -> Raster:
 
 
 #: Numbers of one array of a chunk: all arrays of a chunk together stay within some 50 MB.
-_CHUNK = 1 << 15
+CHUNK = 1 << 15
 
 
 class ExpertSets:
@@ -868,6 +868,6 @@ def chunks(total: int, router: PlaneRouter) -> Iterator[slice]:
     experts = len(router.offset)
     groups = 0 if router.rule.groups is None else router.rule.groups.num_groups
     pairs = max(router.rule.top_k * min(experts, 16), 6 * groups * groups)
-    step = max(_CHUNK // max(experts, pairs), 1)
+    step = max(CHUNK // max(experts, pairs), 1)
     for start in range(0, total, step):
         yield slice(start, min(start + step, total))

@@ -9,15 +9,13 @@ import numpy as np
 from moegeom.core.router import Rule
 from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.routing_cells.plane.raster import (
+    CHUNK,
     FLOOR,
     UNIT,
     Enclosure,
     certain_choice,
     compared_ranges,
 )
-
-#: Numbers of one enclosure.
-_CHUNK = 1 << 15
 
 #: Pieces that a segment begins with, and how often one that is not proved is halved.
 _PIECES, _HALVINGS = 8, 18
@@ -56,7 +54,7 @@ def bracketed_changes(
     width, proved = 1.0 / _PIECES, []
     for halving in range(_HALVINGS + 1):
         left = np.zeros(len(segment), bool)
-        step = max(_CHUNK // logits_a.shape[1], 1)
+        step = max(CHUNK // logits_a.shape[1], 1)
         for start in range(0, len(segment), step):
             some = slice(start, start + step)
             of, at = segment[some], low[some] + 0.5 * width
