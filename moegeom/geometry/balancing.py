@@ -13,7 +13,8 @@ import numpy as np
 
 from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64, Integer, Shaped
 from moegeom.geometry import load
-from moegeom.geometry.set_code import chosen_mask, last_and_next, set_keys
+from moegeom.geometry.keys import expert_set_key
+from moegeom.geometry.set_code import chosen_mask, last_and_next
 
 # ---------------------------------------------------------------------------------- smoothed dual
 #: Newton steps at one smoothing. Warm starts need five to ten; more do not pay.
@@ -703,7 +704,7 @@ def centring(routed: TokensAtRule) -> Centring:
     whole = change(slice(None))
     is_after = routed.choose(whole, None)
     experts, k = routed.scores.shape[1], routed.chosen.shape[1]
-    keys = set_keys(np.nonzero(is_after)[1].reshape(-1, k), experts)
+    keys = expert_set_key(np.nonzero(is_after)[1].reshape(-1, k), experts)
     equal, pairs = load.pairs_of_equals(np.unique(keys, return_counts=True)[1])
     tried = [
         float(load.max_vio(routed.choose(change(there), here).sum(axis=0)))

@@ -27,6 +27,7 @@ from moegeom.core.shapes import Bool, Float64, Int32, Int64
 from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.boundary.linear import NEVER, RowDistances
 from moegeom.geometry.boundary.orders import order_distance, rows_apart
+from moegeom.geometry.statistics import share_error
 
 
 # ------------------------------------------------------------------------------------------- bounds
@@ -641,9 +642,7 @@ def occupations(
             near, undecided = _near_order(moved, ties, near, order, width, most_nodes)
         # sets of higher order are within those of lower
         share = float(near.sum()) / searched
-        # a share of none or all of the draws is known no better than to one of them
-        spread_of_one = max(share * (1.0 - share), (1.0 - 1.0 / searched) / searched)
-        error = math.sqrt(spread_of_one / searched)
+        error = share_error(share, searched)
         by_order.append(Occupation(order, share, error, undecided / searched))
     return by_order
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.geometry.gram import symmetric_root
+from moegeom.geometry.keys import expert_set_key
 from moegeom.geometry.load import (
     good_turing_coverage,
     load_cv,
@@ -20,7 +21,6 @@ from moegeom.geometry.load import (
     pair_overlap,
     pairs_of_equals,
 )
-from moegeom.geometry.set_code import set_keys
 from moegeom.geometry.statistics import jackknife_error
 
 #: The laws, in the order in which they know more.
@@ -173,7 +173,7 @@ def choice_figures(
     Oracle in tests: samples by other code.
     """
     counts = np.bincount(chosen.ravel(), minlength=experts)
-    _, of_sets = np.unique(set_keys(chosen, experts), return_counts=True)
+    _, of_sets = np.unique(expert_set_key(chosen, experts), return_counts=True)
     equal, pairs = pairs_of_equals(of_sets)
     near_share = None if distance is None or near is None else float((distance < near).mean())
     return ChoiceFigures(

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float, Float32, Float64, Integer, UInt64
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Integer
 
 #: A set that the scores do not predict at all happens this often, for whatever reason.
 OUTRIGHT = 2.0**-10
@@ -159,15 +159,6 @@ def chosen_mask(
     is_chosen = np.zeros((len(chosen), experts), bool)
     np.put_along_axis(is_chosen, chosen.astype(np.int64), True, axis=1)
     return is_chosen
-
-
-def set_keys(chosen: Integer[np.ndarray, "tokens k"], experts: int) -> UInt64[np.ndarray, "tokens"]:
-    """A number of each expert set, whatever its order: the sum of random 64-bit codes.
-
-    Two of n sets share theirs with probability about n^2 / 2^65. Oracle in tests: Python's sets.
-    """
-    codes = np.random.Generator(np.random.PCG64(0)).integers(2**64, size=experts, dtype=np.uint64)
-    return codes[chosen].sum(axis=1, dtype=np.uint64)
 
 
 def _spacing(gap: Float64[np.ndarray, "tokens"]) -> float:

@@ -50,6 +50,15 @@ def clustered_error(
     return math.sqrt(clusters / (clusters - 1) * float(added @ added))
 
 
+def share_error(share: float, number: int) -> float:
+    r"""Standard error of a share of ``number`` independent draws, :math:`\sqrt{p (1 - p) / n}`.
+
+    That of one draw of them at least: none or all is known no better.
+    """
+    spread = max(share * (1.0 - share), (1.0 - 1.0 / number) / number)
+    return math.sqrt(spread / number)
+
+
 def rank_correlation(
     one: Shaped[np.ndarray, "values"], other: Shaped[np.ndarray, "values"]
 ) -> float | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.geometry.histogram import FIRST_CODE, NUM_BINS
+from moegeom.geometry.keys import expert_codes, mix
 from moegeom.kernels.cpu import kernel
-from moegeom.kernels.reference import expert_codes, mix
 
 
 # ------------------------------------------------------------------------------------------ experts

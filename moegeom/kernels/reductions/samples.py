@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.shapes import Bool, Int64
+from moegeom.geometry.keys import token_hash
 from moegeom.geometry.space import (
     BlockedMoments,
     BlockedScores,
@@ -33,7 +34,6 @@ from moegeom.kernels.reduction import (
     run_starts,
     run_sums,
 )
-from moegeom.kernels.reference import token_hash
 
 #: Quantities of every token of a batch, by the names of the columns that hold them.
 ValuesOf = Callable[[TokenBatch], State]

@@ -119,11 +119,11 @@ def _clear_line(
             f"router {name}: the nearest boundary point of {which} is not known.",
             "Nearest are a change of groups, equal rows, or a corner; ask for another token.",
         )
-    if experts.functions.bytes_of() <= _READ_ALL:
+    is_known = experts.functions.bytes_of() <= _READ_ALL
+    if is_known:
         heights = ties.heights(rows, experts.mixed)
     else:
         heights = _weight_exchanged(ties, rows)
-    is_known = experts.functions.bytes_of() <= _READ_ALL
     rows = rows[np.argsort(-heights, kind="stable")]
     clear: list[int] = []
     tried = 0

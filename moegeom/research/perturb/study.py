@@ -26,6 +26,7 @@ from moegeom.engine.session import Session
 from moegeom.geometry import paths as diffusion
 from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.noise import noisy_distances, noisy_rows
+from moegeom.geometry.statistics import share_error
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.research.perturb import STUDY
@@ -666,9 +667,7 @@ def _share(
     """Mean over tokens and its standard error; of one token that of its walks."""
     mean, error = _mean(shares)
     if math.isnan(error):
-        # a share of none or all of the walks is known no better than to one of them
-        one = max(mean * (1.0 - mean), (1.0 - 1.0 / number[0]) / number[0])
-        error = math.sqrt(one / number[0])
+        error = share_error(mean, int(number[0]))
     return mean, float(error)
 
 

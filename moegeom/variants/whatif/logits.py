@@ -9,9 +9,10 @@ import numpy as np
 
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float64, Int64
+from moegeom.geometry.keys import expert_codes, mix, token_hash
 from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.batch import RUN_TOKENS, TokenBatch
-from moegeom.kernels.reference import expert_codes, mix, num_shared, token_hash
+from moegeom.kernels.reference import num_shared
 from moegeom.variants.random_router import random_router
 from moegeom.variants.what_if import FitSample, FittedGate, Parameter, Values, WhatIfChoice, what_if
 from moegeom.variants.whatif._choices import (

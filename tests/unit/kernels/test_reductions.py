@@ -17,6 +17,7 @@ from moegeom.core.metric import RouterFacts
 from moegeom.core.router import Rule
 from moegeom.engine.plan import rounds_won
 from moegeom.geometry.histogram import NUM_BINS, bin_index
+from moegeom.geometry.keys import token_hash
 from moegeom.geometry.rows import unit_rows
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
@@ -24,7 +25,6 @@ from moegeom.kernels.reductions import samples as sketch
 from moegeom.kernels.reductions.choices import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
 from moegeom.kernels.reductions.histograms import FIXED_POINT
 from moegeom.kernels.reductions.samples import NUM_IDS
-from moegeom.kernels.reference import token_hash
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import finish_router
 from moegeom.metrics import METRICS
