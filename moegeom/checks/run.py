@@ -30,7 +30,7 @@ from moegeom.checks.profile import DEFAULT, Profile
 from moegeom.checks.statistics import detectable_shift, holm_rejects
 from moegeom.core.errors import InternalError
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Outcome, State, Verdict
-from moegeom.core.metric import RULE_HAS_NO
+from moegeom.core.metric import NO_FLIPS_MADE, RULE_HAS_NO
 from moegeom.core.text import natural
 
 #: Findings of one check that are told one by one; more are told as one.
@@ -357,14 +357,14 @@ def judge(
     them or passed in part, had what they need, and it was too little.
 
     ``reasons`` says by router and metric why a figure is missing; equal reasons make one note,
-    and what the rule does not have makes none.
+    and what the rule does not have, or nobody asked for, makes none.
     """
     verdict = run_checks(measured)
     findings = list(verdict.findings)
     where: dict[tuple[str, str], list[str]] = {}
     for router, why in reasons.items():
         for metric, reason in why.items():
-            if not reason.startswith(RULE_HAS_NO):
+            if not reason.startswith((RULE_HAS_NO, NO_FLIPS_MADE)):
                 where.setdefault((metric, reason), []).append(router)
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (metric, reason), routers in where.items():

@@ -30,6 +30,9 @@ Invariance = Literal[
 #: told that a model without some part has no figure of it.
 RULE_HAS_NO = "the rule has no "
 
+#: Another: flips are made by those who ask for them (``capture --flips``).
+NO_FLIPS_MADE = "no flips were made in the model"
+
 #: Seeded projections that stand for a router row in a baseline.
 NUM_PROJECTIONS = 32
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import RecordingError, RouterRuleError
-from moegeom.core.metric import Metric
+from moegeom.core.metric import NO_FLIPS_MADE, Metric
 from moegeom.core.router import Router
 from moegeom.core.row_keys import ALL, CHECKPOINT_B, RUN_B, under_random
 from moegeom.core.shapes import Int64
@@ -540,7 +540,7 @@ def typical_norm(
 def _missing(run: RouterRun) -> dict[str, str]:
     """Reductions that cannot be had from this router and source, each with the reason."""
     facts = run.source.facts
-    no_harm = "" if _flips_in(run.source, run.router.name) else "no flips were made in the model"
+    no_harm = "" if _flips_in(run.source, run.router.name) else NO_FLIPS_MADE
     absent = unavailable(run.router, facts) | {"jumps": _why_no_jumps(run), "harm": no_harm}
     absent = {quantity: why for quantity, why in absent.items() if why}
     missing = {}
