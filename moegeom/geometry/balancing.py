@@ -182,7 +182,7 @@ _NEAR = 32
 
 #: Rounds of updates of a rule with groups: a quick fall of the step, on some of the tokens, and a
 #: slow one from the best bias so far on all of them, where that is not enough.
-_ROUNDS = (80, 120)
+_ROUNDS = (60, 60)
 
 #: What a fall of the step begins and ends with, in first steps.
 _FALLS = ((1.0, 1e-2), (3e-2, 1e-4))
@@ -285,10 +285,12 @@ def balance_by_updates(
     :math:`b_e \leftarrow b_e + \eta\, \mathrm{clip}(1 - c_e / m, -1, 1)`, less the mean, with
     :math:`\eta` falling geometrically from ``step`` to a ten-thousandth of it; c are the counts
     that the rule itself finds, first on some of the tokens, then on all. Begins from the start with
-    the smallest largest count; ends early when MaxVio is ``enough`` or less. Source of the update:
+    the smallest largest count; ends early when MaxVio is ``enough`` or less. One way to count has
+    the slow fall alone. Source of the update:
     arXiv 2408.15664, algorithm 1, there with the sign alone.
     """
-    for count, rounds, fall in zip(counts_of, _ROUNDS, _FALLS, strict=True):
+    stages = list(zip(counts_of[::-1], _ROUNDS[::-1], _FALLS[::-1], strict=False))[::-1]
+    for count, rounds, fall in stages:
         best_score, number = min((unevenness(count(b)), number) for number, b in enumerate(starts))
         best = bias = starts[number]
         for step_now in step * np.geomspace(*fall, rounds):
@@ -357,7 +359,8 @@ def balancing_bias(
     :math:`\max \sum x q` with :math:`\sum_e x_{te} = k, \sum_t x_{te} = m, 0 \le x \le 1`: convex,
     with counts less quota as its slope. Smoothed Newton descents on a part of the tokens and on
     all, then HiGHS on the choices that are still open, then whole tokens by coordinate passes.
-    ``start`` replaces the descent on a part.
+    From a ``start`` near the optimum the descents on all are enough for what is tried on other
+    tokens: nothing else is done, and nothing proved.
 
     With k = E, one expert or no token every bias does the same, and 0 is returned. Tokens or
     experts with equal scores cannot be told apart: the counts are then as even as was found.
@@ -381,6 +384,8 @@ def balancing_bias(
         counts = chosen_counts(scores - level, top_k)
         return BalancingBias(-level, counts, top_k * float(middle.sum()), 0.0, tokens)
     smooth, smoothing = _descend(q, top_k, quota, spread, start)
+    if start is not None:
+        return BalancingBias(smooth, chosen_counts(scores + smooth, top_k), None, None, None)
     exact = solve_program(q, smooth, top_k, reach=4.0 * smoothing)
     optimum = smooth if exact is None else exact.bias
     num_tied = None
@@ -610,7 +615,7 @@ class TokensAtRule:
 
     ``scores`` are the selection scores before any mask, ``weights`` those of the ``chosen``
     experts, ``unit`` is the document of each token and ``half`` the half of the documents, 0 or 1.
-    ``choose`` says which experts the rule chooses with a bias, of all tokens or of some.
+    ``rule`` says which experts are chosen by scores with a bias, of either precision.
     """
 
     scores: Float[np.ndarray, "tokens experts"]
@@ -618,7 +623,18 @@ class TokensAtRule:
     weights: Float64[np.ndarray, "tokens k"]
     unit: Int64[np.ndarray, "tokens"]
     half: Int32[np.ndarray, "tokens"]
-    choose: Callable[[Bias, Rows | Places | None], Mask]
+    rule: Callable[[Float[np.ndarray, "some experts"]], Int32[np.ndarray, "some k"]]
+
+    def choose(self, bias: Bias, rows: Rows | slice = slice(None)) -> Mask:
+        """What is chosen with a bias, of all tokens or of some."""
+        return chosen_mask(self.rule(self.scores[rows] + bias), self.scores.shape[1])
+
+    def counter(self, rows: Places) -> Callable[[Bias], Int64[np.ndarray, "experts"]]:
+        """Tokens of some that choose each expert with a bias, in float32, as engines add it."""
+        scores, experts = self.scores[rows].astype(np.float32), self.scores.shape[1]
+        return lambda bias: np.bincount(
+            self.rule(scores + bias.astype(np.float32)).ravel(), minlength=experts
+        )
 
     @property
     def halves(self) -> list[tuple[Rows, Rows]]:
@@ -702,7 +718,7 @@ def centring(routed: TokensAtRule) -> Centring:
         return mean.mean() - mean
 
     whole = change(slice(None))
-    is_after = routed.choose(whole, None)
+    is_after = routed.choose(whole)
     experts, k = routed.scores.shape[1], routed.chosen.shape[1]
     keys = expert_set_key(np.nonzero(is_after)[1].reshape(-1, k), experts)
     equal, pairs = load.pairs_of_equals(np.unique(keys, return_counts=True)[1])
@@ -730,17 +746,12 @@ def evening_bias(
     if not has_groups:
         solution = balancing_bias(scores, k, start)
         return solution.bias, solution.num_tied, solution.gap
-    starts = [np.zeros(scores.shape[1])]
-    if start is None and k < scores.shape[1] and np.ptp(scores):
-        starts.append(rough_bias(scores, k))
-    elif start is not None:
-        starts.append(start)
     every = np.arange(len(routed.scores)) if rows is None else np.flatnonzero(rows)
-    counts_of = [
-        lambda bias, part=part: routed.choose(bias, part).sum(axis=0)
-        for part in (some_tokens(every, 2 * _COARSE_TOKENS), every)
-    ]
-
+    starts, parts = [np.zeros(scores.shape[1]), start], [every]
+    if start is None:
+        starts[1:] = [rough_bias(scores, k)] if k < scores.shape[1] and np.ptp(scores) else []
+        parts.insert(0, some_tokens(every, 2 * _COARSE_TOKENS))
+    counts_of = [routed.counter(part) for part in parts]
     floor = load.max_vio_floor(len(scores), scores.shape[1], k)
     step = _FIRST_STEP * score_spread(routed.scores)
     return balance_by_updates(counts_of, starts, step, _OF_FLOOR * floor), None, None

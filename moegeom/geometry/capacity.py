@@ -267,23 +267,27 @@ def _log_rising(n: int, p: int) -> float:
     :math:`\pi_n(p) = \binom n p \sqrt{n / 2 \pi} \int A(s)^p A(-s)^{n-p} ds` with
     :math:`A(s) = e^{-s^2/2} \Phi(i s) = w(s / \sqrt 2) / 2`, w the Faddeeva function. On the line
     through the saddle point i y nothing cancels, so that chances of 1e-50 have all their digits;
-    the integrand falls as |s|^-n, by the trapezoidal rule in the hyperbolic sine.
+    the integrand falls as |s|^-n, by the trapezoidal rule in the hyperbolic sine. Of both ends of
+    the line the real parts are equal, and so are the chances of p and n - p.
     """
     from scipy.optimize import root_scalar
     from scipy.special import erfcx, wofz
 
     if n == 2:
         return 0.0
+    if 2 * p > n:
+        return _log_rising(n, n - p)
     ends = -30.0, 30.0
     slope = root_scalar(lambda y: n * y - p * _mills(y) + (n - p) * _mills(-y), bracket=ends)
     saddle = float(slope.root)
     up, down = _mills(saddle), _mills(-saddle)
     bend = n - p * up * (up - saddle) - (n - p) * down * (down + saddle)
-    u = np.linspace(-20.0, 20.0, 1001)
+    u = np.linspace(0.0, 20.0, 501)
     s = (np.sinh(u) / math.sqrt(bend) + 1j * saddle) / math.sqrt(2.0)
     top = 1j * saddle / math.sqrt(2.0)
     ratio = (wofz(s) / wofz(top)) ** p * (wofz(-s) / wofz(-top)) ** (n - p)
-    whole = float((ratio.real * np.cosh(u)).sum()) * float(u[1] - u[0]) / math.sqrt(bend)
+    half = ratio.real * np.cosh(u)
+    whole = float(2.0 * half.sum() - half[0]) * float(u[1]) / math.sqrt(bend)
     peak = p * math.log(erfcx(saddle / math.sqrt(2.0)))
     peak += (n - p) * math.log(erfcx(-saddle / math.sqrt(2.0)))
     ways = math.log(math.comb(n, p)) + 0.5 * math.log(n / (2.0 * math.pi))

@@ -101,7 +101,7 @@ def test_scores_without_ties_are_balanced_to_a_token_also_by_updates_and_any_bia
     assert load.max_vio(chosen_counts(q, 3)) > 0.5
 
 
-def test_shifts_of_tokens_and_experts_and_a_start_change_nothing():
+def test_shifts_of_tokens_and_experts_change_nothing_and_a_start_leads_near():
     q, random = scores_of("uneven", 400, 16), np.random.default_rng(6)
     shifts = random.standard_normal(16)
     plain = biases.balancing_bias(q, 4)
@@ -110,8 +110,9 @@ def test_shifts_of_tokens_and_experts_and_a_start_change_nothing():
     assert_allclose(apart, 0.0, atol=0.05 * biases.score_spread(q))
     assert moved.counts.max() == plain.counts.max()
     warm = biases.balancing_bias(q, 4, 3.0 * random.standard_normal(16))
-    assert plain.value == pytest.approx(warm.value, rel=1e-12)
-    assert warm.counts.max() == plain.counts.max()
+    assert_allclose(warm.bias, plain.bias, atol=0.05 * biases.score_spread(q))
+    assert max(plain.counts.max(), warm.counts.max()) <= 102
+    assert warm.value is None
 
 
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(9, 5, 5), (9, 1, 1), (0, 4, 2)])

@@ -34,7 +34,7 @@ Position = Literal["G1", "G2", "G3", "G4", "G5"]
 #: What a gate makes of its projection.
 Function = Literal["sigmoid", "softplus"]
 FUNCTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "sigmoid": lambda z: 1.0 / (1.0 + np.exp(-z)),
+    "sigmoid": lambda z: 0.5 + 0.5 * np.tanh(0.5 * z),
     "softplus": lambda z: np.logaddexp(z, 0.0),
 }
 

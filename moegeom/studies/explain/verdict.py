@@ -408,7 +408,7 @@ def _elsewhere(case: Evidence, text: str) -> CauseVerdict | None:
 
 def _unexplained(case: Evidence) -> str:
     if not case.num_tried:
-        return "Nothing could be tried."
+        return "Nothing was tried."
     return f"None of the {case.num_tried} operators that were tried explains it."
 
 

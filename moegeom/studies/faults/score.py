@@ -182,7 +182,8 @@ def score_site(site: Site, values: Values) -> SiteScores:
     noise, _ = fitted(own, share, (ties, "chance"))
     base = noise.code(own)
     differs, is_met = site.differs, own.sets.is_met
-    if not differs.any():
+    # the router as it is gives every set, and nothing else is recorded that a fault could explain
+    if not differs.any() or (is_met.all() and own.contrasts is None):
         return SiteScores(site.router.name, share * base.sets, is_met, {}, 0)
     rows, weight = _sample(differs)
     weight = weight * share[rows]

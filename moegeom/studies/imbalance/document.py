@@ -137,15 +137,15 @@ def _sentence(imbalance: Imbalance, routers: Sequence[RouterImbalance]) -> str:
     words = {
         "part": part,
         "whole": _span((one.tokens.max_vio for one in routers), _figure),
+        "left": _span((one.centring.max_vio for one in routers), _figure),
         "share": _span((one.evening.changed_share for one in routers), percent),
         "units": _plural(imbalance.unit),
     }
     text = CAUSES[cause].format(**words)
     if cause == "mean input":
-        left = _span((one.centring.max_vio for one in routers), _figure)
         moved = _span((one.centring.weight_moved for one in routers), percent)
         rows = "turn towards it" if routers[0].is_pulled else "lean on it no more than random ones"
-        text += f" (rows {rows}; without it {left}, and {moved} of the routing weight moves)"
+        text += f" (rows {rows}; {moved} of the routing weight moves)"
     return f"{text}. {MEANINGS[meaning].format(**words)}".rstrip()
 
 

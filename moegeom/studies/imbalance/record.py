@@ -40,12 +40,11 @@ Cause = Literal["mean input", "covariance", "rows", "rest", "unknown", "few", "e
 #: What makes the loads of routers uneven, in the order in which the screen lists it, of the ranges
 #: of MaxVio, of its largest part, and of ``units``: documents, or runs of tokens.
 CAUSES: Mapping[Cause, str] = {
-    "mean input": "the mean input makes the largest part, {part}, of MaxVio {whole}",
-    "covariance": "the directions in which tokens differ make the largest part, {part}, of MaxVio "
-    "{whole}",
-    "rows": "rows and biases make the largest part, {part}, of MaxVio {whole}, whatever directions "
-    "inputs have",
-    "rest": "how tokens cluster makes the largest part, {part}, of MaxVio {whole}",
+    "mean input": "the mean input adds most to MaxVio {whole}: without it {left}",
+    "covariance": "the directions in which tokens differ add most to MaxVio {whole}: {part}",
+    "rows": "rows and biases alone make MaxVio {part}, whatever directions inputs have ({whole} on "
+    "these tokens)",
+    "rest": "how tokens cluster adds most to MaxVio {whole}: {part}",
     "unknown": "MaxVio {whole} is more than chance; its cause needs recorded router inputs",
     "few": "not judged: with so few tokens or {units} chance alone may double a fair share",
     "even": "loads are even within chance",

@@ -257,7 +257,8 @@ def router_imbalance(
     routed, unit = _routed(router, sample, kernels)
     before = routed.loads(chosen_mask(sample.chosen, experts))
     limit = load.max_vio_limit([before], level, seed)
-    cause = cause_of(laws[-1].figures.max_vio, limit, tokens, router, parts)
+    centring, max_vio = balancing.centring(routed), laws[-1].figures.max_vio
+    cause = cause_of(max_vio, limit, tokens, router, parts, max_vio - centring.max_vio)
     pull_random, dimension, ranks, cones, bounds = (None, None), None, None, None, None
     if inputs is not None:
         pull_random, dimension = _pull_of_random(rows, inputs), dimension_range(inputs, seed)
@@ -288,7 +289,7 @@ def router_imbalance(
         cones=cones,
         near=bounds,
         cause=cause,
-        centring=balancing.centring(routed),
+        centring=centring,
         evening=_evening(router, routed, unit, cause, level, seed),
         measured=shares,
         experts=ranks,
@@ -301,10 +302,12 @@ def cause_of(
     tokens: int,
     router: Router,
     parts: Mapping[reference_laws.Parted, reference_laws.Attribution],
+    fall: float,
 ) -> Cause:
     """The largest part of what makes the loads uneven, where neither chance nor whole tokens do.
 
-    Few: where chance hides an expert with twice its share, or the most uneven loads there are.
+    The mean makes no more than the ``fall`` of MaxVio when it is taken away. Few: where chance
+    hides an expert with twice its share, or the most uneven loads there are.
     """
     fair = router.rule.top_k * tokens / router.num_experts
     if max_vio <= max(limit, np.ceil(fair) / fair - 1.0):
@@ -312,8 +315,9 @@ def cause_of(
         return "few" if 0.0 < min(1.0, most) <= limit else "even"
     if "max_vio" not in parts:
         return "unknown"
+    most = {"mean input": fall}
     part = parts["max_vio"]
-    return max(PARTS, key=lambda name: getattr(part, PARTS[name]))
+    return max(PARTS, key=lambda name: min(getattr(part, PARTS[name]), most.get(name, math.inf)))
 
 
 # --------------------------------------------------------------------------------------------- laws
@@ -400,12 +404,8 @@ def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[balancing
         scores = kernels["selection_scores"](sample.mapped, rule.score, bias)
         unit = dataclasses.replace(rule, groups=None, has_selection_bias=True).selection_score_unit
 
-    def choose(
-        bias: balancing.Bias, rows: balancing.Rows | balancing.Places | None
-    ) -> balancing.Mask:
-        biased = (scores if rows is None else scores[rows]) + bias
-        chosen = kernels["top_k"](group_masked(rule, biased, kernels)[0], rule.top_k)[0]
-        return chosen_mask(chosen, router.num_experts)
+    def choose(biased: Float[np.ndarray, "some experts"]) -> Int32[np.ndarray, "some k"]:
+        return kernels["top_k"](group_masked(rule, biased, kernels)[0], rule.top_k)[0]
 
     routed = balancing.TokensAtRule(
         scores, sample.chosen, sample.weights, sample.unit, sample.half, choose
@@ -421,7 +421,7 @@ def _evening(
     spread, slots = balancing.score_spread(scores), routed.chosen.size
     change, num_tied, gap = balancing.evening_bias(routed, has_groups)
     is_before = chosen_mask(routed.chosen, router.num_experts)
-    is_after = routed.choose(change, None)
+    is_after = routed.choose(change)
     after = routed.loads(is_after)
     bias = np.zeros(router.num_experts)
     if router.selection_bias is not None:
@@ -434,7 +434,7 @@ def _evening(
         is_grouped=has_groups,
         has_selection_bias=router.rule.has_selection_bias and router.selection_bias is not None,
         after=balancing.Loads.of(after),
-        max_vio_float32=float(load.max_vio(routed.choose(in_float32, None).sum(axis=0))),
+        max_vio_float32=float(load.max_vio(routed.choose(in_float32).sum(axis=0))),
         limit_after=load.max_vio_limit([after], level, seed),
         held_out=balancing.held_out(routed, has_groups, change, level, seed),
         change=tuple(change.tolist()),

@@ -586,18 +586,19 @@ def test_each_meaning_has_its_condition(uneven):
 def test_each_cause_has_its_condition(uneven):
     part = attributed({"isotropic": 1.0, "mean": 3.0, "covariance": 1.5, "gaussian": 3.5}, 3.4)
     router = router_of()  # MaxVio is 7 at most
-    for max_vio, limit, parts, cause in (
-        (3.4, 0.5, {"max_vio": part}, "mean input"),
-        (3.4, 0.5, {}, "unknown"),
-        (0.4, 0.5, {"max_vio": part}, "even"),
-        (0.9, 1.0, {"max_vio": part}, "few"),
-        (3.4, 1.0, {"max_vio": part}, "mean input"),
-        (3.4, 9.0, {"max_vio": part}, "few"),
+    for max_vio, limit, parts, fall, cause in (
+        (3.4, 0.5, {"max_vio": part}, 2.9, "mean input"),
+        (3.4, 0.5, {"max_vio": part}, 0.9, "rows"),  # the mean makes no more than is taken
+        (3.4, 0.5, {}, 2.9, "unknown"),
+        (0.4, 0.5, {"max_vio": part}, 2.9, "even"),
+        (0.9, 1.0, {"max_vio": part}, 2.9, "few"),
+        (3.4, 1.0, {"max_vio": part}, 2.9, "mean input"),
+        (3.4, 9.0, {"max_vio": part}, 2.9, "few"),
     ):
-        assert study.cause_of(max_vio, limit, 64, router, parts) == cause
+        assert study.cause_of(max_vio, limit, 64, router, parts, fall) == cause
         assert cause in CAUSES
     # one token of a fair share of 0.125 is as even as whole tokens can be
-    assert study.cause_of(7.0, 0.5, 1, router, {"max_vio": part}) == "even"
+    assert study.cause_of(7.0, 0.5, 1, router, {"max_vio": part}, 0.0) == "even"
 
 
 @pytest.fixture(scope="module")

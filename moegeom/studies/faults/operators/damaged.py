@@ -287,7 +287,7 @@ def _fitted(
     slope = np.ones_like(logits)
     if not site.router.rule.is_affine:
         # of the rule's scores; in a softmax over all experts only their order counts
-        chance = 1.0 / (1.0 + np.exp(-logits))
+        chance = SCORES["sigmoid"](logits)
         slope = chance * (1.0 - chance)
     return fitted_update(
         seen.astype(np.float64),
