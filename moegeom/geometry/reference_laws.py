@@ -140,7 +140,7 @@ class ChoiceFigures:
     ``collision_share`` the share of pairs of tokens with one set, ``pair_overlap`` the share of
     their experts that a pair has in common, ``modal_share`` that of the most frequent set,
     ``near_share`` that of tokens nearer to a boundary than a distance that counts as near; None,
-    like ``median_distance``, where boundaries are not linear.
+    like ``median_distance``, where no distance is known.
     """
 
     max_vio: float
@@ -168,13 +168,16 @@ def choice_figures(
     distance: Float64[np.ndarray, "tokens"] | None = None,
     near: float | None = None,
 ) -> ChoiceFigures:
-    """Figures of these choices; ``distance`` is that to the boundary, below ``near`` it is near.
+    """Figures of these choices; ``distance`` is that to the boundary, below ``near`` it is near;
+    nan where it was not looked at.
 
     Oracle in tests: samples by other code.
     """
     counts = np.bincount(chosen.ravel(), minlength=experts)
     _, of_sets = np.unique(expert_set_key(chosen, experts), return_counts=True)
     equal, pairs = pairs_of_equals(of_sets)
+    if distance is not None:
+        distance = distance[~np.isnan(distance)]
     near_share = None if distance is None or near is None else float((distance < near).mean())
     return ChoiceFigures(
         max_vio=float(max_vio(counts)),

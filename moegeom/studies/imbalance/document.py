@@ -145,7 +145,7 @@ def _sentence(imbalance: Imbalance, routers: Sequence[RouterImbalance]) -> str:
     if cause == "mean input":
         moved = _span((one.centring.weight_moved for one in routers), percent)
         rows = "turn towards it" if routers[0].is_pulled else "lean on it no more than random ones"
-        text += f" (rows {rows}; {moved} of the routing weight moves)"
+        text += f", and {moved} of the routing weight moves (rows {rows})"
     return f"{text}. {MEANINGS[meaning].format(**words)}".rstrip()
 
 
@@ -292,7 +292,18 @@ _PAGE_COLUMNS: tuple[Column, ...] = (
 def _table(
     imbalance: Imbalance, columns: Sequence[Column], routers: Sequence[RouterImbalance]
 ) -> Table:
-    """A line for each of the routers; how many of all are not among them."""
+    """A line for each of the routers; how many of all are not among them.
+
+    Columns below one heading that have no figure at all are left out.
+    """
+    starts = [number for number, column in enumerate(columns) if column[0]] + [len(columns)]
+    groups = [columns[start:stop] for start, stop in itertools.pairwise(starts)]
+    columns = [
+        column
+        for group in groups
+        if any(cell(one) != "-" for *_, cell in group for one in imbalance.routers)
+        for column in group
+    ]
     summary, others = study_summary(imbalance), len(imbalance.routers) - len(routers)
     return table_of(
         [("", "layer", 0, lambda one: summary.place(one.router)), *columns],

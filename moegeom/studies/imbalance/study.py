@@ -220,12 +220,15 @@ def router_imbalance(
     ``gates`` the ranks are measured. ``near`` is the distance that counts as near a boundary; that
     of the nearest tenth of the tokens where it is None.
     """
-    seed = request.seed
-    if sample.distance is not None and np.isinf(sample.distance).all():
-        sample = Sample(**vars(sample) | {"distance": None})  # no other choice, and no boundary
-    if near is None and sample.distance is not None:
-        near = float(np.quantile(sample.distance, NEAR))
-    rule = _Rule(prepare(router), kernels, near)
+    seed, prepared = request.seed, prepare(router)
+    distance = sample.distance
+    if prepared.rows is None and prepared.curved is not None:
+        distance = _curved_distance(prepared, kernels, sample.logits)
+    if distance is not None and np.isinf(np.nanmin(distance)):
+        distance = None  # no other choice, and no boundary
+    if near is None and distance is not None:
+        near = float(np.nanquantile(distance, NEAR))
+    rule = _Rule(prepared, kernels, near)
     tokens, experts, k = len(sample.token), router.num_experts, router.rule.top_k
     rows, bias, inputs = router.weight.astype(np.float64), _bias(router), _some_inputs(sample, seed)
     logits = sample.logits.astype(np.float64)
@@ -236,24 +239,17 @@ def router_imbalance(
     with_ball = draws | ({border_shares.BALL: around["origin"]} if "origin" in around else {})
     laws = reference_laws.figures_of_laws(with_ball, rule.figures, tokens, seed)
     laws.append(
-        reference_laws.figures_of_tokens(
-            sample.chosen, experts, sample.distance, near, sample.block
-        )
+        reference_laws.figures_of_tokens(sample.chosen, experts, distance, near, sample.block)
     )
     parts, shares = reference_laws.parted(laws), ()
-    coordinates = rule.prepared.coordinates
-    prepared, width = rule.prepared, near
-    is_known = prepared.rows is not None or prepared.curved is not None
-    if request.measure is not None and is_known:
+    coordinates = prepared.coordinates
+    # with equal rows no input is nearer to a tie than another: the distance is 0 or infinite
+    if request.measure is not None and near and near < math.inf:
         ends = partial(boundary_ends, prepared, kernels)
-        if width is None and prepared.rows is None:
-            width = float(np.quantile(ends(logits)[1], NEAR))
-        # with equal rows no input is nearer to a tie than another: the distance is 0 or infinite
-        if width and width < math.inf:
-            boundaries = border_shares.BoundaryEnds(rows, coordinates, k, ends)
-            shares = border_shares.measured_shares(
-                boundaries, width, draws, around, logits, sample.block, seed
-            )
+        boundaries = border_shares.BoundaryEnds(rows, coordinates, k, ends)
+        shares = border_shares.measured_shares(
+            boundaries, near, draws, around, logits, sample.block, seed
+        )
     routed, unit = _routed(router, sample, kernels)
     before = routed.loads(chosen_mask(sample.chosen, experts))
     limit = load.max_vio_limit([before], level, seed)
@@ -268,7 +264,7 @@ def router_imbalance(
     # cells are cones; few of many sets say nothing of their sizes
     if coordinates is not None and np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN:
         cones = border_shares.cone_shares(coordinates, sample.chosen, seed)
-    if near and "origin" in around:
+    if near and "origin" in around and prepared.rows is not None:
         bounds = border_shares.near_boundaries(rows, k, near, around["origin"].radius, seed)
     return RouterImbalance(
         router=router.name,
@@ -285,7 +281,7 @@ def router_imbalance(
         laws=tuple(laws),
         parts=parts,
         dimension=dimension,
-        reach=_reach(rule.prepared, dimension),
+        reach=_reach(prepared, dimension),
         cones=cones,
         near=bounds,
         cause=cause,
@@ -330,20 +326,36 @@ class _Rule:
     near: float | None
 
     def figures(self, logits: Float[np.ndarray, "tokens experts"]) -> reference_laws.ChoiceFigures:
-        chosen, distance = self._routed(logits, self.near is not None)
+        chosen, distance = self._routed(logits)
         return reference_laws.choice_figures(
             chosen, self.prepared.router.num_experts, distance, self.near
         )
 
     def _routed(
-        self, logits: Float[np.ndarray, "tokens experts"], with_distances: bool
+        self, logits: Float[np.ndarray, "tokens experts"]
     ) -> tuple[Int32[np.ndarray, "tokens k"], Any]:
         own, prepared = np.ascontiguousarray(logits, np.float32), self.prepared
         compared, _ = compared_scores(prepared, own, own, self.kernels)
         chosen, margin = self.kernels["top_k"](compared, prepared.router.rule.top_k)
-        if not with_distances:
+        if self.near is None:
             return chosen, None
+        if prepared.rows is None:
+            return chosen, _curved_distance(prepared, self.kernels, logits)
         return chosen, self.kernels["boundary_distance"](own, chosen, margin, prepared.rows)[0]
+
+
+#: Tokens at most whose distance to boundaries that are curved, or that groups make, is bounded: a
+#: tenth of a millisecond each.
+_FEW_CURVED = 1024
+
+
+def _curved_distance(
+    prepared: PreparedRouter, kernels: Kernels, logits: Float[np.ndarray, "tokens experts"]
+) -> Float64[np.ndarray, "tokens"]:
+    """The upper end of the distance of every n-th token; nan of the others."""
+    distance, some = np.full(len(logits), np.nan), slice(None, None, -(-len(logits) // _FEW_CURVED))
+    distance[some] = boundary_ends(prepared, kernels, logits[some].astype(np.float64))[1]
+    return distance
 
 
 def _bias(router: Router) -> Float64[np.ndarray, "experts"]:

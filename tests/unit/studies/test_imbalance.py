@@ -365,6 +365,19 @@ def test_shares_near_boundaries_of_groups_hold_what_random_steps_change():
         assert share.share_lower <= share.share_upper
         assert changed.mean() <= share.share_upper
     assert changed.mean() > 0.05
+    # on the screen every law has as many near as at that width in the table
+    assert one.tokens.near_share == pytest.approx(0.1, abs=2e-3)
+    widths = sorted(shares)
+    of_law = {
+        law: [next(m for m in one.measured if (m.law, m.epsilon) == (law, w)) for w in widths]
+        for law in ("tokens", "isotropic", "mean", "gaussian")
+    }
+    upper = {law: [m.share_upper for m in of_law[law]] for law in of_law}
+    tenth = np.interp(0.1, upper["tokens"], np.log(widths))
+    for law in one.laws[:-1]:
+        if law.law in of_law:
+            expected = np.interp(tenth, np.log(widths), upper[law.law])
+            assert law.figures.near_share == pytest.approx(expected, abs=0.05), law.law
 
 
 def test_a_router_of_equal_rows_has_no_shares_near_ties_and_the_screen_says_so():
