@@ -142,8 +142,9 @@ class Silence:
     def __init__(self, quiet: bool, unit: str) -> None:
         self._quiet, self._unit, self._listening = quiet, unit, ExitStack()
 
-    def start(self, num_tokens: int) -> None:
+    def start(self, num_tokens: int, unit: str = "") -> None:
         """Until the end the first kernel that is compiled is announced; weights alone need none."""
+        self._unit = unit or self._unit
         if not self._quiet and self._unit != "routers":
             from moegeom.kernels.cpu.compilation import told_once
 
@@ -180,10 +181,12 @@ class ProgressBar(Silence):
         )
         self._task = self._progress.add_task("", total=None, rate="")
 
-    def start(self, num_tokens: int) -> None:
+    def start(self, num_tokens: int, unit: str = "") -> None:
+        if unit:  # another kind of work, from its beginning
+            self._progress.reset(self._task, rate="")
         self._progress.update(self._task, total=num_tokens)
         self._progress.start()
-        super().start(num_tokens)
+        super().start(num_tokens, unit)
 
     def begin(self, what: str) -> None:
         self._progress.update(self._task, description=f"{what:<10}")

@@ -28,6 +28,7 @@ class _Named(Protocol):
 
 
 R = TypeVar("R", bound=_Named)
+T = TypeVar("T")
 
 #: What a study looks at: a checkpoint and its tokens, two of them, or what its options say.
 Subject = Literal["checkpoint", "pair", "options"]
@@ -232,6 +233,18 @@ def each(
         yield router
         if watch and not is_paced:
             watch.advance(work)
+
+
+def watched(results: Iterator[T], names: Sequence[str], watch: Watch | None) -> Iterator[T]:
+    """Results of routers, computed side by side, while a listener is told of each."""
+    if watch:
+        watch.start(len(names), "routers")
+    for name in names:
+        if watch:
+            watch.begin(name)
+        yield next(results)
+        if watch:
+            watch.advance(1)
 
 
 #: Folders of studies, those that most people use and those of the papers, and one that is a study.

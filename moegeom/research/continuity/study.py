@@ -80,6 +80,8 @@ def router_continuity(
         jumps = ties.jumps(np.array([row]), experts.mixed)
         budget, reason = _budget(exact, fitted, request)
         crossing = _crossing(exact, some, jumps, row, budget, experts.mixed, request)
+    if pace.watch:
+        pace.watch.advance(1)
     return RouterContinuity(
         router=router.name,
         hidden_size=router.hidden_size,
@@ -135,6 +137,8 @@ def _clear_line(
             tried = start + int(hits[-1]) + 1
             break
         tried = start + len(few)
+    if pace.watch:  # the lines that are not looked at one by one
+        pace.watch.advance(_LINES if is_known else _LINES - len(clear[:_LINES]))
     if clear and is_known:
         return clear[0], int(np.flatnonzero(rows == clear[0])[0]) + 1, len(rows)
     if clear:
@@ -360,11 +364,11 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
     )
     kernels, routers, samples = load_kernels(request.backend), [], []
     at = None if request.at is None else np.array([request.at])
-    for router in each(chosen, watch):
+    for router in each(chosen, watch, _LINES + 1, is_paced=True):
         some = opened.sample(router, ("input", "logits", "chosen"), TOKENS, at)
         fitted = opened.sample(router, ("input",), SMALL_SAMPLE_TOKENS)
         experts = CountedExperts(open_expert_functions(opened.store, router))
-        pace = SearchPace(None, request.budget, router.name)
+        pace = SearchPace(watch, request.budget, f"{router.name}: lines")
         routers.append(router_continuity(router, some, fitted, kernels, experts, request, pace))
         samples.append(some)
     if request.out is not None:

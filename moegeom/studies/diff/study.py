@@ -52,6 +52,7 @@ from moegeom.studies.changes.router import (
 )
 from moegeom.studies.changes.row_pair import RoutersOfA
 from moegeom.studies.diff.record import Difference, DifferenceRequest, FigureChange, Figures, Side
+from moegeom.studies.study import watched
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +181,7 @@ def difference(request: DifferenceRequest, watch: Watch | None = None) -> Differ
     samples = _samples(sides, watch) if request.experts else None
     names = sides[0].names, sides[1].names
     with _measured(request, sides, watch) as results:
-        compared, unlike, notes = _routers(sides, samples)
+        compared, unlike, notes = _routers(sides, samples, watch)
         figures, tokens = None, ("", "")
         if results is not None:
             figures = figure_changes(*(_of_layers(r, request.layers) for r in results))
@@ -240,11 +241,11 @@ BothSamples = tuple[Mapping[str, Samples], Mapping[str, Samples]]
 Compared = tuple[list[RouterChange], tuple[str, ...], tuple[str, ...]]
 
 
-def _routers(sides: Sides, samples: BothSamples | None) -> Compared:
+def _routers(sides: Sides, samples: BothSamples | None, watch: Watch | None) -> Compared:
     """What happened to the common routers, what makes the sides unlike, and notes."""
     common = [name for name in sides[0].names if name in sides[1].names]
     if sides[0].routers is not None and sides[1].routers is not None:
-        return _exactly(sides[0].routers, sides[1].routers, common, samples)
+        return _exactly(sides[0].routers, sides[1].routers, common, samples, watch)
     views = [projected_routers(side.weights) for side in sides]
     runs = [side.weights.run["checkpoint"] for side in sides]
     rules = [{name: view[name].rule for name in common} for view in views]
@@ -256,7 +257,11 @@ def _routers(sides: Sides, samples: BothSamples | None) -> Compared:
 
 
 def _exactly(
-    a: RouterSet, b: RouterSet, common: Sequence[str], samples: BothSamples | None
+    a: RouterSet,
+    b: RouterSet,
+    common: Sequence[str],
+    samples: BothSamples | None,
+    watch: Watch | None,
 ) -> Compared:
     first, second = ({router.name: router for router in one.routers} for one in (a, b))
     others = RoutersOfA(a.routers)
@@ -265,7 +270,7 @@ def _exactly(
         pair = None if samples is None else (samples[0].get(name), samples[1].get(name))
         return compare_routers(first[name], second[name], pair, others)
 
-    compared = list(on_all_cores(compare, common))
+    compared = list(watched(on_all_cores(compare, common), common, watch))
     facts = [{"family": one.family, "rule": one.family_text} for one in (a, b)]
     rules = [{name: side[name].rule for name in common} for side in (first, second)]
     norms = [name for name in common if not is_same_norm(first[name].norm, second[name].norm)]

@@ -54,6 +54,25 @@ _COUNTS = tuple(
     f.name for f in dataclasses.fields(border_shares.TieCount) if f.name != "ratios_log10"
 )
 
+#: Work of a router in tokens read: those that are drawn from laws, and a bias that evens all.
+_SOLVED = 10
+_WORK = 1 + 5 * reference_laws.SEEDS + 2 * _SOLVED
+
+
+@dataclasses.dataclass
+class _Work:
+    """What is ``left`` of the work of a router, of which a listener is told."""
+
+    watch: Watch | None
+    left: int
+
+    def advance(self, done: int) -> None:
+        done = min(done, self.left)
+        self.left -= done
+        if self.watch:
+            self.watch.advance(done)
+
+
 #: Probability that a run over even routers calls any of them uneven; shared by its routers.
 LEVEL = 0.05
 
@@ -101,20 +120,23 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
     if request.experts:
         tensors = {router.name: open_experts(opened.store, router) for router in recorded}
         announce(tensors.values(), request.yes, watch)
+    most = min(source.facts.num_tokens, SAMPLE_TOKENS)
     if watch:
-        watch.start(len(recorded) * min(source.facts.num_tokens, SAMPLE_TOKENS))
+        watch.start(len(recorded) * most * _WORK)
     kernels, level = load_kernels(request.backend), LEVEL / len(recorded)
     routers, samples = [], []
     for router in recorded:
         if watch:
             watch.begin(router.name)
-        sample = opened.sample(router, sampled(router), advance=watch.advance if watch else None)
+        work = _Work(watch, most * _WORK)
+        sample = opened.sample(router, sampled(router), advance=work.advance)
         sample = sample.without_outliers()
         # without its inputs, the largest arrays there are: no more than one router's at a time
         counts = {name: getattr(sample, name) for name in ("num_non_finite", "num_outliers")}
         samples.append(Sample(token=sample.token, **counts))
         gates = tensors.get(router.name)
-        routers.append(router_imbalance(router, sample, kernels, level, request, gates))
+        routers.append(router_imbalance(router, sample, kernels, level, request, gates, work=work))
+        work.advance(work.left)
     if request.out is not None and request.out.suffix == ".parquet":
         write_rows(request.out, (row for one in routers for row in _law_rows(one)), recorded)
     elif request.out is not None:
@@ -213,6 +235,7 @@ def router_imbalance(
     request: ImbalanceRequest,
     gates: ExpertTensors | None = None,
     near: float | None = None,
+    work: _Work | None = None,
 ) -> RouterImbalance:
     """The laws beside the tokens, what each makes of the figures, and what evening would cost.
 
@@ -228,7 +251,8 @@ def router_imbalance(
         distance = None  # no other choice, and no boundary
     if near is None and distance is not None:
         near = float(np.nanquantile(distance, NEAR))
-    rule = _Rule(prepared, kernels, near)
+    work = work or _Work(None, 0)
+    rule = _Rule(prepared, kernels, near, work)
     tokens, experts, k = len(sample.token), router.num_experts, router.rule.top_k
     rows, bias, inputs = router.weight.astype(np.float64), _bias(router), _some_inputs(sample, seed)
     logits = sample.logits.astype(np.float64)
@@ -286,7 +310,7 @@ def router_imbalance(
         near=bounds,
         cause=cause,
         centring=centring,
-        evening=_evening(router, routed, unit, cause, level, seed),
+        evening=_evening(router, routed, unit, cause, level, seed, work),
         measured=shares,
         experts=ranks,
     )
@@ -324,9 +348,11 @@ class _Rule:
     prepared: PreparedRouter
     kernels: Kernels
     near: float | None
+    work: _Work
 
     def figures(self, logits: Float[np.ndarray, "tokens experts"]) -> reference_laws.ChoiceFigures:
         chosen, distance = self._routed(logits)
+        self.work.advance(len(logits))
         return reference_laws.choice_figures(
             chosen, self.prepared.router.num_experts, distance, self.near
         )
@@ -426,12 +452,19 @@ def _routed(router: Router, sample: Sample, kernels: Kernels) -> tuple[balancing
 
 
 def _evening(
-    router: Router, routed: balancing.TokensAtRule, unit: str, cause: Cause, level: float, seed: int
+    router: Router,
+    routed: balancing.TokensAtRule,
+    unit: str,
+    cause: Cause,
+    level: float,
+    seed: int,
+    work: _Work,
 ) -> Evening:
     """The bias that evens the loads, what it does on these and other documents, and its price."""
     scores, has_groups = routed.scores, router.rule.groups is not None
     spread, slots = balancing.score_spread(scores), routed.chosen.size
     change, num_tied, gap = balancing.evening_bias(routed, has_groups)
+    work.advance(_SOLVED * len(routed.scores))
     is_before = chosen_mask(routed.chosen, router.num_experts)
     is_after = routed.choose(change)
     after = routed.loads(is_after)

@@ -63,6 +63,7 @@ from moegeom.studies.signoff.record import (
     SignOff,
     SignOffRequest,
 )
+from moegeom.studies.study import watched
 from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.alignment import match_run_b
@@ -106,7 +107,7 @@ def sign_off(request: SignOffRequest, watch: Watch | None = None) -> SignOff:
         return _refused(request, a, refusal)
     layers = None if request.layers is None else parse_layers(request.layers)
     routers = (r for r in b.chosen if layers is None or r.layer in layers)
-    return _compared(request, a, dataclasses.replace(b, chosen=tuple(routers)))
+    return _compared(request, a, dataclasses.replace(b, chosen=tuple(routers)), watch)
 
 
 def _described(target: str, side: Session, recorded: Session | None = None) -> Side:
@@ -130,12 +131,13 @@ def _refused(request: SignOffRequest, a: Session, refusal: RouterError) -> SignO
     return SignOff(sides, lines, (), _NOT_LOOKED_AT)
 
 
-def _compared(request: SignOffRequest, a: Session, b: Session) -> SignOff:
+def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | None) -> SignOff:
     there = {router.name: router for router in b.chosen}
     pairs = [(router, there[router.name]) for router in a.chosen if router.name in there]
     names = [router.name for router in a.chosen]
     others = RoutersOfA(a.chosen)
-    judged = list(on_all_cores(lambda pair: judge(pair[0], pair[1], others), pairs))
+    results = on_all_cores(lambda pair: judge(pair[0], pair[1], others), pairs)
+    judged = list(watched(results, [one.name for one, _ in pairs], watch))
     # none, or one for each
     recorded = [_recorded(*one) for one in zip((a, b), request.tokens, strict=False)]
     lines = (

@@ -170,7 +170,7 @@ class Notes:
         self.begun: list[str] = []
         self.notes: list[str] = []
 
-    def start(self, num_tokens: int) -> None: ...
+    def start(self, num_tokens: int, unit: str = "") -> None: ...
 
     def begin(self, what: str) -> None:
         self.begun.append(what)

@@ -35,7 +35,7 @@ class Heard:
         self.said: list[str] = []
         self.advanced, self.total, self._stop_at = 0, 0, stop_at
 
-    def start(self, num_tokens: int) -> None:
+    def start(self, num_tokens: int, unit: str = "") -> None:
         self.total = num_tokens
 
     def begin(self, what: str) -> None:
