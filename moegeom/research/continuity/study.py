@@ -253,8 +253,10 @@ def _fades_at(
     pair: Int32[np.ndarray, "2"],
     budget: whatif.SmoothingBudget | None,
 ) -> float:
-    """The larger gap at both ends between the k-th score and that of the expert left out there."""
-    if budget is None:
+    """The larger gap at both ends between the k-th score and that of the expert left out there, in
+    eps; nan where nothing is smoothed.
+    """
+    if budget is None or budget.eps == 0.0:
         return float("nan")
     selection = exact.selection(exact.logits(ends))
     last = np.sort(selection, axis=1)[:, -exact.router.rule.top_k]
