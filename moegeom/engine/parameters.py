@@ -229,7 +229,7 @@ def _converted(name: str, value: Any, kinds: Sequence[Any]) -> Any:
     plain = {kind for kind in kinds if kind in (bool, int, float, str)}
     if len(plain) == len(kinds) - (type(None) in kinds) and not _fits(value, plain):
         expected = " or ".join(sorted(kind.__name__ for kind in plain))
-        raise UsageError(f"{option_of(name)} {value!r}: expected {expected}.")
+        raise UsageError(f"{option_of(name)} {quoted(value, 40)}: expected {expected}.")
     if int in plain and not isinstance(value, bool):
         return operator.index(cast("Any", value))  # of whatever library
     return value
