@@ -31,8 +31,6 @@ from functools import cache
 
 import numpy as np
 
-from moegeom.core.shapes import Float64
-
 # -------------------------------------------------------------------------------------------- cells
 #: The largest exponent of a float64.
 _MOST_EXPONENT = 709.0
@@ -124,33 +122,12 @@ def is_every_set_possible(num_experts: int, k: int, dims: int) -> bool:
     r"""Whether some rows and biases on d dimensions have all :math:`\binom E k` cells.
 
     True for d >= E - 1 and for :math:`\min(k, E - k) \le \lfloor (d + 1) / 2 \rfloor`
-    (``moment_router``); False means that neither holds, not that it is impossible: then
+    (Gale 1963); False means that neither holds, not that it is impossible: then
     ``most_cells`` decides where it is smaller. Raises ValueError as ``most_cells``. Source:
     docs/theory.md B4.
     """
     _refuse(num_experts, k, dims)
     return dims >= num_experts - 1 or min(k, num_experts - k) <= (dims + 1) // 2
-
-
-def moment_router(
-    num_experts: int, k: int
-) -> tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"]]:
-    r"""Rows and biases on 2 min(k, E - k) - 1 dimensions of which every k-set is a cell.
-
-    .. math:: w_i = (t_i, t_i^2, \dots, t_i^{2k-1}), \quad b_i = -t_i^{2k}, \quad
-       t_i = -1 + 2 i / (E - 1)
-
-    for k <= E / 2, else those of E - k with the opposite sign. At the input whose entries are
-    the coefficients of :math:`-\prod_{s \in S} (t - t_s)^2` the logits of S are one number and all
-    others less. Raises ValueError for k outside 1..E - 1. Source: Gale 1963 (neighbourly
-    polytopes); docs/theory.md B4; oracle in tests: that polynomial in rational numbers.
-    """
-    if not 1 <= k < num_experts:
-        raise ValueError(f"top_k {k} of {num_experts} experts")
-    least = min(k, num_experts - k)
-    powers = np.linspace(-1.0, 1.0, num_experts)[:, None] ** np.arange(1, 2 * least + 1)
-    sign = 1.0 if k == least else -1.0
-    return sign * powers[:, :-1], -sign * powers[:, -1]
 
 
 @dataclass(frozen=True)
@@ -309,8 +286,8 @@ def face_count(k: int, num_experts: int, n: int) -> int:
        f_n = \binom{E}{n+1} \sum_{a = \max(0, k - n)}^{\min(k - 1, E - n - 1)} \binom{E-n-1}{a}
 
     The number of ways in which n + 1 experts can tie at the boundary with a others above them. The
-    polytope is a point for k = 0 and k = E. Raises ValueError for k outside 0..E. Source:
-    docs/theory.md B2; oracle in tests: faces enumerated as sets of vertices.
+    polytope is a point for k = 0 and k = E; :math:`\sum_n (-1)^n f_n = 1`. Raises ValueError for k
+    outside 0..E. Source: docs/theory.md B2; oracle in tests: faces enumerated as sets of vertices.
     """
     if not 0 <= k <= num_experts:
         raise ValueError(f"top_k {k} of {num_experts} experts")
@@ -320,16 +297,6 @@ def face_count(k: int, num_experts: int, n: int) -> int:
         return 0
     above = range(max(0, k - n), min(k - 1, num_experts - n - 1) + 1)
     return math.comb(num_experts, n + 1) * sum(math.comb(num_experts - n - 1, a) for a in above)
-
-
-def face_counts(k: int, num_experts: int) -> list[int]:
-    r"""Faces of :math:`\Delta(k, E)` by dimension, from vertices to the polytope itself.
-
-    :math:`\sum_n (-1)^n f_n = 1`. Raises ValueError as ``face_count``.
-    """
-    if k in (0, num_experts):
-        return [face_count(k, num_experts, 0)]
-    return [face_count(k, num_experts, n) for n in range(num_experts)]
 
 
 def num_edges(k: int, num_experts: int) -> int:

@@ -198,6 +198,48 @@ def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:
     return quad(density, -12.0 * scale, 12.0 * scale, epsabs=1e-13, epsrel=1e-12)[0]
 
 
+def order_eps(scores: np.ndarray, k: int, eps: float) -> np.ndarray:
+    """Of each token the largest n of which n + 1 scores in a row, on both sides of the border,
+    differ by ``eps`` or less (A2); 0 where there are none.
+    """
+    found = []
+    for row in -np.sort(-np.asarray(scores, dtype=np.float64), axis=1):
+        spreads = [
+            (last - first, row[first] - row[last])
+            for first in range(k)
+            for last in range(k, len(row))
+        ]
+        found.append(max((n for n, spread in spreads if spread <= eps), default=0))
+    return np.array(found)
+
+
+def extra_experts(scores: np.ndarray, k: int, eps: float) -> np.ndarray:
+    """Of each token the experts less than ``eps`` below its k-th score, beyond the k (A12)."""
+    ordered = np.sort(np.asarray(scores, dtype=np.float64), axis=1)[:, ::-1]
+    return (ordered[:, k - 1 : k] - ordered[:, k:] < eps).sum(axis=1)
+
+
+def flat_distance(logits: np.ndarray, rows: np.ndarray, tied: tuple[int, ...]) -> float:
+    """Distance to the inputs where all of ``tied`` have one logit, others anywhere (A4): the
+    shortest step; inf where dependent rows forbid the tie.
+    """
+    away = rows[list(tied[1:])] - rows[tied[0]]
+    gaps = logits[list(tied[1:])] - logits[tied[0]]
+    step = np.linalg.lstsq(away, -gaps)[0]
+    is_met = np.allclose(away @ step, -gaps, rtol=0.0, atol=1e-9 * max(1.0, np.abs(gaps).max()))
+    return float(np.linalg.norm(step)) if is_met else math.inf
+
+
+def moment_router(experts: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (t, ..., t^(2k - 1)) and biases -t^(2k), of which every k-set is a cell (B4); for more
+    than E / 2 those of E - k, negated.
+    """
+    least = min(k, experts - k)
+    powers = np.linspace(-1.0, 1.0, experts)[:, None] ** np.arange(1, 2 * least + 1)
+    sign = 1.0 if k == least else -1.0
+    return sign * powers[:, :-1], -sign * powers[:, -1]
+
+
 def log_slab_share(dimension: int, distance: float, width: float, radius: float) -> float:
     """Logarithm of the share of a ball within ``width`` of a hyperplane at a signed ``distance`` of
     its centre: the integral of the sections (A7).

@@ -20,7 +20,7 @@ from moegeom.geometry import load as loads
 from moegeom.geometry.boundary import orders
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
-from moegeom.geometry.boundary.orders import flat_distance, order_distance
+from moegeom.geometry.boundary.orders import order_distance
 from moegeom.geometry.hmoe import SIGMOID, Mixture, published_truth, regression
 from moegeom.geometry.jump import exchanged, jump
 from moegeom.geometry.load import overlap_share
@@ -157,6 +157,12 @@ def flip_by_rounding(gap, dw_y, kappa):
     return flip_probability(sigmas, np.full(1, kappa))
 
 
+def near_ties(z, k, eps):
+    """Order and extra experts of one token."""
+    order, extras = orders.near_tie_ladder(row(z), k, np.array([eps]))
+    return [order[0, 0], extras[0, 0]]
+
+
 def distance_of_order_2(W, b, x, k):
     weight = np.array(W)
     return order_distance(weight @ x + b, weight, k, 2).upper
@@ -165,7 +171,7 @@ def distance_of_order_2(W, b, x, k):
 def distance_of_order_2_and_flats(W, b, x, k):
     weight = np.array(W)
     ties = [(0, 1, 2), (0, 1, 3), (1, 2, 3)]
-    flats = [flat_distance(weight @ x + b, weight, tied) for tied in ties]
+    flats = [helpers.flat_distance(weight @ x + b, weight, tied) for tied in ties]
     return [distance_of_order_2(W, b, x, k), *flats]
 
 
@@ -234,18 +240,17 @@ DELIVERED = {
     "good_turing": coverage_and_chao1,
     "load_metrics": load_figures,
     "group_gap": groups_of,
-    "order_exact_*": lambda z, k: orders.order_eps(row(z), k, 0.0),
+    "order_exact_*": lambda z, k: near_ties(z, k, 0.0)[0],
     "window_spread_[2-9]": lambda z, k, n: orders.tie_spread(row(z), k, n),
-    "order_eps_*": lambda z, k, eps: orders.order_eps(row(z), k, eps),
-    "extras_*": lambda z, k, eps: orders.extra_experts(row(z), k, eps),
-    "active_tie_order": lambda z, k, eps: [
-        orders.order_eps(row(z), k, eps)[0],
-        orders.extra_experts(row(z), k, eps)[0],
-    ],
+    "order_eps_*": lambda z, k, eps: near_ties(z, k, eps)[0],
+    "extras_*": lambda z, k, eps: near_ties(z, k, eps)[1],
+    "active_tie_order": near_ties,
     "logit_dist_inf_2": lambda z, k, n: orders.free_logit_distance(row(z), k, n),
     "dist_gamma2_worked": distance_of_order_2,
     "dist_gamma2_nonstraddling": distance_of_order_2_and_flats,
-    "flat_dist_orthonormal": lambda W, x, J: flat_distance(np.array(W) @ x, np.array(W), tuple(J)),
+    "flat_dist_orthonormal": lambda W, x, J: helpers.flat_distance(
+        np.array(W) @ x, np.array(W), tuple(J)
+    ),
     "p_hit": lambda r_min, t: exit_probability(row([r_min]), t).lower,
     "t_quantile": lambda r, p: face_quantile(np.array([r]), p),
     "exit_prob_union": lambda r, t: exit_probability(row(r), t).upper,
@@ -272,7 +277,7 @@ DELIVERED = {
     "bf16_round": lambda x: rounded_to(np.array(x), "bfloat16"),
     "sigmoid_pair_*": sigmoid_pair,
     "sigmoid_lipschitz": sigmoid_lipschitz,
-    "hypersimplex_f": lambda E, k: capacity.face_counts(k, E),
+    "hypersimplex_f": lambda E, k: [capacity.face_count(k, E, n) for n in range(E)],
     "strata_count": lambda M, k, n: capacity.face_count(k, M, n),
     "zaslavsky": lambda pairs: [capacity.zaslavsky(m, d) for m, d in pairs],
     "log_zaslavsky": lambda **numbers: math.log(capacity.zaslavsky(numbers["m"], numbers["d"])),

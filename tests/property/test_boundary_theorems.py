@@ -19,6 +19,7 @@ from moegeom.geometry.boundary.linear import boundary_distance, distance_bracket
 from moegeom.geometry.selection import margin, route, top_k
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from tests.by_day import by_day
+from tests.oracle.helpers import flat_distance
 
 
 class Case:
@@ -440,18 +441,18 @@ def test_the_order_is_the_largest_whose_spread_fits_and_ascends_with_eps(drawn, 
     scores, k = drawn
     z = np.array([scores])
     fitting = [n for n in range(1, len(scores)) if orders.tie_spread(z, k, n)[0] <= eps]
-    order = orders.order_eps(z, k, eps)[0]
+    order, wider = orders.near_tie_ladder(z, k, np.array([eps, eps + more]))[0][0]
     assert order == max(fitting, default=0)
-    assert order <= orders.order_eps(z, k, eps + more)[0]
+    assert order <= wider
     renamed = np.random.default_rng(0).permutation(len(scores))
-    assert orders.order_eps(z[:, renamed], k, eps)[0] == order
+    assert orders.near_tie_ladder(z[:, renamed], k, np.array([eps]))[0] == order
 
 
 @given(SCORES, EPS)
 def test_there_are_no_more_extra_experts_than_the_order(drawn, eps):
     scores, k = drawn
-    extras = orders.extra_experts(np.array([scores]), k, eps)[0]
-    assert extras <= orders.order_eps(np.array([scores]), k, eps)[0]
+    order, extras = orders.near_tie_ladder(np.array([scores]), k, np.array([eps]))
+    assert extras <= order
     ordered = sorted(scores, reverse=True)
     assert extras == sum(ordered[k - 1] - z < eps for z in ordered[k:])
 
@@ -528,7 +529,7 @@ def test_the_nearest_tie_is_the_nearest_point_of_its_own_flat(seed):
     nearest = case.nearest()
     if nearest.tied:
         assert len(nearest.tied) == case.order + 1
-        flat = orders.flat_distance(case.z, orders.row_coordinates(case.weight), nearest.tied)
+        flat = flat_distance(case.z, orders.row_coordinates(case.weight), nearest.tied)
         assert_allclose(flat, nearest.upper, rtol=1e-8)
 
 

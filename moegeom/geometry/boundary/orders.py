@@ -43,35 +43,18 @@ def tie_spread(
     return (ordered[:, starts] - ordered[:, starts + order]).min(axis=1)
 
 
-def order_eps(
-    selection: Float[np.ndarray, "tokens experts"], k: int, eps: float
-) -> Int64[np.ndarray, "tokens"]:
-    """Largest n whose tie spread is at most ``eps``; 0 when the margin is larger.
-
-    Counts nearly tied experts on both sides of the border, not ties inside the chosen set alone: no
-    input changes hands there. At 0 ties are exact (S0 Definition A.5, the largest order, F-01). Not
-    decreasing in ``eps``; 0 for k = E.
-    For each first rank a <= k the window reaches as far as scores stay above z_[a] - eps.
-    Source: docs/theory.md A2. Oracle in tests: tie_spread for every n.
-    """
-    return _order_of(descending(selection), k, eps)
-
-
-def extra_experts(
-    selection: Float[np.ndarray, "tokens experts"], k: int, eps: float
-) -> Int64[np.ndarray, "tokens"]:
-    """Experts outside the chosen set whose score is less than ``eps`` below the k-th.
-
-    What a smoothed router would run beside the k chosen ones. At most :func:`order_eps`; 0 for
-    k = E or eps = 0. Source: docs/theory.md 0, A11, A12.
-    """
-    return _extras_of(descending(selection), k, eps)
-
-
 def near_tie_ladder(
     selection: Float[np.ndarray, "tokens experts"], k: int, ladder: Float64[np.ndarray, "steps"]
 ) -> tuple[Int64[np.ndarray, "tokens steps"], Int64[np.ndarray, "tokens steps"]]:
-    """:func:`order_eps` and :func:`extra_experts` for every ``eps`` of a ladder, sorted once."""
+    """Orders, and experts beyond the k chosen ones, for every ``eps`` of a ladder.
+
+    The order is the largest n whose tie spread is at most eps, 0 when the margin is larger: nearly
+    tied experts on both sides of the border count, not ties inside the chosen set alone. At 0 ties
+    are exact (S0 Definition A.5, the largest order, F-01). What a smoothed router would run beside
+    the k chosen ones are those less than eps below the k-th: no more than the order, none for
+    eps = 0. Neither falls with eps; both are 0 for k = E.
+    Source: docs/theory.md A2, A11, A12. Oracle in tests: tie_spread for every n, and counts.
+    """
     ordered = descending(selection)
     orders = [_order_of(ordered, k, eps) for eps in ladder.tolist()]
     extras = [_extras_of(ordered, k, eps) for eps in ladder.tolist()]
@@ -85,6 +68,7 @@ def _order_of(
     orders = np.zeros(tokens, dtype=np.int64)
     if k >= experts:
         return orders
+    # for each first rank a <= k the window reaches as far as scores stay above z_[a] - eps
     for first in range(k):
         # differences, not sums: z_[a] - z_[b] <= eps is what tie_spread compares
         with np.errstate(invalid="ignore"):  # experts masked at -inf
@@ -505,17 +489,6 @@ _ROUNDED_APART = 2.0**-18
 def rows_apart(rows: Float64[np.ndarray, "experts dims"]) -> Float64[np.ndarray, "experts experts"]:
     """Euclidean distances between rows."""
     return np.sqrt(squared_row_distances(rows))
-
-
-def flat_distance(
-    logits: Float64[np.ndarray, "experts"], rows: Float64[np.ndarray, "experts dims"], tied: Experts
-) -> float:
-    r"""Euclidean distance to the inputs where all of ``tied`` have one logit, others anywhere.
-
-    :math:`\sqrt{d^T (C C^T)^{-1} d}`, C and d the differences of rows and of logits. 0 for fewer
-    than two experts; inf when equal or dependent rows forbid the tie. Source: docs/theory.md A4.
-    """
-    return _Euclidean.at(logits, rows).flat(tied).nearest.bound
 
 
 @dataclass(frozen=True, eq=False)

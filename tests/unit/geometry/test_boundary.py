@@ -80,7 +80,6 @@ def test_ties_of_the_fan_are_in_the_origin_and_permanent_ones_everywhere():
     here = ties.order_distance(np.zeros(3), FAN, 2, 2)
     assert (here.lower, here.upper) == (0.0, 0.0)
     assert logit_distance(np.zeros(3), FAN, 2, 2).upper == 0.0
-    assert ties.flat_distance(np.arange(3.0), FAN, (1,)) == 0.0
     for k, order in ((3, 1), (1, 3), (1, 0), (2, 9)):
         nowhere = ties.order_distance(FAN @ np.ones(2), FAN, k, order)
         assert (nowhere.lower, nowhere.upper, nowhere.tied) == (INF, INF, ())
@@ -99,7 +98,6 @@ def test_ties_of_the_fan_are_in_the_origin_and_permanent_ones_everywhere():
     z = weight @ np.array([0.2, 5.0])
     nowhere = ties.order_distance(z + bias, weight, 1, 2)
     assert (nowhere.lower, nowhere.upper, nowhere.tied) == (INF, INF, ())
-    assert ties.flat_distance(bias, weight, (0, 1, 2)) == INF
     assert logit_distance(bias, weight, 1, 2).upper == INF
     assert_allclose(ties.order_distance(z, weight, 1, 2).upper, 0.2, rtol=1e-12)
 

@@ -17,12 +17,12 @@ from scipy.spatial.distance import cityblock
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry import selection as choice
 from moegeom.geometry import whatif
-from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.load import dropped_slot_share
 from moegeom.geometry.noise import weight_moved
 from moegeom.geometry.rows import unit_rows
 from moegeom.geometry.selection import routing_weights, softmax, top_k
 from moegeom.geometry.whatif import dense_weights, same_sets, weight_distance
+from tests.oracle.helpers import extra_experts
 
 INF = np.inf
 

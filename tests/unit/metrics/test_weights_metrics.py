@@ -14,7 +14,6 @@ import pytest
 
 from moegeom.core.router import GroupMask, Norm, Router, Rule
 from moegeom.engine.request import MeasureOptions
-from moegeom.geometry.boundary.orders import extra_experts, order_eps
 from moegeom.geometry.load import load_cv, load_share, max_vio
 from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.kernels.reduction import REDUCTIONS, Extent
@@ -26,6 +25,7 @@ from moegeom.testing.array_source import ArraySource
 from moegeom.testing.metric_theorems import THEOREMS
 from moegeom.variants.random_router import random_router
 from tests.by_day import by_day
+from tests.oracle.helpers import extra_experts, order_eps
 from tests.unit.kernels.test_reductions import batch_of
 from tests.unit.scan.made import SOFTMAX, SUM_TO_ONE, normal_rows, router_with
 

@@ -13,13 +13,13 @@ from moegeom.core.documents import record_of_file
 from moegeom.core.errors import InternalError, MoeGeomError, RouterRuleError, UsageError
 from moegeom.core.router import Weights
 from moegeom.engine.route import route
-from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.load import dropped_slot_share, expert_capacity
 from moegeom.kernels.batch import TokenBatch
 from moegeom.variants.emulated import Arithmetic, arithmetic, arithmetic_names, describe_arithmetics
 from moegeom.variants.what_if import WHAT_IFS, FittedGate, WhatIfChoice, parse_what_ifs
 from moegeom.variants.whatif._choices import OF_CHOICE, OF_SCORES, admitted_scores, members, rows_of
 from tests.by_day import by_day
+from tests.oracle.helpers import extra_experts
 from tests.unit.variants.conftest import BATCH, EXPERTS, RULES, TOKENS, TOP_K
 
 BIASES = ("logit_bias", "selection_bias")
