@@ -19,6 +19,7 @@ _PUBLIC: dict[str, str] = {
     "RouterModule": "router",
     "TopKRouter": "top_k",
     "SmoothTopKRouter": "continuous",
+    "SmoothCosineRouter": "continuous",
     "parameter_groups": "continuous",
     "ReLURouter": "continuous",
     "update_strength": "continuous",

@@ -13,7 +13,7 @@ from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Float
 from moegeom.geometry.capacity import router_macs
 from moegeom.trainable.router import Routed, RouterModule, descending, product
-from moegeom.trainable.top_k import TopKRouter
+from moegeom.trainable.top_k import CosineRouter, TopKRouter
 
 # ----------------------------------------------------------------------------------- smoothed top-k
 #: What moves eps: the gradient of the boundary loss, or the gaps of the last batches.
@@ -150,6 +150,14 @@ class SmoothTopKRouter(TopKRouter):
         self.mean_eps += share * (needed.to(self.mean_eps.dtype) - self.mean_eps)
         if int(self.num_seen) % self.every == 0:
             self.held_eps.copy_(self.mean_eps)
+
+
+class SmoothCosineRouter(SmoothTopKRouter, CosineRouter):
+    r"""Cosines :math:`s \cos(P y, u_e)`, smoothed: SmoothGMoE. Options are those of both.
+
+    ``eps`` is in units of the scaled cosines. Source: S0 section 7.3; Li et al. 2022, arXiv
+    2206.04046. Oracle in tests: smoothing in NumPy of torch's cosines.
+    """
 
 
 def smooth_step(u: Float[Tensor, "*shape"], a: float, b: float) -> Float[Tensor, "*shape"]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.files import move_folder, new_folder, refuse_existing, remove, writing
-from moegeom.trainable.continuous import ReLURouter, SmoothTopKRouter
+from moegeom.trainable.continuous import ReLURouter, SmoothCosineRouter, SmoothTopKRouter
 from moegeom.trainable.osr import OSRRouter
 from moegeom.trainable.router import RouterModule
 from moegeom.trainable.sequences import GRURouter
@@ -162,8 +162,7 @@ def _top_k(router: TopKRouter) -> _Rule:
     )  # fmt: skip
 
 
-def _smooth(router: SmoothTopKRouter) -> _Rule:
-    rule = _top_k(router)
+def _fading(rule: _Rule) -> _Rule:
     return _Rule(rule.parts, rule.keys, rule.tables, f"{rule.words}, without those that fade")
 
 
@@ -217,8 +216,9 @@ def _centred(router: CentredRouter) -> _Rule:
 
 _RULES: dict[type, Callable[[Any], _Rule]] = {
     TopKRouter: _top_k,
-    SmoothTopKRouter: _smooth,
+    SmoothTopKRouter: lambda router: _fading(_top_k(router)),
     CosineRouter: _cosine,
+    SmoothCosineRouter: lambda router: _fading(_cosine(router)),
     ReLURouter: _relu,
     GRURouter: _gru,
     OSRRouter: _osr,

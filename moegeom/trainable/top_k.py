@@ -63,7 +63,8 @@ class TopKRouter(RouterModule):
 
     Weights are the scores of the chosen, divided by their sum with ``renormalise``, times
     ``scale``. In training inputs are multiplied by noise uniform in 1 - ``jitter`` to 1 +
-    ``jitter``. ``balance_coef`` and ``z_coef`` weigh the losses ``balance`` and ``z``
+    ``jitter``, and normal noise of deviation ``gate_noise`` / E, as in tutel, is added to the
+    logits. ``balance_coef`` and ``z_coef`` weigh the losses ``balance`` and ``z``
     (:mod:`moegeom.trainable.top_k`); for sigmoids probabilities are scores over their sum.
 
     With a ``bias_rate`` a selection bias, which weights do not hold, is moved by
@@ -90,6 +91,7 @@ class TopKRouter(RouterModule):
         z_coef: float = 0.0,
         bias_rate: float = 0.0,
         jitter: float = 0.0,
+        gate_noise: float = 0.0,
         row_size: int | None = None,
     ) -> None:
         super().__init__(num_experts, top_k, hidden)
@@ -104,6 +106,7 @@ class TopKRouter(RouterModule):
         self.z_coef = z_coef
         self.bias_rate = bias_rate
         self.jitter = jitter
+        self.gate_noise = gate_noise
         size = row_size or hidden
         # Inputs behind an RMS norm then have logits of variance 1.
         self.weight = nn.Parameter(torch.randn(num_experts, size) * size**-0.5)
@@ -117,13 +120,20 @@ class TopKRouter(RouterModule):
 
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Logits ``W y + b``."""
-        return product(self.jittered(inputs).reshape(-1, self.hidden), self.weight, self.bias)
+        tokens = self.jittered(inputs).reshape(-1, self.hidden)
+        return self.noisy(product(tokens, self.weight, self.bias))
 
     def jittered(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
         """Inputs times noise around 1 in training, else as they are."""
         if not (self.training and self.jitter):
             return inputs
         return inputs * torch.empty_like(inputs).uniform_(1.0 - self.jitter, 1.0 + self.jitter)
+
+    def noisy(self, logits: Float[Tensor, "tokens experts"]) -> Float[Tensor, "tokens experts"]:
+        """Logits plus noise in training, else as they are."""
+        if not (self.training and self.gate_noise):
+            return logits
+        return logits + self.gate_noise / self.num_experts * torch.randn_like(logits)
 
     def selection(self, logits: Float[Tensor, "tokens experts"]) -> Float[Tensor, "tokens experts"]:
         """What experts are compared by: logits, which rounding of scores cannot make equal.
@@ -170,8 +180,9 @@ class TopKRouter(RouterModule):
         return Routed(chosen, weights, logits, losses)
 
     @torch.no_grad()
-    def update_bias(self, load: Int64[Tensor, "experts"]) -> None:
-        r"""After a step: :math:`b_e \leftarrow b_e + r\,\mathrm{sign}(\bar c - c_e)` of the load c.
+    def update_bias(self, load: Int64[Tensor, "experts"] | Float[Tensor, "experts"]) -> None:
+        r"""After a step: :math:`b_e \leftarrow b_e + r\,\mathrm{sign}(\bar c - c_e)` of the load c,
+        or of a running mean of loads.
 
         Of several processes the loads are to be summed before. A load at the mean moves nothing.
 
@@ -237,7 +248,7 @@ class CosineRouter(TopKRouter):
         rows = nn.functional.normalize(self.weight.to(unit.dtype), dim=1, eps=1e-12)
         scale = self.log_scale.to(unit.dtype).clamp(max=math.log(LARGEST_SCALE)).exp()
         logits = product(unit, rows) * scale
-        return logits if self.bias is None else logits + self.bias.to(logits.dtype)
+        return self.noisy(logits if self.bias is None else logits + self.bias.to(logits.dtype))
 
 
 # ------------------------------------------------------------------------------------ less the mean

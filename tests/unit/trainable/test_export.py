@@ -33,6 +33,7 @@ KINDS: dict[str, Callable[[], trainable.RouterModule]] = {
     "smooth": lambda: trainable.SmoothTopKRouter(EXPERTS, K, HIDDEN, hard_at_inference=True),
     "exact": lambda: trainable.SmoothTopKRouter(EXPERTS, K, HIDDEN, controller="exact", hard_at_inference=True),
     "cosine": lambda: trainable.CosineRouter(EXPERTS, K, HIDDEN, projected=12),
+    "smooth cosine": lambda: trainable.SmoothCosineRouter(EXPERTS, K, HIDDEN, projected=12, hard_at_inference=True),
     "centred": lambda: trainable.CentredRouter(trainable.TopKRouter(EXPERTS, K, HIDDEN)),
     "relu": lambda: trainable.ReLURouter(EXPERTS, K, HIDDEN, has_bias=True),
     "centred relu": lambda: trainable.CentredRouter(trainable.ReLURouter(EXPERTS, K, HIDDEN)),
@@ -49,7 +50,7 @@ WORDS = {
     "top-k": "softmax of biased logits, top 2, weights sum to 1",
     "sigmoid": "sigmoid + selection bias, top 2, weights sum to 1, x 2.5",
     **dict.fromkeys(("smooth", "exact"), "softmax, top 2, weights sum to 1"),
-    "cosine": "cosines in 12 projected dimensions x",
+    **dict.fromkeys(("cosine", "smooth cosine"), "cosines in 12 projected dimensions x"),
     "centred": "softmax of biased logits, top 2, weights sum to 1",
     **dict.fromkeys(("relu", "centred relu"), _RELU),
 }

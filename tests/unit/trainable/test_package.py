@@ -82,6 +82,7 @@ ROUTERS = {
     "smooth": trainable.SmoothTopKRouter(EXPERTS, K, HIDDEN),
     "relu": trainable.ReLURouter(EXPERTS, K, HIDDEN),
     "cosine": trainable.CosineRouter(EXPERTS, K, HIDDEN, projected=R),
+    "smooth cosine": trainable.SmoothCosineRouter(EXPERTS, K, HIDDEN, projected=R),
     "centred": trainable.CentredRouter(trainable.CosineRouter(EXPERTS, K, HIDDEN, projected=R)),
 }
 
@@ -89,6 +90,8 @@ ROUTERS = {
 def test_products_of_routers_are_those_of_the_formula_and_of_their_parts():
     for kind, router in ROUTERS.items():
         assert counted(router) == TOKENS * router.macs_per_token, kind
+        weights = sum(p.numel() for p in router.parameters() if p.ndim > 1)
+        assert weights == router.macs_per_token, kind  # what is stored is used once a token
     # fused kernels count nothing: every weight of torch's own cell is used once a token
     recurrent = trainable.GRURouter(EXPERTS, K, HIDDEN, router_dim=R)
     assert recurrent.macs_per_token == sum(p.numel() for p in recurrent.gru.parameters())

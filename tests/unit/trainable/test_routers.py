@@ -10,8 +10,9 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.linalg import polar
+from scipy.signal import lfilter
 from scipy.special import logsumexp
-from scipy.stats import entropy
+from scipy.stats import entropy, kstest, norm
 from torch import nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
@@ -19,7 +20,6 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter, load_balan
 
 from moegeom import trainable
 from moegeom.core.router import Weights
-from moegeom.geometry.boundary.orders import extra_experts
 from moegeom.geometry.selection import SCORES
 from moegeom.geometry.space import input_pull
 from moegeom.geometry.whatif import gaps, osr_cost, relu_gate, smooth_gate, smoothing_budget
@@ -27,6 +27,7 @@ from moegeom.geometry.whatif import sinkhorn as numpy_plan
 from moegeom.trainable import SMEAR, CentredRouter, GRURouter, ReLURouter, SoftMoE, TopKRouter, osr
 from moegeom.trainable.continuous import eps_for_budget
 from moegeom.trainable.top_k import entropy_loss
+from tests.oracle.helpers import extra_experts
 
 EXPERTS, K, HIDDEN = 8, 2, 16
 
@@ -493,6 +494,52 @@ def test_cosine_logits_are_those_of_torch_and_know_no_lengths():
     with torch.no_grad():
         router.log_scale.fill_(50.0)
     assert_allclose(router(x).logits.detach(), 10.0 * expected.detach(), atol=1e-11)
+
+
+def test_smoothed_cosines_are_those_of_torch_smoothed_by_numpy():
+    router = trainable.SmoothCosineRouter(
+        TOP_EXPERTS, TOP_K, TOP_HIDDEN, projected=5, eps=1.5
+    ).double()
+    x = inputs(dtype=torch.float64)
+    projected = x @ router.projection.T
+    z = 10.0 * torch.cosine_similarity(projected[:, None], router.weight[None], dim=2)
+    z = z.detach().numpy()
+    weights = smooth_gate(z, SCORES["softmax"](z), z, TOP_K, Weights("scores", True), 1.5)
+    routed = router(x)
+    assert_allclose(routed.dense().detach(), weights, atol=1e-6)
+    assert routed.num_chosen.double().mean() > TOP_K
+
+
+@pytest.mark.parametrize("kind", [trainable.TopKRouter, trainable.CosineRouter])
+def test_gate_noise_is_normal_of_its_deviation_over_the_experts_and_of_training_alone(kind):
+    router = kind(TOP_EXPERTS, TOP_K, TOP_HIDDEN, gate_noise=2.0).double()
+    x = inputs(dtype=torch.float64)
+    noisy, plain = router(x).logits, router.eval()(x).logits
+    assert_array_equal(plain.detach(), router(x).logits.detach())
+    noise = (noisy - plain).detach().numpy().ravel()
+    assert kstest(noise, norm(scale=2.0 / TOP_EXPERTS).cdf).pvalue > 0.001
+    assert kstest(noise, norm(scale=2.0).cdf).pvalue < 0.001
+
+
+def test_a_bias_follows_the_running_mean_of_loads_that_it_is_given():
+    router = trainable.TopKRouter(3, 1, 4, bias_rate=0.5)
+    loads = np.array([[6.0, 2.0, 1.0], [0.0, 8.0, 1.0], [0.0, 1.0, 8.0], [9.0, 0.0, 0.0]])
+    means = lfilter([0.1], [1.0, -0.9], loads, axis=0)  # S3 D.2 has 0.99
+    running = torch.zeros(3)
+    for load in loads:
+        router.update_bias(running.lerp_(torch.from_numpy(load).float(), 0.1))
+    expected = 0.5 * np.sign(means.mean(axis=1, keepdims=True) - means).sum(axis=0)
+    assert_allclose(router.selection_bias, expected)
+
+
+def test_defaults_are_the_published_settings():
+    """S0 appendix C (a, b, budget, weight of the balance) and S3 D.2, A.3."""
+    smooth, osr_router = router(), trainable.OSRRouter(2, 1, 256)
+    published = {"a": 1.0, "b": 50.0, "budget": K + 0.5, "balance_coef": 0.01}
+    assert {name: getattr(smooth, name) for name in published} == published
+    published = {"router_dim": 128, "entropy_coef": 0.1, "ortho_coef": 0.01, "repulsion": 0.5}
+    published |= {"decay": 0.99, "eps": 0.05, "steps": 3, "overconfidence": 0.5, "threshold": 0.7}
+    assert {name: getattr(osr_router, name) for name in published} == published
 
 
 # ---------------------------------------------------------------------------------------- sequences
