@@ -234,6 +234,11 @@ def _proof(router: RouterCells, cells: Cells) -> str:
         text += f", {cells.num_exact:,} of the answers in exact arithmetic, the others in float64"
     elif cells.gap is not None and math.isfinite(cells.gap):
         text += f", all proved in float64 (safe by a factor of {cells.gap:.1e} or more)"
+    if cells.num_concurrent:
+        points = number_of(cells.num_concurrent, "point")
+        text += f"; at {points} more experts tie than general position has"
+    elif cells.num_concurrent == 0:
+        text += "; no more experts tie at any point than general position has"
     if cells.proved_share is not None and cells.num_open is not None:
         text += (
             f"; one set is proved for {_percent(cells.proved_share)} of the area, "

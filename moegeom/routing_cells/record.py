@@ -25,7 +25,8 @@ class Cells:
     set is proved for; ``num_open`` pixels are undecided, the others crossed by a facet. In
     ``num_rational`` cells no float64 point was found: their witnesses are fractions. ``num_tied``
     counts the regions that are in no cell, as equal experts tie all over them for the last place;
-    None where they were not counted.
+    None where they were not counted. At ``num_concurrent`` points more experts tie for the last
+    place than general position lets (d + 1, d on charts); None where no walk of the slice says it.
     """
 
     num_cells: int
@@ -38,6 +39,7 @@ class Cells:
     is_diameter_exact: bool = True
     num_vertices: int = 0
     num_exact: int = 0
+    num_concurrent: int | None = None
     gap: float | None = None
     proved_share: float | None = None
     num_open: int | None = None

@@ -370,6 +370,7 @@ def facts_of(cells: tuple[Enumeration, ...]) -> Cells:
         **graph,
         num_vertices=sum(part.num_vertices for part in cells),
         num_exact=sum(part.num_exact for part in cells),
+        num_concurrent=first.num_concurrent if first.road in ("walk", "charts") else None,
         gap=min(gaps, default=None),
         num_rational=sum(len(part.exact) for part in cells),
         num_tied=None if first.tied is None else len(first.tied),

@@ -47,8 +47,9 @@ class Enumeration:
     several pairs tie on one hyperplane. ``road`` says how: "sweep", "walk", "charts", "one
     cell", "search", "walk and filter". ``num_exact`` vertices or facets were settled in
     exact arithmetic, the others in float64 with proof; ``gap`` is how many error bounds the nearest
-    of those vertices is from a tie. ``is_whole`` is False where a limit was reached and more is
-    left: then a walk has no cells. ``simple`` are vertices of the diagram, where a caller needs
+    of those vertices is from a tie. At ``num_concurrent`` points of a walk more than d + 1 tie.
+    ``is_whole`` is False where a limit was reached and more is left: then a walk has no cells.
+    ``simple`` are vertices of the diagram, where a caller needs
     them and they are few. ``tied`` are sets that would be cells with ties broken: equal experts tie
     all over an open set of inputs. Where a ball, a box or steps bound the search, ``is_bounded`` is
     None; distances from its centre to closed cells and facets are proved brackets, and ``hops`` the
@@ -65,6 +66,7 @@ class Enumeration:
     tied: Int16[np.ndarray, "tied k"] | None = None
     num_vertices: int = 0
     num_exact: int = 0
+    num_concurrent: int = 0
     gap: float = np.inf
     is_whole: bool = True
     simple: SimpleVertices | None = None
@@ -357,6 +359,7 @@ def _united(charts: list[Enumeration]) -> Enumeration:
         road="charts" if charts[0].road == charts[1].road == "walk" else charts[0].road,
         num_vertices=sum(chart.num_vertices for chart in charts),
         num_exact=sum(chart.num_exact for chart in charts),
+        num_concurrent=sum(chart.num_concurrent for chart in charts),
         gap=min(chart.gap for chart in charts),
     )
 
@@ -567,9 +570,11 @@ def settled_cells(
     is_cell = is_open & ~is_tied
     for cell, vertex in faces.simple_vertex.items():
         vertex_of[number[cell]] = vertex
-    point = points_of(walked.on, weight, bias)
+    point, concurrent = points_of(walked.on, weight, bias), set()
     for vertex in np.flatnonzero(~walked.is_simple).tolist():
         point[vertex] = [float(value) for value in settled.at(vertex).point()]
+        if len(tied := settled.at(vertex).tied) > walked.on.shape[1]:
+            concurrent.add(tied)
     witness = Corners.of(walked, vertex_of).points_near(weight, cells.masks, point)
     for cell in faces.cells:
         if is_cell[number[cell]]:
@@ -595,6 +600,7 @@ def settled_cells(
         road="walk",
         facets=np.unique(facets[facets[:, 0] >= 0], axis=0).reshape(-1, 2),
         tied=expert_set[ties],
+        num_concurrent=len(concurrent),
     )
 
 
