@@ -122,6 +122,24 @@ def published_truth() -> Mixture:
     )
 
 
+def unmet_assumptions(mixture: Mixture) -> tuple[str, ...]:
+    r"""Which of the assumptions A.2 to A.5 of S2 these parameters do not meet.
+
+    A.2: :math:`\omega_{hk} \ge 0`, one of them above 0. A.3: :math:`M_{hi} = M_{hi}^\top`,
+    :math:`M_{hN} = 0`. A.4: in each head another :math:`M_{hi} \ne 0`. A.5: all a_hik differ. A.1,
+    a bounded space of parameters, is none of one point. Source: S2 section 3; docs/theory.md C2.
+    Oracle in tests: each broken alone.
+    """
+    scores, vectors = mixture.scores, mixture.experts.reshape(-1, mixture.experts.shape[-1])
+    is_met = {
+        "A.2": mixture.weights.min() >= 0.0 < mixture.weights.max(),
+        "A.3": (scores == scores.swapaxes(2, 3)).all() and not scores[:, -1].any(),
+        "A.4": scores[:, :-1].any(axis=(1, 2, 3)).all(),
+        "A.5": len(np.unique(vectors, axis=0)) == len(vectors),
+    }
+    return tuple(name for name, met in is_met.items() if not met)
+
+
 # --------------------------------------------------------------- regression functions and gradients
 Inputs = Float64[np.ndarray, "samples dims"]
 

@@ -54,6 +54,9 @@ def _results(report: Mixtures) -> Iterator[Block]:
     )
     text = f"At n = {report.deviations[0].size:,} every unbiased estimator has a median standard "
     yield Fact("", f"{text}deviation of {medians} or more, for parameters of 2 at most.")
+    if report.unmet:
+        text = f"These parameters do not meet {' and '.join(report.unmet)} of S2's assumptions."
+        yield Fact("", text, "warning")
 
 
 def _rank_table(report: Mixtures) -> Table:

@@ -48,7 +48,11 @@ class LeastDeviation:
 
 @dataclass(frozen=True)
 class Mixtures:
-    """Ranks by position, and how well the parameters could be estimated at most."""
+    """Ranks by position, and how well the parameters could be estimated at most.
+
+    ``unmet`` are the assumptions of S2 that its own parameters do not meet.
+    """
 
     ranks: tuple[PositionRank, ...]
     deviations: tuple[LeastDeviation, ...]
+    unmet: tuple[str, ...]

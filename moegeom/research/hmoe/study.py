@@ -19,6 +19,7 @@ from moegeom.geometry.hmoe import (
     jacobian,
     numerical_rank,
     published_truth,
+    unmet_assumptions,
 )
 from moegeom.research.hmoe.record import HmoeRequest, LeastDeviation, Mixtures, Model, PositionRank
 
@@ -65,6 +66,7 @@ def hmoe(request: HmoeRequest, watch: Watch | None = None) -> Mixtures:
     return Mixtures(
         tuple(_position_rank(*row, request.seed) for row in _ROWS),
         tuple(least_deviation(model, _MOST_SAMPLES, request.seed) for model in ("1", "2")),
+        unmet_assumptions(published_truth()),
     )
 
 

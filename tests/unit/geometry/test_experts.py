@@ -435,6 +435,24 @@ def test_without_a_gate_channels_mix_at_will_and_what_scores_share_is_free():
         assert descents.loss_2(descents.centred(TRUTH), TRUTH, INPUTS, position) < 1e-12
 
 
+def test_each_assumption_is_missed_alone_and_the_published_truth_misses_one():
+    met = dataclasses.replace(TRUTH, scores=TRUTH.scores - TRUTH.scores[:, -1:])
+    assert hmoe.unmet_assumptions(met) == ()
+    assert hmoe.unmet_assumptions(TRUTH) == ("A.3",)
+    negative, tilted, flat, same = (
+        met.weights.copy(), met.scores.copy(), met.scores.copy(), met.experts.copy()
+    )  # fmt: skip
+    negative[1, 0], tilted[0, 0, 0, 1], flat[1], same[1, 1, 0] = -0.1, 0.3, 0.0, same[0, 0, 1]
+    for change, name in (
+        ({"weights": negative}, "A.2"),
+        ({"weights": 0.0 * met.weights}, "A.2"),
+        ({"scores": tilted}, "A.3"),
+        ({"scores": flat}, "A.4"),
+        ({"experts": same}, "A.5"),
+    ):
+        assert hmoe.unmet_assumptions(dataclasses.replace(met, **change)) == (name,)
+
+
 @pytest.mark.parametrize(("position", "at_5"), [("value", 2.7e-5), ("sdpa", 3.2e-5)])
 def test_a_split_channel_moves_a_gated_function_by_the_square(position, at_5):
     def change(delta, position):
