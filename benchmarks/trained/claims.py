@@ -76,6 +76,8 @@ CLAIMS = (
             Comparison("quick", "bits", "smooth-detached", "top-k", -1),
             Comparison("quick", "bits", "smooth-exact", "top-k", -1),
             Comparison("quick", "bits", "smooth-unclipped", "top-k-unclipped", -1),
+            Comparison("published", "bits", "smooth-near-0", "top-k", -1),
+            Comparison("published", "bits", "smooth-near-0-detached", "top-k", -1),
         ],
     ),
     Claim(

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.trained.model import Dense, Merged, MoE
 from benchmarks.trained.settings import Settings
 from moegeom.trainable.continuous import ReLURouter, SmoothTopKRouter, update_strength
 from moegeom.trainable.osr import OSRRouter
-from moegeom.trainable.router import RouterModule
+from moegeom.trainable.router import RouterModule, product
 from moegeom.trainable.top_k import CentredRouter, CosineRouter, TopKRouter
 
 #: The method that others are compared with.
@@ -25,6 +25,9 @@ CLIP = 1.0
 
 #: Share of the steps before the sparsity loss of ReLU routing sets in: S0 gives it 2 of 80 epochs.
 DENSE_PHASE = 0.025
+
+#: Width of smoothing at the start where it is near 0 (S0 B.4).
+NEAR_0 = 1e-3
 
 #: Epochs in which the annealing of S0 (B.5) is told.
 EPOCHS = 80.0
@@ -99,6 +102,33 @@ def _smooth(**options: Any) -> Callable[[Settings], nn.Module]:
     return _routed(
         lambda settings: SmoothTopKRouter(*_sizes(settings), **_of_top_k(settings), **options)
     )
+
+
+class _PartlyAttached(SmoothTopKRouter):
+    """Smoothed from near 0; the gradient through the factor reaches ``rows`` or inputs alone."""
+
+    rows: bool
+
+    def scored(self, inputs: Tensor) -> Tensor:
+        tokens, weight = inputs.reshape(-1, self.hidden), self.weight
+        cut = (tokens.detach(), weight) if self.rows else (tokens, weight.detach())
+        self.for_factor = product(*cut)
+        return super().scored(inputs)
+
+    def selection(self, logits: Tensor) -> Tensor:
+        return self.for_factor
+
+
+class _ToRows(_PartlyAttached):
+    rows = True
+
+
+class _ToInputs(_PartlyAttached):
+    rows = False
+
+
+def _partly(kind: type[_PartlyAttached]) -> Callable[[Settings], nn.Module]:
+    return _routed(lambda settings: kind(*_sizes(settings), **_of_top_k(settings), eps=NEAR_0))
 
 
 def _cosine(settings: Settings) -> RouterModule:
@@ -200,6 +230,30 @@ _ALL = (
         _weight,
         is_affine=True,
         clip=math.inf,
+    ),
+    Method(
+        "smooth-near-0", "smooth top-k from near 0", _smooth(eps=NEAR_0), _weight, is_affine=True
+    ),
+    Method(
+        "smooth-near-0-detached",
+        "smooth from near 0, no gradient through the factor",
+        _smooth(eps=NEAR_0, detach_gate=True),
+        _weight,
+        is_affine=True,
+    ),
+    Method(
+        "smooth-near-0-rows",
+        "smooth from near 0, that gradient to rows alone",
+        _partly(_ToRows),
+        _weight,
+        is_affine=True,
+    ),
+    Method(
+        "smooth-near-0-inputs",
+        "smooth from near 0, that gradient to inputs alone",
+        _partly(_ToInputs),
+        _weight,
+        is_affine=True,
     ),
     Method(
         "smooth-annealed",

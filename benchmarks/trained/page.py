@@ -123,7 +123,8 @@ def language(size: str, held: ResultFile | None) -> Iterator[str]:
     yield (
         f"D = {s.hidden}, {s.layers} layers, E = {s.experts}, k = {s.top_k}, experts of width "
         f"{s.width}; {4 * s.sequences_per_domain} sequences of {s.length} bytes a step; routing "
-        f"weights {'' if s.renormalise else 'not '}divided by their sum.\n"
+        f"weights {'' if s.renormalise else 'not '}divided by their sum; rate {s.learning_rate:g}, "
+        f"decay {s.weight_decay:g}.\n"
     )
     if held is None:
         yield "This size has not run: no result file of it is committed.\n"

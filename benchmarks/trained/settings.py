@@ -72,4 +72,25 @@ FULL = Settings(
     renormalise=False,
 )
 
-SIZES = {settings.name: settings for settings in (QUICK, FULL)}
+#: E, k, the rate and the optimiser of S0 (Table 6) at the width and the text of QUICK; the balance
+#: of each of two layers is 0.01.
+PUBLISHED = Settings(
+    name="published",
+    hidden=48,
+    layers=2,
+    heads=4,
+    experts=16,
+    top_k=2,
+    width=32,
+    length=96,
+    sequences_per_domain=3,
+    steps=1000,
+    seeds=3,
+    renormalise=True,
+    learning_rate=7e-4,
+    router_learning_rate=7e-4,
+    expert_learning_rate=7e-4,
+    weight_decay=0.0,
+)
+
+SIZES = {settings.name: settings for settings in (QUICK, FULL, PUBLISHED)}

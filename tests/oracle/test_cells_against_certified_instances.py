@@ -351,3 +351,37 @@ def test_a_dictionary_in_integers_is_the_one_in_fractions(kind):
                 if rate != 0 and (-pushed[j] / rate > 0) == upwards:
                     met[j] = abs(pushed[j] / rate)
             assert ours.shot(column, upwards) == min(met, key=met.__getitem__, default=None)
+
+
+def concurrent_points(weight: np.ndarray, bias: np.ndarray, k: int) -> int:
+    """Points of a plane where more than three experts tie for the last place, from all triples."""
+    rows = [[Fraction(int(v)) for v in (*row, b)] for row, b in zip(weight, bias, strict=True)]
+    points = set()
+    for one, other, third in combinations(rows, 3):
+        (a, b, e), (c, d, f) = (
+            [u - v for u, v in zip(one, another, strict=True)] for another in (other, third)
+        )
+        if (area := a * d - b * c) != 0:
+            points.add(((b * f - d * e) / area, (c * e - a * f) / area))
+    count = 0
+    for x, y in points:
+        values = [row[0] * x + row[1] * y + row[2] for row in rows]
+        for level in set(values):
+            above, tied = sum(v > level for v in values), values.count(level)
+            count += tied > 3 and above < k < above + tied
+    return count
+
+
+def test_points_where_too_many_experts_tie_are_those_of_all_triples():
+    counts = []
+    for seed in range(8):
+        generator = np.random.default_rng(seed)
+        weight = generator.integers(-2, 3, (9, 2)).astype(np.float64)
+        bias = generator.integers(-2, 3, 9).astype(np.float64)
+        found = enumerate_cells(weight, bias, 3)
+        assert found.road == "walk"
+        counts.append(concurrent_points(weight, bias, 3))
+        assert found.num_concurrent == counts[-1]
+        weight, bias = router(9, 2, seed)
+        assert enumerate_cells(weight, bias, 3).num_concurrent == 0
+    assert sum(counts) > 8

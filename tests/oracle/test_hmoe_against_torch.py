@@ -10,7 +10,9 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import curve_fit, least_squares
 from scipy.spatial.distance import cdist
+from scipy.stats import chi2, kstest
 
+from benchmarks import least_squares_finds_the_function_before_the_parameters as fits
 from benchmarks import slopes_of_descents_are_those_of_their_starts as descents
 from moegeom.geometry import hmoe
 
@@ -32,7 +34,9 @@ INPUTS = np.random.default_rng(5).uniform(-1.0, 1.0, (40, 2))
 def gated(position: str) -> hmoe.Mixture:
     """The published parameters, with rows of gates where the position has them."""
     truth = hmoe.published_truth()
-    rows = {"none": None, "head": 1, "channel": truth.num_channels}[hmoe.PLACEMENTS[position].gates]
+    rows = {"none": None, "head": 1, "channel": truth.weights.shape[1]}[
+        hmoe.PLACEMENTS[position].gates
+    ]
     gates = None if rows is None else np.random.default_rng(2).normal(size=(2, rows, 2))
     return dataclasses.replace(truth, gates=gates)
 
@@ -213,8 +217,8 @@ def by_hand(fitted: hmoe.Mixture, true: hmoe.Mixture, position: str, power) -> f
     cell = cdist(ours.T, theirs.T, "sqeuclidean").argmin(axis=1)
     norm, total = np.linalg.norm, 0.0
     for number in range(theirs.shape[1]):
-        h, k = divmod(number, true.num_channels)
-        members = [divmod(int(m), fitted.num_channels) for m in np.flatnonzero(cell == number)]
+        h, k = divmod(number, true.weights.shape[1])
+        members = [divmod(int(m), fitted.weights.shape[1]) for m in np.flatnonzero(cell == number)]
         total += abs(sum(fitted.weights[at] for at in members) - true.weights[h, k])
         for head, channel in members:
             pairs = []
@@ -246,10 +250,10 @@ def test_equal_cells_have_no_loss_and_descent_says_when_nothing_is_lower():
     true = descents.with_channels(hmoe.published_truth(), 2)
     lost = hmoe.Mixture(true.weights[:, :1], true.scores, true.experts[:, :, :1])
     assert_allclose(descents.loss_2(lost, true, SAMPLE, "value"), 0.5 + 0.3)
-    truth = small_truth()
+    truth = fits.one_head()
     targets = hmoe.regression(truth, SAMPLE, "value")
     assert descents.descended(truth, descents.mean_square(SAMPLE, targets, "value")).settled
-    start = filled(free(truth) + 0.1, truth)
+    start = fits.filled(fits.free(truth) + 0.1, truth)
     fit = descents.descended(start, descents.mean_square(SAMPLE, targets, "value"), epochs=5)
     assert (fit.epochs, fit.settled) == (5, False)
 
@@ -282,72 +286,98 @@ def test_the_same_function_in_another_order_gauge_or_in_copies_has_no_loss(posit
 
 
 # ---------------------------------------------------------------------------------------- estimates
-def free(mixture: hmoe.Mixture) -> np.ndarray:
-    """Parameters as one vector: weights, upper triangles with the last score held, experts."""
-    rows, columns = np.triu_indices(2)
-    upper = mixture.scores[:, :-1, rows, columns]
-    return np.concatenate([mixture.weights.ravel(), upper.ravel(), mixture.experts.ravel()])
-
-
-def filled(vector: np.ndarray, like: hmoe.Mixture) -> hmoe.Mixture:
-    heads, experts, channels, dims = like.experts.shape
-    weights, upper, rest = np.split(
-        vector, np.cumsum([heads * channels, heads * (experts - 1) * 3])
-    )
-    rows, columns = np.triu_indices(dims)
-    scores = like.scores.copy()
-    for r, c in ((rows, columns), (columns, rows)):
-        scores[:, :-1, r, c] = upper.reshape(heads, experts - 1, 3)
-    return hmoe.Mixture(weights.reshape(heads, channels), scores, rest.reshape(like.experts.shape))
-
-
-def small_truth() -> hmoe.Mixture:
-    """One head, so that its parameters can be estimated at all."""
-    return hmoe.Mixture(
-        np.array([[1.0]]),
-        np.array([[[[2.0, 0.5], [0.5, -1.0]], [[0.0, 0.0], [0.0, 0.0]]]]),
-        np.array([[[[3.0, -1.0]], [[-2.0, 2.0]]]]),
-    )
-
-
 def test_least_deviations_are_those_of_curve_fit():
-    truth = small_truth()
+    truth = fits.one_head()
     generator = np.random.default_rng(0)
     inputs = generator.uniform(-1.0, 1.0, (1000, 2))
     noise = 1e-4
     targets = hmoe.regression(truth, inputs, "value") + noise * generator.normal(size=len(inputs))
     _, covariance = curve_fit(
-        lambda x, *vector: hmoe.regression(filled(np.array(vector), truth), x, "value"),
+        lambda x, *vector: hmoe.regression(fits.filled(np.array(vector), truth), x, "value"),
         inputs,
         targets,
-        p0=free(truth),
+        p0=fits.free(truth),
         sigma=np.full(len(inputs), noise),
         absolute_sigma=True,
     )
     kept = np.ones(11, dtype=bool)
     kept[4:7] = False
     derivatives = hmoe.jacobian(truth, inputs, "value")[:, kept]
-    found = hmoe.cramer_rao_sd(derivatives, noise, len(inputs), flat=0)
+    found = hmoe.cramer_rao_sd(derivatives, noise, len(inputs))
     assert_allclose(found, np.sqrt(np.diag(covariance)), rtol=0.02)
-    assert (
-        hmoe.cramer_rao_sd(hmoe.jacobian(truth, inputs, "value"), noise, 1000, flat=3) > 0.0
-    ).all()
 
 
 @pytest.mark.parametrize("position", ["none", "value", "sdpa"])
 def test_descent_ends_where_scipy_ends(position):
-    truth = small_truth()
+    truth = fits.one_head()
     generator = np.random.default_rng(4)
     inputs = generator.uniform(-1.0, 1.0, (200, 2))
     targets = hmoe.regression(truth, inputs, position) + 0.01 * generator.normal(size=200)
-    start = filled(free(truth) + 0.02, truth)
+    start = fits.filled(fits.free(truth) + 0.02, truth)
     fit = descents.descended(
         start, descents.mean_square(inputs, targets, position), epochs=400, trial=1.0
     )
 
     def residual(vector: np.ndarray) -> np.ndarray:
-        return hmoe.regression(filled(vector, truth), inputs, position) - targets
+        return hmoe.regression(fits.filled(vector, truth), inputs, position) - targets
 
-    best = 2.0 * least_squares(residual, free(start)).cost / len(targets)
+    best = 2.0 * least_squares(residual, fits.free(start)).cost / len(targets)
     assert_allclose(fit.loss, best, rtol=0.02)
-    assert fit.loss < 0.9 * np.mean(residual(free(start)) ** 2)
+    assert fit.loss < 0.9 * np.mean(residual(fits.free(start)) ** 2)
+
+
+@pytest.mark.parametrize("position", ["value", "sdpa"])
+def test_fits_are_those_of_another_method_without_derivatives(position):
+    truth = fits.one_head()
+    generator = np.random.default_rng(4)
+    inputs = generator.uniform(-1.0, 1.0, (500, 2))
+    targets = hmoe.regression(truth, inputs, position) + 0.1 * generator.normal(size=500)
+    start = descents.moved(truth, descents.direction(truth, (5,)), 0.1)
+    fit = fits.fitted(start, inputs, targets, position)
+
+    def residual(vector: np.ndarray) -> np.ndarray:
+        return hmoe.regression(fits.filled(vector, truth), inputs, position) - targets
+
+    assert fit.has_converged
+    again = least_squares(residual, fits.free(fit.mixture), method="trf", x_scale="jac")
+    assert_allclose(fit.loss, 2.0 * again.cost / len(targets), rtol=1e-6)
+    assert fit.loss < np.mean(residual(fits.free(truth)) ** 2)  # as the best fit is
+    published = [descents.with_channels(hmoe.published_truth(), number) for number in (2, 3)]
+    assert [fits.free(mixture).size for mixture in published] == [26, 36]
+    for mixture in published:
+        same = fits.filled(fits.free(mixture), mixture)
+        expected = hmoe.regression(mixture, inputs, position)
+        assert_allclose(hmoe.regression(same, inputs, position), expected, atol=1e-14)
+
+
+def fits_of_one_head(size: int, repeats: int, channels: int = 1):
+    """Fits where noise is small enough for derivatives to say all, errors at their own inputs."""
+    truth, noise = fits.one_head(), 1e-3
+    for seed in range(repeats):
+        generator = np.random.default_rng((size, seed))
+        inputs = generator.uniform(-1.0, 1.0, (size, 2))
+        exact = hmoe.regression(truth, inputs, "value")
+        targets = exact + noise * generator.normal(size=size)
+        start = descents.with_channels(truth, channels)
+        start = descents.moved(start, descents.direction(start, (seed,)), 0.05)
+        fit = fits.fitted(start, inputs, targets, "value")
+        error = hmoe.regression(fit.mixture, inputs, "value") - exact
+        yield fit, float((error**2).sum()) / noise**2
+
+
+def test_errors_of_fits_are_chi_square_with_a_degree_for_each_parameter():
+    """So they fall as n^-1/2, Proposition 1 of S2 without its logarithm."""
+    for size in (300, 1200):
+        errors = [error for fit, error in fits_of_one_head(size, 40) if fit.has_converged]
+        assert len(errors) == 40
+        assert kstest(errors, chi2(8).cdf).pvalue > 0.001
+        assert kstest(errors, chi2(12).cdf).pvalue < 0.001
+
+
+def test_losses_of_fits_fall_as_the_root_of_the_sample_where_data_tell_the_parameters():
+    truth = fits.one_head()
+    medians = [
+        np.median([descents.loss_2(f.mixture, truth, SAMPLE, "value") for f, _ in some])
+        for some in (fits_of_one_head(300, 30), fits_of_one_head(4800, 30))
+    ]
+    assert_allclose(np.log(medians[1] / medians[0]) / np.log(16.0), -0.5, atol=0.12)

@@ -155,6 +155,21 @@ def test_what_equal_experts_keep_from_being_a_cell_is_said_below_the_cells(num_t
     assert "ties" not in shown(enumerations(router("w", num_tokens=200, num_own=9)))
 
 
+@pytest.mark.parametrize(
+    ("num", "said"),
+    [
+        (0, "no more experts tie at any point than general position has"),
+        (1, "at 1 point more experts tie than general position has"),
+        (4, "at 4 points more experts tie than general position has"),
+        (None, None),
+    ],
+)
+def test_a_walk_says_whether_experts_are_in_general_position(num, said):
+    text = shown(enumerations(router("w", cells=Cells(17, "walk", num_concurrent=num))), width=500)
+    assert (said is None) == ("general position" not in text)
+    assert said is None or said in text
+
+
 @pytest.mark.parametrize("form", ["table", "md", "html"])
 def test_a_set_that_is_no_cell_is_told_with_its_proof(form):
     weights = (((0, 0.5), (1, 0.5)), ((2, 1.0),))

@@ -12,6 +12,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 import moegeom as mg
+from benchmarks import least_squares_finds_the_function_before_the_parameters as fits
 from benchmarks.slopes_of_descents_are_those_of_their_starts import (
     DescentRun,
     Design,
@@ -20,6 +21,7 @@ from benchmarks.slopes_of_descents_are_those_of_their_starts import (
     rates_of,
     runs_of,
     state_of,
+    with_channels,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,19 +64,6 @@ def test_a_rate_is_claimed_of_a_control_that_came_nearer_alone():
     ):
         assert state_of("1", Exponent(slope, width), growth) == state
         assert state_of("mha", Exponent(slope, width), growth) == "none"
-
-
-def test_noise_drives_descents_from_the_truth_as_fast_as_it_is_large_with_a_gate_or_without():
-    """So a slope of -1/2 can be had of attention too, of which nothing can be estimated."""
-    at_truth = replace(
-        SMALL, start_size=1e-6, sizes=(100, 10_000), starts=(0.0,), epochs=30, repeats=4
-    )
-    runs = descents(at_truth)
-    found = [*rates_of(at_truth, runs)]
-    assert [rates["state"] for rates in found] == ["none", "away"]
-    for rates in found:
-        np.testing.assert_allclose(rates["starts"][0]["loss"].value, -0.5, atol=0.12)
-    assert all(run.loss > 10.0 * run.start_loss for run in runs)
 
 
 def test_the_table_of_ranks_is_that_of_the_page():
@@ -186,8 +175,6 @@ def test_numbers_in_the_prose_are_those_of_the_result_files():
     ends = means(lambda r: r.loss / r.start_loss)
     moved = [run.loss / run.start_loss for run in LAST]
     jump = [r.loss for r in DESCENTS if (r.model, r.channels, r.start, r.repeat) == ("2", 4, 0, 1)]
-    truth = json.loads((ROOT / "docs/hmoe/at_the_truth.json").read_text("utf-8"))["result"]
-    slopes = [rates["starts"][0]["loss"] for rates in truth["rates"]]
     sentences = [
         f"it falls as {near[0]} to {near[-1]}, with an activation as without",
         f"it falls as {gated} with an activation and as {free} without",
@@ -198,7 +185,44 @@ def test_numbers_in_the_prose_are_those_of_the_result_files():
         f"at {ends[4]:.2f} and {ends[5]:.2f} of it",
         f"ends at {jump[1]:.2f} for n = 30,000 and at {jump[2]:.2f} for 100,000",
         "All 720 were still falling",
-        *(f"{one['value']:.2f} ± {one['half_width']:.2f}" for one in slopes),
     ]
     assert [sentence for sentence in sentences if sentence not in PAGE] == []
     assert [run.settled for run in DESCENTS] == [False] * 720
+
+
+# --------------------------------------------------------------------------------------------- fits
+FITS = json.loads((ROOT / "docs/hmoe/fits.json").read_text("utf-8"))["result"]
+FIT_RUNS = [fits.FitRun(**run) for run in FITS["runs"]]
+FIT_DESIGN = fits.Design()
+
+
+def row_of(rate: fits.Rate) -> list[str]:
+    """As the page has it."""
+    case = rate.case
+    mixture = with_channels(fits.TRUTHS[case.truth](), case.channels)
+    slopes = [f"{one.value:+.2f} ± {one.half_width:.2f}" for one in (rate.error, rate.loss)]
+    return [
+        f"{case.truth}, {'none' if case.model == 'mha' else 'I' * int(case.model)}, {case.channels}",
+        f"{case.start:g}",
+        f"{rate.errors[0]:.4f} to {rate.errors[-1]:.4f}",
+        slopes[0],
+        f"{rate.parameters[0]:.0f} to {rate.parameters[-1]:.0f} of {fits.free(mixture).size}",
+        f"{rate.losses[0]:.3g} to {rate.losses[-1]:.3g}",
+        slopes[1],
+        f"{rate.num_converged} of {rate.num_fits}",
+    ]
+
+
+def test_the_table_of_fits_is_that_of_the_result_file_and_its_runs():
+    assert FITS["design"] == json.loads(json.dumps(FIT_DESIGN, default=vars))
+    rates = [*fits.rates_of(FIT_DESIGN, FIT_RUNS)]
+    assert json.loads(json.dumps(rates, default=vars)) == FITS["rates"]
+    assert table(PAGE, "What fits show") == [row_of(rate) for rate in rates]
+
+
+@pytest.mark.parametrize("number", [3, 33, 243])
+def test_a_fit_of_the_result_file_ends_there_again(number):
+    stored = FIT_RUNS[number]
+    case = fits.Case(stored.truth, stored.model, stored.channels, stored.start)
+    again = fits.run_of(FIT_DESIGN, case, stored.repeat, stored.size)
+    np.testing.assert_allclose([again.error, again.gain], [stored.error, stored.gain], rtol=1e-4)

@@ -152,6 +152,26 @@ def test_costs_and_temperatures_are_those_of_the_settings():
     assert_allclose(second, first / 4.0, rtol=1e-6)
 
 
+def test_gradients_through_the_factor_reach_rows_or_inputs_alone():
+    """Each side is that of the whole gradient or of none through the factor."""
+    slopes = {}
+    for name in ("", "-detached", "-rows", "-inputs"):
+        router = routers_of(stirred(f"smooth-near-0{name}"))[0].double()
+        with torch.no_grad():
+            router.theta.fill_(0.5)
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(40, TINY.hidden, generator=generator, dtype=torch.float64).requires_grad_()
+        weights = torch.randn(40, TINY.experts, generator=generator, dtype=torch.float64)
+        routed = router(x)
+        assert routed.num_chosen.max() > TINY.top_k
+        (routed.dense() * weights).sum().backward()
+        slopes[name] = router.weight.grad, x.grad
+    for side, (reached, other) in enumerate((("-rows", "-inputs"), ("-inputs", "-rows"))):
+        assert_allclose(slopes[reached][side], slopes[""][side], atol=1e-12)
+        assert_allclose(slopes[other][side], slopes["-detached"][side], atol=1e-12)
+        assert abs(slopes[""][side] - slopes["-detached"][side]).max() > 1e-3
+
+
 def test_figures_of_choices_are_those_of_counting():
     chosen = np.array([[0, 1], [1, 0], [2, -1], [0, 1]])
     found = choice_figures(chosen, 4)
