@@ -41,7 +41,7 @@ from moegeom.research.hmoe.study import NOISE, POSITIONS, square
 SAME, STILL = 1e-4, 1e-12
 
 #: Evaluations after which a fit has not converged.
-MOST_EVALUATIONS = 500
+MOST_EVALUATIONS = 300
 
 
 # ---------------------------------------------------------------------------------------- the truth
@@ -156,10 +156,10 @@ class Design:
     sizes: Mapping[str, tuple[int, ...]] = field(
         default_factory=lambda: {
             "published": (1_000, 3_000, 10_000),
-            "one head": (1_000, 10_000, 100_000),
+            "one head": (1_000, 6_000, 36_000),
         }
     )
-    repeats: int = 10
+    repeats: int = 5
     seed: int = 0
 
 
@@ -207,7 +207,7 @@ def run_of(design: Design, case: Case, repeat: int, size: int) -> FitRun:
 
 
 def experiment(design: Design) -> Iterator[FitRun]:
-    for case, repeat in itertools.product(design.cases, range(design.repeats)):
+    for repeat, case in itertools.product(range(design.repeats), design.cases):
         for size in design.sizes[case.truth]:
             yield run_of(design, case, repeat, size)
 
@@ -267,7 +267,7 @@ def main() -> None:
     runs = []
     for run in experiment(design):
         runs.append(run)
-        print(f"{len(runs)} fits", end="\r", file=sys.stderr, flush=True)
+        print(json.dumps(vars(run)), file=sys.stderr, flush=True)
     rates = [*rates_of(design, runs)]
     print("truth, activation, channels, start   slope of the error   of L_2             converged")
     for rate in rates:

@@ -94,11 +94,6 @@ class Mixture:
     experts: Float64[np.ndarray, "heads experts channels dims"]
     gates: Float64[np.ndarray, "heads gates dims"] | None = None
 
-    @property
-    def num_channels(self) -> int:
-        """Channels of a head."""
-        return self.weights.shape[1]
-
 
 def published_truth() -> Mixture:
     """The parameters that the experiment of S2 recovers: 2 heads, experts, channels, dimensions.
@@ -345,18 +340,15 @@ def gauge_dimensions(mixture: Mixture, position: Position) -> int:
 
 
 def cramer_rao_sd(
-    derivatives: Float64[np.ndarray, "samples parameters"], noise: float, size: int, flat: int
+    derivatives: Float64[np.ndarray, "samples parameters"], noise: float, size: int
 ) -> Float64[np.ndarray, "parameters"]:
     r"""The least standard deviation of each parameter that ``size`` samples allow.
 
-    The root of the diagonal of :math:`\nu^2 (n I)^+`, I the mean of the outer products of the rows;
-    the ``flat`` directions with the smallest singular values are held fixed. What an unbiased
-    estimator cannot beat. Unit of the parameter; ``noise`` is a standard deviation (F-25).
-
+    The root of the diagonal of :math:`\nu^2 (n I)^{-1}`, I the mean of the outer products of the
+    rows, of parameters none of which is free. What an unbiased estimator cannot beat. Unit of the
+    parameter; ``noise`` is a standard deviation (F-25).
     Source: docs/theory.md C6. Oracle in tests: the covariance that scipy.optimize.curve_fit
     estimates.
     """
     _, values, vectors = np.linalg.svd(derivatives / math.sqrt(len(derivatives)), False)
-    count = len(values) - flat
-    scaled = vectors[:count] / values[:count, None]
-    return noise / math.sqrt(size) * np.linalg.norm(scaled, axis=0)
+    return noise / math.sqrt(size) * np.linalg.norm(vectors / values[:, None], axis=0)

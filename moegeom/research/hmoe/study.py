@@ -105,5 +105,5 @@ def least_deviation(model: Model, size: int, seed: int) -> LeastDeviation:
     is_held = np.zeros(derivatives.shape[1], dtype=bool)
     scores = is_held[truth.weights.size :][: heads * experts * entries]
     scores.reshape(heads, experts, entries)[:, -1] = True
-    deviations = cramer_rao_sd(derivatives[:, ~is_held], NOISE, size, flat=0)
+    deviations = cramer_rao_sd(derivatives[:, ~is_held], NOISE, size)
     return LeastDeviation(model, size, float(np.median(deviations)))
