@@ -164,21 +164,23 @@ def language(size: str, held: ResultFile | None) -> Iterator[str]:
 
 def mechanism(held: ResultFile) -> Iterator[str]:
     """Why a smoothed gate that begins near 0 is worse, and when it is not."""
-    ends = [
-        [spread_text(list(values_of(held, name, f"end_{figure}").values()), places)]
+
+    def end(name: str, figure: str, places: int) -> str:
+        return spread_text(list(values_of(held, name, f"end_{figure}").values()), places)
+
+    attached, detached = (
+        f"eps is {end(name, 'eps', 3)} and a token has {end(name, 'experts_per_token', 2)} experts"
         for name in ("smooth-near-0", "smooth-near-0-detached")
-        for figure, places in (("eps", 3), ("experts_per_token", 2))
-    ]
-    (eps,), (experts,), (free_eps,), (free_experts,) = ends
+    )
     yield (
         "**Where the difference comes from.** Slopes of the factor reach 17.8 / eps. After 60 "
         "steps of top-k the gradient of a router is 44, 24, 2.0 and 1.0 times as long with the "
         "gradient through the factor as without it, at eps = 0.001, 0.01, 0.1 and 0.5, that of all "
         "other weights 2.6, 2.4, 1.0 and 1.0 times "
         "(`python -m benchmarks.gates_near_zero_drown_the_gradient`). So a width that begins near "
-        f"0 trains on noise, and the task keeps it there: at the end eps is {eps} and a token has "
-        f"{experts} experts of a budget of 2.5. Without that gradient eps is {free_eps} and a token "
-        f"has {free_experts}; smoothing is then worth no more than the table says.\n"
+        f"0 trains on noise, and the task keeps it there: at the end {attached}, of a budget of "
+        f"2.5. Without that gradient {detached}, and smoothing is worth no more than the table "
+        "says.\n"
     )
 
 
