@@ -153,7 +153,7 @@ def language(size: str, held: ResultFile | None) -> Iterator[str]:
         ("method", *(head for head, _ in ROUTER_FIGURES.values())),
         [_router_row(held, method) for method in routed],
     )
-    missing = [method.text for method in _methods() if method not in known]
+    missing = [f"`{method.name}`" for method in _methods() if method not in known]
     if missing:
         yield f"Not run: {', '.join(missing)}.\n"
     if size == "published":
@@ -168,6 +168,9 @@ def mechanism(held: ResultFile) -> Iterator[str]:
     def end(name: str, figure: str, places: int) -> str:
         return spread_text(list(values_of(held, name, f"end_{figure}").values()), places)
 
+    def apart(side: str) -> str:
+        return difference_text(difference(held, "bits", f"smooth-near-0-{side}", BASE), 3)
+
     attached, detached = (
         f"eps is {end(name, 'eps', 3)} and a token has {end(name, 'experts_per_token', 2)} experts"
         for name in ("smooth-near-0", "smooth-near-0-detached")
@@ -180,7 +183,9 @@ def mechanism(held: ResultFile) -> Iterator[str]:
         "(`python -m benchmarks.gates_near_zero_drown_the_gradient`). So a width that begins near "
         f"0 trains on noise, and the task keeps it there: at the end {attached}, of a budget of "
         f"2.5. Without that gradient {detached}, and smoothing is worth no more than the table "
-        "says.\n"
+        "says. Most of the harm goes through what the router reads: against top-k bits per byte "
+        f"change by {apart('inputs')} with that gradient to the inputs alone, {apart('rows')} with "
+        "it to the rows alone.\n"
     )
 
 
