@@ -25,7 +25,14 @@ from moegeom.routing_cells.exact.certificate import strict_witnesses
 from moegeom.routing_cells.exact.certificate_check import CellPoint
 from moegeom.routing_cells.exact.dictionary import common_tie, equal_classes, independent_columns_of
 from moegeom.routing_cells.facet_graph import facet_graph, visited_graph
-from moegeom.routing_cells.plane.raster import Frame, PixelState, Raster, plane_raster, plane_router
+from moegeom.routing_cells.plane.raster import (
+    Frame,
+    PixelState,
+    Raster,
+    chunks,
+    plane_raster,
+    plane_router,
+)
 from moegeom.routing_cells.plane.subspace import Arcs, Slice, circle_arcs
 from moegeom.routing_cells.record import (
     Between,
@@ -112,7 +119,7 @@ class CellsListener:
     def begin(self, router: str, text: str = "") -> None:
         """A router, and later what is expected of it."""
         self._has_noted &= router == self._router
-        self._router = router
+        self._router, self._before = router, self._total
         if self._watch is not None:
             self._watch.begin(f"{router}{text}")
 
@@ -305,7 +312,9 @@ class _Slicing(RouterOnSlice):
         )
         tokens = None
         if sample is not None and points is not None:
-            tokens = _on_slice(points, plane.choice(points), np.array(pixels.expert_sets), sample)
+            choice = [plane.choice(points[some]) for some in chunks(len(points), plane)]
+            sets = np.array(pixels.expert_sets)
+            tokens = _on_slice(points, np.concatenate(choice), sets, sample)
         x0, x1, y0, y1 = frame
         window = f"x from {x0:.3g} to {x1:.3g}, y from {y0:.3g} to {y1:.3g}"
         record = self._record(2, "pixels", facts, tokens, took, domain=window)

@@ -96,6 +96,7 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
         name, routers, source = opened.routers.checkpoint, opened.recorded, opened.source
         run, left_out = opened.facts(routers), opened.left_out
         family = f"{run['checkpoint']['family']} "
+        del opened  # and with it routers that nobody looks at, of all layers
     if request.plot is not None and len(routers) > 1:
         raise UsageError(
             f"--plot draws one router, {len(routers)} were asked for.", "Add --layer L."

@@ -837,8 +837,9 @@ def _in_order(label: np.ndarray, state: np.ndarray, sets: ExpertSets) -> Raster:
     return Raster(place[label], state, tuple(expert_sets[i] for i in order))
 
 
-#: Numbers of one array of a chunk: all arrays of a chunk together stay within some 50 MB.
-CHUNK = 1 << 15
+#: Numbers of one array of a chunk, of segments and of rectangles: all arrays together stay within
+#: some 50 MB.
+CHUNK, _OF_RECTANGLES = 1 << 15, 1 << 17
 
 
 class ExpertSets:
@@ -880,6 +881,6 @@ def chunks(total: int, router: PlaneRouter) -> Iterator[slice]:
     experts = len(router.offset)
     groups = 0 if router.rule.groups is None else router.rule.groups.num_groups
     pairs = max(router.rule.top_k * min(experts, 16), 6 * groups * groups)
-    step = max(CHUNK // max(experts, pairs), 1)
+    step = max(_OF_RECTANGLES // max(experts, pairs), 1)
     for start in range(0, total, step):
         yield slice(start, min(start + step, total))
