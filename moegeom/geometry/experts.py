@@ -258,17 +258,18 @@ def data_directions(
 
     None of them where all rows are equal. Oracle in tests: covariances that are known.
     """
-    from sklearn.decomposition import PCA
-
     values = rows.astype(np.float64)
     if not np.ptp(values, axis=0).any():
         return DataDirections(np.zeros((rows.shape[1], 0)), np.zeros(0))
-    solver = "full" if len(values) < values.shape[1] else "covariance_eigh"
-    fit = PCA(svd_solver=solver).fit(values)
-    number = int(np.searchsorted(np.cumsum(fit.explained_variance_ratio_), share) + 1)
-    number = min(number, len(fit.singular_values_) if most is None else most)
-    deviations = fit.singular_values_[:number] / math.sqrt(len(rows))
-    return DataDirections(np.asarray(fit.components_)[:number].T, deviations)
+    values -= values.mean(axis=0)
+    if len(values) < values.shape[1]:
+        _, sizes, axes = np.linalg.svd(values, full_matrices=False)
+    else:
+        squares, vectors = np.linalg.eigh(values.T @ values)
+        sizes, axes = np.sqrt(np.maximum(squares[::-1], 0.0)), vectors.T[::-1]
+    shares = np.cumsum(sizes**2) / (sizes**2).sum()
+    number = min(int(np.searchsorted(shares, share) + 1), len(sizes) if most is None else most)
+    return DataDirections(axes[:number].T, sizes[:number] / math.sqrt(len(rows)))
 
 
 def ranks_on_data(
@@ -286,7 +287,7 @@ def ranks_on_data(
 
 
 #: Numbers that are added up at a time in float32.
-_BLOCK = 512
+_BLOCK = 256
 
 
 def _sizes(seen: Float[np.ndarray, "neurons dims"]) -> Float64[np.ndarray, "sizes"]:
@@ -346,7 +347,7 @@ _PLACES, _NEIGHBOURS = 64, 32
 _AMONG = 2048
 
 #: Experts that are looked at there, and random matrices that stand beside the experts.
-_EXPERTS, _RANDOM = 32, 3
+_EXPERTS, _RANDOM = 16, 3
 
 
 @dataclass(frozen=True)
@@ -356,7 +357,7 @@ class ExpertRanks:
     Ranks and effective ranks of the gate matrices there, over experts; ``effective_random`` is that
     of random matrices of their shape. The local figures are medians around 64 tokens, on as many
     directions as the inputs have dimensions; None where those are not known. ``local_median`` is
-    over 32 experts at most, with its standard error where there are more.
+    over 16 experts at most, with its standard error where there are more.
     ``width_over_dimension`` is neurons over the larger end of the dimension.
     """
 
