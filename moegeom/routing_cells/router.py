@@ -175,6 +175,7 @@ def refuse_early(router: Router, subspace: str, dims: int | None, request: Cells
     ``dims`` are those of the slice, None for the whole input space.
     """
     name, is_circle = router.name, subspace.startswith("circle:")
+    dims = router.hidden_size if dims is None else dims
     if router.num_experts > MOST_EXPERTS:
         raise UsageError(
             f"router {name}: {router.num_experts:,} experts; expected at most "
@@ -190,11 +191,10 @@ def refuse_early(router: Router, subspace: str, dims: int | None, request: Cells
         )
     if request.plot is not None and router.rule.is_affine and not is_circle and dims not in (2, 3):
         raise UsageError(
-            "--plot: a slice of 2 or 3 dimensions is drawn; this one is "
-            f"{subspace} with {router.hidden_size if dims is None else dims:,}.",
+            f"--plot: a slice of 2 or 3 dimensions is drawn; this one is {subspace} with {dims:,}.",
             "Add --subspace pca:2, random:2 or plane:A,B,C.",
         )
-    if not router.rule.is_affine and dims != 2:
+    if not router.rule.is_affine and (dims != 2 or subspace == "full"):
         raise RouterRuleError(
             f"router {name}: its cells have curved facets or come from groups "
             f"({router.rule.selection_score_unit}"
