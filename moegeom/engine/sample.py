@@ -69,19 +69,24 @@ class Sample(TokenBatch):
         lost = self.num_non_finite + len(self.token) - len(token)
         return self._of(np.searchsorted(self.token, token), num_non_finite=lost)
 
-    def without_outliers(self) -> Sample:
-        """Those whose input is no more than 4 times as long or as short as the median one, as in a
-        scan: one long token can outweigh the mean and the variance of all others. All of them where
-        no inputs are recorded.
+    @property
+    def usual(self) -> Int64[np.ndarray, "usual"]:
+        """Rows of those whose input is no more than 4 times as long or as short as the median one,
+        as in a scan: one long token can outweigh the mean and the variance of all others. All of
+        them where no inputs are recorded.
         """
         if self.input is None:
-            return self
+            return np.arange(len(self.token))
         norm = np.sqrt(np.einsum("th,th->t", self.input, self.input, dtype=np.float64))
         typical = float(np.median(norm))
-        is_usual = (norm <= OUTLIER_FACTOR * typical) & (norm * OUTLIER_FACTOR >= typical)
-        if is_usual.all():
-            return self
-        return self._of(np.flatnonzero(is_usual), num_outliers=int((~is_usual).sum()))
+        return np.flatnonzero(
+            (norm <= OUTLIER_FACTOR * typical) & (norm * OUTLIER_FACTOR >= typical)
+        )
+
+    def without_outliers(self) -> Sample:
+        """The ``usual`` ones."""
+        rows, tokens = self.usual, len(self.token)
+        return self if len(rows) == tokens else self._of(rows, num_outliers=tokens - len(rows))
 
     def _of(self, rows: Int64[np.ndarray, "some"], **counts: int) -> Sample:
         values = {
@@ -148,25 +153,32 @@ def draw_sample(
     """
     token = drawn_tokens(source, options, most) if at is None else at
     task = Task(prepare(router), source, load_kernels(options.backend))
-    total, parts, lost = source.facts.num_tokens, [], []
+    total, lost, num_read = source.facts.num_tokens, [], 0
+    whole: list[np.ndarray | None] = []  # filled in place: inputs are most of the memory
     with one_blas_thread():  # the arithmetic of the scan
         for start, those in by_tile(token):
             batch, among = LazyBatch(task, start, min(start + TILE, total)), token[those]
             lost += np.intersect1d(among, batch.non_finite).tolist()
             rows = np.flatnonzero(np.isin(batch.token, among))
-            values = (getattr(batch, name) for name in ("token", *names))
-            parts.append([None if value is None else value[rows] for value in values])
+            values = [getattr(batch, name) for name in ("token", *names)]
+            whole = whole or [None if v is None else _room(v, len(token)) for v in values]
+            for column, value in zip(whole, values, strict=True):
+                if column is not None:
+                    column[num_read : num_read + len(rows)] = value[rows]
+            num_read += len(rows)
             if advance is not None:
                 advance(len(among))
     if not options.skips_non_finite or len(lost) == len(token):
         refuse_non_finite(router.name, source.facts.name, tuple(lost), len(token))
-    values = {
-        name: None if any(one is None for one in column) else np.concatenate(column)
-        for name, column in zip(("token", *names), zip(*parts, strict=True), strict=True)
-    }
+    columns = (column if column is None else column[:num_read] for column in whole)
+    values = dict(zip(("token", *names), columns, strict=True))
     if source.facts.num_documents == 1 and values.get("document") is not None:
         values["document"] = np.full_like(values["document"], -1)  # runs are the unit of chance
     return Sample(**values, num_non_finite=len(lost))
+
+
+def _room(part: np.ndarray, number: int) -> np.ndarray:
+    return np.empty((number, *part.shape[1:]), part.dtype)
 
 
 def finite_tokens(

@@ -257,15 +257,18 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
     """Share of the first recorded choices that are reproduced or within the bound of a tie."""
     if not source.facts.has_chosen or source.facts.stage == "ids" or prepared.router.listed:
         return None
+    task, total, shares = Task(prepared, source, kernels), source.facts.num_tokens, []
     with one_blas_thread():  # the arithmetic of the scan
-        stop = min(FIRST_TOKENS, source.facts.num_tokens)
-        batch = LazyBatch(Task(prepared, source, kernels), 0, stop)
-        matches = batch.matches_recording
-        if matches is None or not len(matches):
-            return None
-        if batch.float_bound is not None and batch.effective_margin is not None:
-            matches = matches | (batch.effective_margin <= batch.float_bound)
-    return float(matches.mean())
+        for start in range(0, min(FIRST_TOKENS, total), TILE):
+            batch = LazyBatch(task, start, min(start + TILE, total))
+            matches = batch.matches_recording
+            if matches is None:
+                return None
+            if batch.float_bound is not None and batch.effective_margin is not None:
+                matches = matches | (batch.effective_margin <= batch.float_bound)
+            shares.append(matches)
+    matches = np.concatenate(shares)
+    return float(matches.mean()) if len(matches) else None
 
 
 def _short(fingerprint: str) -> str:

@@ -70,7 +70,7 @@ def _below_last(
 ) -> Float64[np.ndarray, "tokens experts"]:
     """k-th largest score of the token less each score; inf for an expert masked at -inf."""
     exact = selection.astype(np.float64)
-    last = np.sort(exact, axis=1)[:, [exact.shape[1] - k]]
+    last = np.partition(exact, exact.shape[1] - k, axis=1)[:, [exact.shape[1] - k]]
     with np.errstate(invalid="ignore"):  # two masked scores
         return np.where(np.isneginf(exact), np.inf, last - exact)
 
@@ -79,7 +79,11 @@ def hard_set(
     selection: Float[np.ndarray, "tokens experts"], k: int
 ) -> Bool[np.ndarray, "tokens experts"]:
     """The chosen experts as a mask; equal scores: the lower index."""
-    return chosen_mask(top_k(selection, k), selection.shape[1])
+    last = np.partition(selection, selection.shape[1] - k, axis=1)[:, [selection.shape[1] - k]]
+    is_on = np.asarray(selection >= last)
+    tied = np.flatnonzero(is_on.sum(axis=1) != k)
+    is_on[tied] = chosen_mask(top_k(selection[tied], k), selection.shape[1])
+    return is_on
 
 
 def gaps(
@@ -106,11 +110,12 @@ def smooth_activations(
     if eps == 0.0:
         return is_on.astype(np.float64)
     below = _below_last(selection, k)
-    with np.errstate(over="ignore", invalid="ignore"):  # far below a small eps is out all the same
-        faded = activation((eps - below) / eps, a, b)
+    switched = is_on.astype(np.float64)
+    is_near = ~is_on & (below < eps)
     # one that fades to less than any number still runs
-    faded = np.maximum(faded, np.finfo(np.float64).tiny)
-    return np.where(is_on, 1.0, np.where(below < eps, faded, 0.0))
+    faded = activation((eps - below[is_near]) / eps, a, b)
+    switched[is_near] = np.maximum(faded, np.finfo(np.float64).tiny)
+    return switched
 
 
 def packed(
@@ -124,10 +129,11 @@ def packed(
     """
     counts = mask.sum(axis=1)
     slots = max(int(counts.max(initial=0)), least_slots)
-    # members first: one whose score is -inf must not stand behind others
-    order = np.lexsort((-scores, ~mask), axis=1)[:, :slots]
-    filled = np.arange(slots)[None, :] < counts[:, None]
-    return np.where(filled, order, -1).astype(np.int32)
+    token, expert = np.nonzero(mask)
+    order = np.lexsort((-scores[token, expert], token))
+    experts = np.full((len(mask), slots), -1, np.int32)
+    experts[np.arange(slots) < counts[:, None]] = expert[order]
+    return experts
 
 
 # ------------------------------------------------------------------------------------------ weights

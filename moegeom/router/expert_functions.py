@@ -142,16 +142,16 @@ class ExpertFunctions:
         expert: int,
         inputs: Float[np.ndarray, "tokens hidden"],
         weights: Float[np.ndarray, "tokens"],
+        outputs: Float[np.ndarray, "tokens hidden"] | None = None,
     ) -> Float[np.ndarray, "tokens hidden"]:
-        """What an expert adds to the output of the block, with these routing weights.
-
-        Raises as :meth:`apply`.
+        """What an expert adds to the output of the block, with these routing weights; ``outputs``
+        are those of :meth:`apply`, where they are there already. Raises as that.
         """
         by = weights.astype(inputs.dtype)[:, None]
         if self._spec.weighs_inputs:
             outputs = self.apply(expert, inputs * by)
         else:
-            outputs = self.apply(expert, inputs) * by
+            outputs = (self.apply(expert, inputs) if outputs is None else outputs) * by
         return outputs if self.factor == 1.0 else outputs * np.asarray(self.factor, outputs.dtype)
 
     def mixed(

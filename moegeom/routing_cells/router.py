@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -17,6 +17,7 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int64, Integer
 from moegeom.core.text import number_of
 from moegeom.engine.plan import num_workers
+from moegeom.engine.request import Watch
 from moegeom.geometry.capacity import expected_diagram, most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.routing_cells.ball import ball_cells
@@ -24,7 +25,14 @@ from moegeom.routing_cells.exact.certificate import strict_witnesses
 from moegeom.routing_cells.exact.certificate_check import CellPoint
 from moegeom.routing_cells.exact.dictionary import common_tie, equal_classes, independent_columns_of
 from moegeom.routing_cells.facet_graph import facet_graph, visited_graph
-from moegeom.routing_cells.plane.raster import Frame, PixelState, Raster, plane_raster, plane_router
+from moegeom.routing_cells.plane.raster import (
+    Frame,
+    PixelState,
+    Raster,
+    chunks,
+    plane_raster,
+    plane_router,
+)
 from moegeom.routing_cells.plane.subspace import Arcs, Slice, circle_arcs
 from moegeom.routing_cells.record import (
     Between,
@@ -93,23 +101,128 @@ class SlicedRouter(RouterOnSlice):
     frame: tuple[float, float, float, float] | None = None
 
 
+#: Answers in exact arithmetic after which a note says that they take long: some seconds.
+_LONG = 500
+
+
+class CellsListener:
+    """Tells a watch of a router part by part: of inputs that are read, of pixels that are decided,
+    of vertices that are walked; and once that a walk will take long.
+
+    The note appears where no progress is shown, too.
+    """
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._watch, self._router, self._has_noted = watch, "", False
+        self._before = self._total = self._num_done = 0
+
+    def begin(self, router: str, text: str = "") -> None:
+        """A router, and later what is expected of it."""
+        self._has_noted &= router == self._router
+        self._router, self._before = router, self._total
+        if self._watch is not None:
+            self._watch.begin(f"{router}{text}")
+
+    def part(self, size: int) -> Callable[[int], None]:
+        """What hears how much more is done of a further part of so many steps."""
+        self._before, done = self._total, 0
+        self(0, size)
+
+        def advance(more: int) -> None:
+            nonlocal done
+            done = min(done + more, size)
+            self(done, size)
+
+        return advance
+
+    def __call__(self, num_done: int, num_known: int) -> None:
+        """How many steps of the part are done of those that are known."""
+        before, self._total = self._total, self._before + num_known
+        if self._watch is not None:
+            if before != self._total:
+                self._watch.start(self._total)
+            self._watch.advance(self._before + num_done - self._num_done)
+        self._num_done = self._before + num_done
+
+    def settles(self, num_exact: int) -> None:
+        """Notes at the first large number what takes the time."""
+        if num_exact < _LONG or self._has_noted or self._watch is None:
+            return
+        self._has_noted = True
+        self._watch.say(
+            f"{self._router}: many experts tie, or nearly so, in the same places; {_LONG} answers "
+            "and more are left to exact arithmetic, which may take minutes"
+        )
+
+
 def sliced_router(
     router: Router,
     requested: RequestedSlice,
     sample: SliceTokens | None,
     request: CellsRequest,
-    watch: WalkWatch | None,
+    watch: CellsListener,
 ) -> SlicedRouter:
     """Cells of an affine router, arcs on a circle, pixels of any other router on a plane."""
-    if router.num_experts > MOST_EXPERTS:
-        raise UsageError(
-            f"router {router.name}: {router.num_experts:,} experts; expected at most "
-            f"{MOST_EXPERTS:,}, whose numbers fit where sets of experts are kept."
-        )
     slicing = _Slicing(router, requested, sample, request)
     if requested.circle is not None:
         return slicing.arcs(requested.circle)
-    return slicing.cells(watch) if router.rule.is_affine else slicing.pixels()
+    return slicing.cells(watch) if router.rule.is_affine else slicing.pixels(watch.part)
+
+
+def refuse_early(router: Router, subspace: str, dims: int | None, request: CellsRequest) -> None:
+    """Raises what cannot be asked of a router on a slice, whatever tokens there are.
+
+    ``dims`` are those of the slice, None for the whole input space.
+    """
+    name, is_circle = router.name, subspace.startswith("circle:")
+    dims = router.hidden_size if dims is None else dims
+    if router.num_experts > MOST_EXPERTS:
+        raise UsageError(
+            f"router {name}: {router.num_experts:,} experts; expected at most "
+            f"{MOST_EXPERTS:,}, whose numbers fit where sets of experts are kept."
+        )
+    if request.expert_set is not None:
+        _refuse_expert_set(router, request.expert_set, is_circle)
+        return
+    if is_circle and not router.rule.is_affine:
+        raise RouterRuleError(
+            f"router {name}: on a great circle only routers with linear facets are known.",
+            "A plane is drawn, proved pixel by pixel: --subspace plane:A,B,C.",
+        )
+    if request.plot is not None and router.rule.is_affine and not is_circle and dims not in (2, 3):
+        raise UsageError(
+            f"--plot: a slice of 2 or 3 dimensions is drawn; this one is {subspace} with {dims:,}.",
+            "Add --subspace pca:2, random:2 or plane:A,B,C.",
+        )
+    if not router.rule.is_affine and (dims != 2 or subspace == "full"):
+        raise RouterRuleError(
+            f"router {name}: its cells have curved facets or come from groups "
+            f"({router.rule.selection_score_unit}"
+            f"{', groups' if router.rule.groups is not None else ''}), so they are no polyhedra "
+            "and are not listed.",
+            "A plane is drawn, proved pixel by pixel: --subspace pca:2, random:2 or plane:A,B,C.",
+        )
+    if request.out is not None and (is_circle or not router.rule.is_affine):
+        raise UsageError(
+            f"--out writes lists of cells; router {name} has none on {subspace}.",
+            "--plot writes the arcs or pixels as CSV beside the picture.",
+        )
+    for bound in () if router.rule.is_affine else bounds_of(request):
+        raise UsageError(f"{bound} is for routers whose facets are straight.")
+
+
+def _refuse_expert_set(router: Router, experts: tuple[int, ...], is_circle: bool) -> None:
+    k, last = router.rule.top_k, router.num_experts - 1
+    if not len(set(experts)) == len(experts) == k or not 0 <= min(experts) <= max(experts) <= last:
+        raise UsageError(
+            f"--expert-set {','.join(map(str, experts))}: expected {k} different experts from 0 "
+            f"to {last}, as many as router {router.name} chooses."
+        )
+    if not router.rule.is_affine or is_circle:
+        raise RouterRuleError(
+            f"router {router.name}: certificates are for linear routers on a flat slice "
+            f"({router.rule.selection_score_unit})."
+        )
 
 
 class _Slicing(RouterOnSlice):
@@ -179,28 +292,18 @@ class _Slicing(RouterOnSlice):
             **vars(self), record=record, cells=cells, tokens=tokens, instance=(weight, bias)
         )
 
-    def pixels(self) -> SlicedRouter:
+    def pixels(self, part_of: Callable[[int], Callable[[int], None]]) -> SlicedRouter:
         """Pixels of a plane, for any rule."""
         router, sample, part = self.router, self.sample, self.requested.part
-        if part is None or part.dims != 2:
-            raise RouterRuleError(
-                f"router {router.name}: its cells have curved facets or come from groups "
-                f"({router.rule.selection_score_unit}"
-                f"{', groups' if router.rule.groups is not None else ''}), so they are no "
-                "polyhedra and are not listed.",
-                "A plane is drawn, proved pixel by pixel: --subspace pca:2, random:2 or "
-                "plane:A,B,C.",
-            )
-        self._refuse_out()
-        for name in bounds_of(self.request):
-            raise UsageError(f"{name} is for routers whose facets are straight.")
+        assert part is not None, "refused before"
         points = None if sample is None else part.coordinates(sample.inputs)
         # the length of a router input behind its norm
         reach = 1.0 if router.gain is None else math.sqrt(router.hidden_size)
         frame = frame_of(points, self.requested, sample, self.request, reach)
         plane = plane_router(router, part)
         with stopwatch() as took:
-            pixels = plane_raster(plane, Frame(*frame, self.request.pixels, self.request.pixels))
+            side = self.request.pixels
+            pixels = plane_raster(plane, Frame(*frame, side, side), advance=part_of(side * side))
         facts = Cells(
             num_cells=len(pixels.expert_sets),
             road="interval subdivision",
@@ -209,7 +312,9 @@ class _Slicing(RouterOnSlice):
         )
         tokens = None
         if sample is not None and points is not None:
-            tokens = _on_slice(points, plane.choice(points), np.array(pixels.expert_sets), sample)
+            choice = [plane.choice(points[some]) for some in chunks(len(points), plane)]
+            sets = np.array(pixels.expert_sets)
+            tokens = _on_slice(points, np.concatenate(choice), sets, sample)
         x0, x1, y0, y1 = frame
         window = f"x from {x0:.3g} to {x1:.3g}, y from {y0:.3g} to {y1:.3g}"
         record = self._record(2, "pixels", facts, tokens, took, domain=window)
@@ -218,13 +323,6 @@ class _Slicing(RouterOnSlice):
     def arcs(self, circle: Slice) -> SlicedRouter:
         """Arcs of a great circle, for a router with linear facets."""
         router = self.router
-        if not router.rule.is_affine:
-            raise RouterRuleError(
-                f"router {router.name}: on a great circle only routers with linear facets are "
-                "known.",
-                "A plane is drawn, proved pixel by pixel: --subspace plane:A,B,C.",
-            )
-        self._refuse_out()
         axes, offset = circle.instance(router.weight, router.affine_bias)
         with stopwatch() as took:
             arcs = circle_arcs(axes[:, 0], axes[:, 1], offset, router.rule.top_k)
@@ -237,14 +335,6 @@ class _Slicing(RouterOnSlice):
         )
         record = self._record(1, "arcs", facts, None, took)
         return SlicedRouter(**vars(self), record=record, arcs=arcs)
-
-    def _refuse_out(self) -> None:
-        if self.request.out is not None:
-            raise UsageError(
-                f"--out writes lists of cells; router {self.router.name} has none on "
-                f"{self.requested.text}.",
-                "--plot writes the arcs or pixels as CSV beside the picture.",
-            )
 
     def _record(
         self,

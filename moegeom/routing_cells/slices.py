@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,13 @@ from moegeom.core.tokens import TILE, TokenSource
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import Sample, draw_sample
 from moegeom.routing_cells.plane.polygons import Frame
-from moegeom.routing_cells.plane.subspace import Slice, principal_slice, random_slice, slice_through
+from moegeom.routing_cells.plane.subspace import (
+    PASSES,
+    Slice,
+    principal_slice,
+    random_slice,
+    slice_through,
+)
 from moegeom.routing_cells.request import CellsRequest
 from moegeom.tokens.foreign.npy import read_numbers
 from moegeom.tokens.stages import INPUT_STAGES
@@ -104,7 +111,12 @@ class SliceTokens(Sample):
         return np.array([row_of[number] for number in numbers])
 
 
-def token_sample(router: Router, source: TokenSource, options: ComputeOptions) -> SliceTokens:
+def token_sample(
+    router: Router,
+    source: TokenSource,
+    options: ComputeOptions,
+    advance: Callable[[int], None] | None = None,
+) -> SliceTokens:
     """A sample of the tokens, as every study draws it.
 
     Raises RecordingError where the recording does not hold what the router reads.
@@ -116,7 +128,7 @@ def token_sample(router: Router, source: TokenSource, options: ComputeOptions) -
             "moegeom capture --keep hidden records them.",
         )
     names = ("input", "chosen", "document") + (("distance",) if router.rule.is_affine else ())
-    return SliceTokens(**vars(draw_sample(router, source, options, names)))
+    return SliceTokens(**vars(draw_sample(router, source, options, names, advance=advance)))
 
 
 # ------------------------------------------------------------------------------------------- slices
@@ -147,7 +159,8 @@ class _SliceQuery:
     source: str
     kind: str
     value: str
-    seed: int
+    seed: int = 0
+    part: Callable[[int], Callable[[int], None]] = lambda size: lambda more: None
 
     @property
     def tokens(self) -> SliceTokens:
@@ -168,8 +181,9 @@ class _SliceQuery:
             )
         return int(self.value)
 
-    def numbers(self, names: str) -> tuple[int, ...]:
-        parts = self.value.split(",")
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        parts, names = self.value.split(","), _THROUGH[self.kind]
         if len(parts) != len(names.split(",")) or not all(part.strip().isdigit() for part in parts):
             example = ",".join("170 4 95".split()[: len(names.split(","))])
             raise UsageError(
@@ -184,8 +198,10 @@ class _SliceQuery:
     def pca(self) -> RequestedSlice:
         sample, dims = self.tokens, self.dims
         try:
-            usual = sample.without_outliers().inputs
-            part, share = principal_slice(usual, dims)
+            usual = sample.usual
+            part, share = principal_slice(
+                sample.inputs, dims, usual, self.part(PASSES * len(usual))
+            )
         except ValueError as error:
             raise UsageError(f"--subspace pca:{dims}: {error}.", "Ask for fewer.") from None
         return RequestedSlice(f"pca:{dims} of {len(usual):,} tokens", part, share)
@@ -193,13 +209,13 @@ class _SliceQuery:
     def random(self) -> RequestedSlice:
         dims, centre, where = self.dims, np.zeros(self.router.hidden_size), "0"
         if self.sample is not None:
-            centre = self.sample.inputs.astype(np.float64).mean(axis=0)
+            centre = self.sample.inputs.mean(axis=0, dtype=np.float64)
             where = f"the mean of {len(self.sample.inputs):,} tokens"
         text = f"random:{dims} through {where}, seed {self.seed}"
         return RequestedSlice(text, random_slice(centre, dims, self.seed))
 
     def plane(self) -> RequestedSlice:
-        numbers = self.numbers("A,B,C")
+        numbers = self.numbers
         points = self.tokens.inputs[self.tokens.rows_of(numbers, self.source)]
         try:
             part = slice_through(points)
@@ -211,7 +227,7 @@ class _SliceQuery:
         return RequestedSlice(f"the plane through the tokens {_listed(numbers)}", part, at=numbers)
 
     def circle(self) -> RequestedSlice:
-        numbers = self.numbers("A,B")
+        numbers = self.numbers
         sample, router = self.tokens, self.router
         hidden = router.hidden_size
         gain = np.ones(hidden) if router.gain is None else router.gain.astype(np.float64)
@@ -236,20 +252,45 @@ class _SliceQuery:
         return RequestedSlice(text, None, circle=Slice(shift, axes), at=numbers)
 
 
+#: Slices through tokens, with what stands behind the colon.
+_THROUGH = {"plane": "A,B,C", "circle": "A,B"}
+
 _LAID = (_SliceQuery.full, _SliceQuery.pca, _SliceQuery.random, _SliceQuery.plane)
 _KINDS = {kind.__name__: kind for kind in (*_LAID, _SliceQuery.circle)}
 
 
+def dims_of(text: str, router: Router, has_tokens: bool) -> int | None:
+    """Dimensions of the slice that ``text`` names, 1 for a circle, None for the whole input space.
+
+    Raises UsageError for what names none, or needs tokens, before any is read.
+    """
+    kind, _, value = text.partition(":")
+    if kind not in _KINDS:
+        part = requested_slice(text, router, None, "", 0).part
+        return None if part is None else part.dims
+    query = _SliceQuery(router, None, "", kind, value)
+    if not has_tokens and kind in ("pca", *_THROUGH):
+        _ = query.tokens
+    if kind in _THROUGH:
+        return len(query.numbers) - 1
+    return None if kind == "full" else query.dims
+
+
 def requested_slice(
-    text: str, router: Router, sample: SliceTokens | None, source: str, seed: int
+    text: str,
+    router: Router,
+    sample: SliceTokens | None,
+    source: str,
+    seed: int,
+    part: Callable[[int], Callable[[int], None]] = _SliceQuery.part,
 ) -> RequestedSlice:
-    """The slice that ``text`` names, for one router.
+    """The slice that ``text`` names, for one router; ``part`` gives a listener to so many steps.
 
     Raises UsageError for what names none, or needs tokens that are not there.
     """
     kind, _, value = text.partition(":")
     if kind in _KINDS:
-        return _KINDS[kind](_SliceQuery(router, sample, source, kind, value, seed))
+        return _KINDS[kind](_SliceQuery(router, sample, source, kind, value, seed, part))
     path = Path(text)
     if path.suffix == ".npz":
         return _of_file(path, router)

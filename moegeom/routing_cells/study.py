@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from moegeom import __version__
-from moegeom.core.errors import InternalError, RouterRuleError, UsageError
+from moegeom.core.errors import InternalError, UsageError
 from moegeom.core.files import move_folder, new_folder, refuse_existing, write_whole, writing
 from moegeom.core.parquet import write_table
 from moegeom.core.router import Router
 from moegeom.core.row_keys import slug
-from moegeom.engine.plan import num_workers
+from moegeom.engine.plan import SAMPLE_TOKENS, num_workers
 from moegeom.engine.session import Session
 from moegeom.results.schema import keyed, schema_of, sizes_of
 from moegeom.routing_cells.ball.ball_cells import facet_distances
@@ -36,15 +36,18 @@ from moegeom.routing_cells.record import Answer, Enumerations, RouterCells
 from moegeom.routing_cells.request import CellsRequest, check_request
 from moegeom.routing_cells.router import (
     MOST_MEASURED,
+    CellsListener,
     Scaled,
     SlicedRouter,
     equal_experts,
     instance_of,
     prediction,
+    refuse_early,
     sliced_router,
 )
 from moegeom.routing_cells.slices import (
     RequestedSlice,
+    dims_of,
     frame_of,
     matrix_router,
     requested_slice,
@@ -93,6 +96,7 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
         name, routers, source = opened.routers.checkpoint, opened.recorded, opened.source
         run, left_out = opened.facts(routers), opened.left_out
         family = f"{run['checkpoint']['family']} "
+        del opened  # and with it routers that nobody looks at, of all layers
     if request.plot is not None and len(routers) > 1:
         raise UsageError(
             f"--plot draws one router, {len(routers)} were asked for.", "Add --layer L."
@@ -106,14 +110,20 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
     names: list[str] = []
     with nullcontext() if request.out is None else CellFiles(request) as files:
         for router in routers:
-            sample = None if source is None else token_sample(router, source, request)
-            part = requested_slice(subspace, router, sample, recording, request.seed)
-            if watch is not None:
-                watch.begin(f"{router.name}{prediction(router, part, request)}")
+            dims = dims_of(subspace, router, source is not None)
+            refuse_early(router, subspace, dims, request)
+        listener = CellsListener(watch)
+        for router in routers:
+            sample = None
+            if source is not None:
+                listener.begin(router.name)
+                advance = listener.part(min(source.facts.num_tokens, SAMPLE_TOKENS))
+                sample = token_sample(router, source, request, advance)
+            part = requested_slice(subspace, router, sample, recording, request.seed, listener.part)
+            listener.begin(router.name, prediction(router, part, request))
             if request.expert_set is not None:
                 answers.append(answer(router, part, request.expert_set, request))
                 continue
-            listener = None if watch is None else WalkListener(watch, router.name)
             sliced = sliced_router(router, part, sample, request, listener)
             num_checked = None if files is None else files.add(sliced)
             records.append(replace(sliced.record, num_checked=num_checked))
@@ -133,61 +143,14 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
     )
 
 
-#: Answers in exact arithmetic after which a note says that they take long: some seconds.
-_LONG = 500
-
-
-class WalkListener:
-    """Tells a watch of a walk: vertices as progress, and once that it will take long.
-
-    The note appears where no progress is shown, too.
-    """
-
-    def __init__(self, watch: Watch, router: str) -> None:
-        self._watch, self._router, self._num_done, self._has_noted = watch, router, 0, False
-
-    def __call__(self, num_done: int, num_known: int) -> None:
-        """How many vertices are done of those that are known."""
-        self._watch.start(num_known)
-        self._watch.advance(num_done - self._num_done)
-        self._num_done = num_done
-
-    def settles(self, num_exact: int) -> None:
-        """Notes at the first large number what takes the time."""
-        if num_exact < _LONG or self._has_noted:
-            return
-        self._has_noted = True
-        self._watch.say(
-            f"{self._router}: many experts tie, or nearly so, in the same places; {_LONG} answers "
-            "and more are left to exact arithmetic, which may take minutes"
-        )
-
-
 def answer(
     router: Router, part: RequestedSlice, expert_set: tuple[int, ...], request: CellsRequest
 ) -> Answer:
-    """A certificate for one set of experts on one slice, in the box of the request if it has one.
-
-    Raises
-    ------
-    UsageError
-        When the set is none of ``top_k`` different experts.
-    RouterRuleError
-        When the facets of the router are curved: then no set has a certificate of this kind.
+    """A certificate for one set of experts on one slice, in the box of the request if it has one:
+    of a set that :func:`~moegeom.routing_cells.router.refuse_early` lets pass.
     """
     started, box = time.perf_counter(), request.box
-    chosen = tuple(sorted(set(expert_set)))
-    k, experts = router.rule.top_k, router.num_experts
-    if len(chosen) != k or len(expert_set) != k or not 0 <= chosen[0] <= chosen[-1] < experts:
-        raise UsageError(
-            f"--expert-set {','.join(map(str, expert_set))}: expected {k} different experts from 0 "
-            f"to {experts - 1}, as many as router {router.name} chooses."
-        )
-    if not router.rule.is_affine or part.circle is not None:
-        raise RouterRuleError(
-            f"router {router.name}: certificates are for linear routers on a flat slice "
-            f"({router.rule.selection_score_unit})."
-        )
+    k, experts, chosen = router.rule.top_k, router.num_experts, tuple(sorted(expert_set))
     weight, bias = instance_of(router, part)
     upper = None if box is None else np.full(weight.shape[1], box)
     lower = None if upper is None else -upper
@@ -362,7 +325,7 @@ def _distances(sliced: SlicedRouter, cells: Enumeration, swapped: Swaps) -> np.n
         return None
     centre = np.zeros(cells.witness.shape[1])
     if sliced.sample is not None and sliced.requested.part is not None:
-        mean = sliced.sample.inputs.astype(np.float64).mean(axis=0)
+        mean = sliced.sample.inputs.mean(axis=0, dtype=np.float64)
         centre = sliced.requested.part.coordinates(mean[None, :])[0]
     assert sliced.instance is not None
     scaled = Scaled.of(*sliced.instance, sliced.request, is_metric=True)
@@ -502,12 +465,8 @@ def _picture(sliced: SlicedRouter, model: str) -> pages.SlicePicture:
         return pages.RasterCells(caption, sliced.frame, label, state, sets, _marks(sliced))
     cells = sliced.cells[0] if len(sliced.cells) == 1 else None
     dims = sliced.record.dims
-    if cells is None or not cells.is_whole or dims not in (2, 3):
-        raise UsageError(
-            "--plot: a slice of 2 or 3 dimensions is drawn; this one is "
-            f"{sliced.requested.text} with {dims:,}.",
-            "Add --subspace pca:2, random:2 or plane:A,B,C.",
-        )
+    if cells is None or not cells.is_whole:
+        raise UsageError(f"--plot: no list of all cells of {sliced.requested.text} to draw.")
     if not len(cells.expert_set) or not np.isfinite(cells.witness).all():
         raise UsageError(f"--plot: {sliced.requested.text} has no cell that could be drawn.")
     if dims == 2:

@@ -136,7 +136,9 @@ def rms_test(
     """
     kind = norm.kind if norm else "rms"
     keeps = np.ones(values.shape[1], bool) if gain is None else gain != 0
-    is_finite = np.isfinite(values).all(axis=1)
+    # no mask as large as the values
+    parts = np.array_split(values, max(len(values) // ROWS_IN_CACHE, 1))
+    is_finite = np.concatenate([np.isfinite(part).all(axis=1) for part in parts])
     is_zero = ~np.any(values, axis=1)
     is_tested = is_finite & keeps.any()
     tested = values if is_tested.all() else values[is_tested]

@@ -392,6 +392,14 @@ def test_principal_directions_are_those_of_scikit_learn(tokens, hidden):
     assert_allclose(share, oracle.explained_variance_ratio_.sum())
     assert_allclose(found.centre, oracle.mean_)
     assert_allclose(found.basis.T @ found.basis, np.eye(3), atol=1e-12)
+    assert_allclose(found.coordinates(inputs), (inputs - oracle.mean_) @ found.basis, atol=1e-12)
+    rows = np.flatnonzero(generator.random(tokens) < 0.7)
+    of_some, own = (
+        subspace.principal_slice(inputs[rows], 3),
+        subspace.principal_slice(inputs, 3, rows),
+    )
+    assert_array_equal(own[0].basis, of_some[0].basis)
+    assert_array_equal(own[0].centre, of_some[0].centre)
 
 
 @pytest.mark.parametrize("experts", [17, 21, 37])

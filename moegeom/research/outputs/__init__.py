@@ -15,4 +15,5 @@ STUDY = Study(
     without_inputs="experts are computed on router inputs",
     endings=(),
     has_figures=True,
+    unit="experts",
 )

@@ -17,6 +17,7 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.engine.plan import by_tile
 from moegeom.engine.sample import Sample
+from moegeom.engine.search_pace import SearchPace
 from moegeom.engine.session import Session
 from moegeom.geometry.experts import (
     adding_up,
@@ -65,7 +66,7 @@ class LayerOutputs:
 
 
 def layer_outputs(
-    router: Router, layer: LayerExperts, tokens: Sample, every_expert: bool
+    router: Router, layer: LayerExperts, tokens: Sample, every_expert: bool, pace: SearchPace
 ) -> tuple[RouterOutputs, LayerOutputs]:
     """What the experts of a layer give on the tokens; each expert is read once."""
     inputs, chosen = tokens.inputs, tokens.chosen
@@ -74,17 +75,16 @@ def layer_outputs(
     every = None
     if every_expert:
         every = np.empty((len(inputs), router.num_experts, router.hidden_size), np.float32)
-    for expert, token, slot in _work(router, chosen, every_expert):
+    work = [*_work(router, chosen, every_expert)]
+    for expert, token, slot in pace.parts(work, lambda _: 1):
         if every is not None:
             every[:, expert] = layer.functions.apply(expert, inputs)
-            slots[token, slot] = every[token, expert]
-        elif len(token):
-            slots[token, slot] = layer.functions.apply(expert, inputs[token])
         if len(token):
+            own = inputs[token]
+            of_own = layer.functions.apply(expert, own) if every is None else every[token, expert]
             weights = tokens.weights[token, slot]
-            contributions[token, slot] = layer.functions.contribution(
-                expert, inputs[token], weights
-            )
+            slots[token, slot] = of_own
+            contributions[token, slot] = layer.functions.contribution(expert, own, weights, of_own)
     routed = contributions.sum(axis=1, dtype=np.float64)
     shared = None
     if layer.shared is not None:
@@ -226,9 +226,10 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
     sample = _sample(opened, routers, request.sample)
     _announce(routers, layers, sample, request, watch)
     reports, made = [], {}
-    for router in each(routers, watch):
+    for router in each(routers, watch, max(r.num_experts for r in routers), is_paced=True):
+        pace = SearchPace(watch, None, f"{router.name}: its experts")
         figures, arrays = layer_outputs(
-            router, layers[router.name], sample[router.name], request.every_expert
+            router, layers[router.name], sample[router.name], request.every_expert, pace
         )
         reports.append(figures)
         if _is_recording(request.out):

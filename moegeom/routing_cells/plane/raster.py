@@ -701,12 +701,18 @@ MOST_PARTS = 1 << 20
 _FAR = np.iinfo(np.int32).max
 
 
-def plane_raster(router: PlaneRouter, frame: Frame, depth: int = 3) -> Raster:
+def plane_raster(
+    router: PlaneRouter,
+    frame: Frame,
+    depth: int = 3,
+    advance: Callable[[int], None] = lambda more: None,
+) -> Raster:
     """Which set a router of any rule chooses at each point of a frame, by pixels.
 
     Pixels are halved up to ``depth`` times. What is proved holds for the numbers of the router on
     the plane, both for the exact rule and for its evaluation in float64. A tie that does not go
-    away is never proved. Time grows with the length of the facets in pixels.
+    away is never proved. Time grows with the length of the facets in pixels; ``advance`` hears how
+    many more of them are decided.
 
     Raises ValueError where the frame is empty, or its pixels are too small for float64. Oracle in
     tests: the rule at random points, and exact arithmetic for affine rules.
@@ -719,6 +725,7 @@ def plane_raster(router: PlaneRouter, frame: Frame, depth: int = 3) -> Raster:
     while len(bounds):
         is_proved, number = proved_sets(router, frame.rectangles(bounds, 1), sets)
         _fill(label, bounds[is_proved], number[is_proved])
+        advance(int(np.diff(bounds[is_proved])[:, ::2].prod(axis=1).sum()))
         bounds = bounds[~is_proved]
         is_pixel = (bounds[:, 1] - bounds[:, 0] == 1) & (bounds[:, 3] - bounds[:, 2] == 1)
         bounds = _split(bounds[~is_pixel])
@@ -727,7 +734,7 @@ def plane_raster(router: PlaneRouter, frame: Frame, depth: int = 3) -> Raster:
     pixels = np.stack([columns, columns + 1, rows, rows + 1], axis=1)
     if len(pixels):
         label[rows, columns], state[rows, columns] = _looked_into(
-            router, frame, pixels, depth, sets
+            router, frame, pixels, depth, sets, advance
         )
     return _in_order(label, state, sets)
 
@@ -763,6 +770,7 @@ def _looked_into(
     pixels: Int64[np.ndarray, "n 4"],
     depth: int,
     sets: ExpertSets,
+    advance: Callable[[int], None],
 ) -> tuple[Int32[np.ndarray, "n"], UInt8[np.ndarray, "n"]]:
     """Labels and states of pixels that were not proved as a whole.
 
@@ -774,7 +782,7 @@ def _looked_into(
     highest = np.full(len(pixels), -1, dtype=np.int32)
     is_open = np.zeros(len(pixels), dtype=bool)
     owner = np.arange(len(pixels))
-    bounds, parts = pixels, 1
+    bounds, parts, before = pixels, 1, 0
     for level in range(depth + 1):
         if level and 4 * len(bounds) > MOST_PARTS:
             break
@@ -791,8 +799,12 @@ def _looked_into(
             is_proved, number = proved_sets(router, Rectangles(points, np.zeros_like(points)), sets)
             _note(lowest, highest, owner[is_proved], number[is_proved])
             bounds, owner = _without(bounds, owner, lowest < highest)
+            num_decided = int(np.count_nonzero(lowest < highest))
+            advance(num_decided - before)
+            before = num_decided
         is_open[owner[highest[owner] < 0]] = True
         bounds, owner = _without(bounds, owner, is_open)
+    advance(len(pixels) - before)
     is_open[owner] = True
     state = np.where(is_open, PixelState.OPEN, PixelState.CONSTANT).astype(np.uint8)
     state[lowest < highest] = PixelState.CROSSED
@@ -825,8 +837,9 @@ def _in_order(label: np.ndarray, state: np.ndarray, sets: ExpertSets) -> Raster:
     return Raster(place[label], state, tuple(expert_sets[i] for i in order))
 
 
-#: Numbers of one array of a chunk: all arrays of a chunk together stay within some 50 MB.
-CHUNK = 1 << 15
+#: Numbers of one array of a chunk, of segments and of rectangles: all arrays together stay within
+#: some 50 MB.
+CHUNK, _OF_RECTANGLES = 1 << 15, 1 << 17
 
 
 class ExpertSets:
@@ -868,6 +881,6 @@ def chunks(total: int, router: PlaneRouter) -> Iterator[slice]:
     experts = len(router.offset)
     groups = 0 if router.rule.groups is None else router.rule.groups.num_groups
     pairs = max(router.rule.top_k * min(experts, 16), 6 * groups * groups)
-    step = max(CHUNK // max(experts, pairs), 1)
+    step = max(_OF_RECTANGLES // max(experts, pairs), 1)
     for start in range(0, total, step):
         yield slice(start, min(start + step, total))

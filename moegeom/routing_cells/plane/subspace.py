@@ -11,12 +11,12 @@ twice, where :math:`R \cos(\theta - \phi) = \beta`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float, Float64, Int16
+from moegeom.core.shapes import Bool, Float, Float64, Int16, Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,10 @@ class Slice:
     def coordinates(
         self, inputs: Float[np.ndarray, "tokens hidden"]
     ) -> Float64[np.ndarray, "tokens dims"]:
-        """Where the inputs lie when they are projected onto the slice."""
-        return (inputs.astype(np.float64) - self.centre) @ self.basis
+        """Where the inputs lie when they are projected onto the slice, a block at a time."""
+        starts = range(0, len(inputs), _ROWS)
+        parts = [(inputs[n : n + _ROWS] - self.centre) @ self.basis for n in starts]
+        return np.concatenate([np.empty((0, self.dims)), *parts])
 
     def inputs(
         self, points: Float64[np.ndarray, "points dims"]
@@ -57,42 +59,79 @@ class Slice:
         return self.centre + points @ self.basis.T
 
 
-#: Dimensions up to which all directions are computed, and inputs that are centred at a time.
-_DENSE, _ROWS = 512, 2048
+#: Dimensions up to which all directions are computed; inputs that are read at a time; vectors that
+#: products are taken of beyond those that are looked for; and passes that a search is planned with.
+_DENSE, _ROWS, _BESIDE, PASSES = 512, 64, 6, 12
+
+#: Residue of a direction over the largest square at which it counts as one of largest variance.
+_CLOSE = 1e-8
 
 
-def principal_slice(inputs: Float[np.ndarray, "tokens hidden"], dims: int) -> tuple[Slice, float]:
-    """The ``dims`` directions of largest variance about the mean, and their share of the variance.
+def principal_slice(
+    inputs: Float[np.ndarray, "tokens hidden"],
+    dims: int,
+    rows: Int64[np.ndarray, "some"] | None = None,
+    advance: Callable[[int], None] = lambda more: None,
+) -> tuple[Slice, float]:
+    r"""The ``dims`` directions of largest variance about the mean, and their share of the variance.
 
-    Each direction points to where its largest entry is positive. The share is 1 where all inputs
-    are equal. Raises ValueError for fewer than ``dims`` + 1 inputs. Oracle in tests: scikit-learn.
+    Of some ``rows`` alone, read a block at a time. The widest directions are those of
+    :math:`C = \sum_t (y_t - c)(y_t - c)^T` on the span of :math:`Q, C Q, C^2 Q, \dots`, Q being a
+    few random vectors, which grows until C leaves them where they are but for 1e-8 of the largest
+    square. Each direction points to where its largest entry is positive. The share is 1 where all
+    inputs are equal. ``advance`` hears of inputs that are read, about ``PASSES`` times each.
+
+    Raises ValueError for fewer than ``dims`` + 1 inputs. Oracle in tests: scikit-learn.
     """
-    from scipy.sparse import linalg
-
-    tokens, hidden = inputs.shape
+    rows = np.arange(len(inputs)) if rows is None else rows
+    tokens, hidden = len(rows), inputs.shape[1]
     if not 1 <= dims <= min(tokens - 1, hidden):
         raise ValueError(f"{dims} directions of {tokens} inputs in {hidden} dimensions")
-    centre = inputs.mean(axis=0, dtype=np.float64)
-    parts = [slice(start, start + _ROWS) for start in range(0, tokens, _ROWS)]
-    total = sum(float(np.square(inputs[part] - centre).sum()) for part in parts)
 
-    def scattered(
-        vectors: Float64[np.ndarray, "hidden *any"],
-    ) -> Float64[np.ndarray, "hidden *any"]:
-        own = (inputs[part] - centre for part in parts)
-        return sum((values.T @ (values @ vectors) for values in own), np.zeros(vectors.shape))
+    def less(centre: Float64[np.ndarray, "_"]) -> Iterator[Float64[np.ndarray, "_ hidden"]]:
+        """Inputs less a point, in room for one block that stays in a cache."""
+        room = np.empty((_ROWS, hidden))
+        for start in range(0, tokens, _ROWS):
+            block = inputs[rows[start : start + _ROWS]]
+            yield np.subtract(block, centre, out=room[: len(block)])
+            advance(len(block))
 
-    if hidden <= max(_DENSE, dims + 1) or not total:
+    centre = sum((block.sum(axis=0) for block in less(np.zeros(1))), np.zeros(hidden)) / tokens
+    total = sum(float(np.vdot(block, block)) for block in less(centre))
+
+    def scattered(vectors: Float64[np.ndarray, "hidden any"]) -> Float64[np.ndarray, "hidden any"]:
+        products = ((block @ vectors).T @ block for block in less(centre))
+        return sum(products, np.zeros(vectors.T.shape)).T
+
+    if hidden <= max(_DENSE, dims + _BESIDE) or not total:
         squares, vectors = np.linalg.eigh(scattered(np.eye(hidden)))
+        squares, vectors = squares[::-1][:dims], vectors[:, ::-1][:, :dims]
     else:  # only the widest: all of them would take minutes at thousands of dimensions
-        sparse: Any = linalg  # its stubs know neither call
-        products = sparse.LinearOperator((hidden, hidden), scattered, dtype=np.float64)
-        start = np.random.Generator(np.random.PCG64(0)).standard_normal(hidden)
-        squares, vectors = sparse.eigsh(products, dims, v0=start, tol=1e-12)
-    order = squares.argsort()[::-1][:dims]
-    basis = _pointed(np.linalg.qr(vectors[:, order])[0])
-    share = float(np.maximum(squares[order], 0.0).sum()) / total if total > 0.0 else 1.0
+        squares, vectors = _widest(scattered, hidden, dims)
+    basis = _pointed(np.linalg.qr(vectors)[0])
+    share = float(np.maximum(squares, 0.0).sum()) / total if total > 0.0 else 1.0
     return Slice(centre, basis), min(share, 1.0)
+
+
+def _widest(
+    scattered: Callable[[np.ndarray], np.ndarray], hidden: int, dims: int
+) -> tuple[Float64[np.ndarray, "dims"], Float64[np.ndarray, "hidden dims"]]:
+    """Largest eigenvalues and eigenvectors of products with a symmetric matrix, descending."""
+    generator = np.random.Generator(np.random.PCG64(0))
+    block = np.linalg.qr(generator.standard_normal((hidden, dims + _BESIDE)))[0]
+    span = image = np.empty((hidden, 0))
+    while True:
+        span, image = np.hstack([span, block]), np.hstack([image, scattered(block)])
+        squares, mixed = np.linalg.eigh(span.T @ image)
+        squares, mixed = squares[::-1][:dims], mixed[:, ::-1][:, :dims]
+        vectors = span @ mixed
+        residue = np.linalg.norm(image @ mixed - vectors * squares, axis=0).max()
+        left = hidden - span.shape[1]
+        if residue <= _CLOSE * squares[0] or not left:
+            return squares, vectors
+        block = image[:, -min(dims + _BESIDE, left) :]
+        for _ in range(2):  # once leaves what rounding lost
+            block = np.linalg.qr(block - span @ (span.T @ block))[0]
 
 
 def random_slice(centre: Float[np.ndarray, "hidden"], dims: int, seed: int) -> Slice:

@@ -531,9 +531,10 @@ def _experts(imbalance: Imbalance) -> Iterator[str]:
     if ranks.width_over_dimension is not None:
         over = f", {ranks.width_over_dimension:.3g} for each dimension of the inputs"
     if ranks.local_dims is not None:
+        error = "" if ranks.local_median_se is None else f" ± {ranks.local_median_se:.1g}"
         around = (
             f"; around a token, on {number_of(ranks.local_dims, 'direction')}, "
-            f"{ranks.local_median:.3g} and {ranks.local_random:.3g}"
+            f"{ranks.local_median:.3g}{error} and {ranks.local_random:.3g}"
         )
     yield (
         f"Experts of layer {summary.place(name)} have {number_of(ranks.width, 'neuron')}"

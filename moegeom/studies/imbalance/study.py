@@ -14,11 +14,12 @@ import numpy as np
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
-from moegeom.core.shapes import Float, Float64, Int32
+from moegeom.core.shapes import Float, Float32, Float64, Int32
 from moegeom.engine.choice import compared_scores, group_masked
 from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter, boundary_ends, prepare, unavailable
 from moegeom.engine.sample import Sample
+from moegeom.engine.search_pace import SearchPace
 from moegeom.geometry import balancing, border_shares, load, reference_laws
 from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
 from moegeom.geometry.experts import expert_ranks
@@ -122,7 +123,7 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         announce(tensors.values(), request.yes, watch)
     most = min(source.facts.num_tokens, SAMPLE_TOKENS)
     if watch:
-        watch.start(len(recorded) * most * _WORK)
+        watch.start(len(recorded) * most * _WORK * (2 if tensors else 1))
     kernels, level = load_kernels(request.backend), LEVEL / len(recorded)
     routers, samples = [], []
     for router in recorded:
@@ -134,7 +135,9 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         # without its inputs, the largest arrays there are: no more than one router's at a time
         counts = {name: getattr(sample, name) for name in ("num_non_finite", "num_outliers")}
         samples.append(Sample(token=sample.token, **counts))
-        gates = tensors.get(router.name)
+        gates = None
+        if router.name in tensors:
+            gates = _gates(tensors[router.name], watch, most * _WORK)
         routers.append(router_imbalance(router, sample, kernels, level, request, gates, work=work))
         work.advance(work.left)
     if request.out is not None and request.out.suffix == ".parquet":
@@ -227,13 +230,22 @@ def sampled(router: Router) -> tuple[str, ...]:
     return (*names, "distance") if is_linear else names
 
 
+def _gates(
+    tensors: ExpertTensors, watch: Watch | None, work: int
+) -> Iterator[Float32[np.ndarray, "neurons hidden"]]:
+    """The gate of each expert; what is done with them is so much of the progress."""
+    pace = SearchPace(watch, None, f"{tensors.router}: the ranks of its experts")
+    for expert in pace.parts(range(tensors.num_experts), lambda _: work // tensors.num_experts):
+        yield tensors.read_gate(expert)[0]
+
+
 def router_imbalance(
     router: Router,
     sample: Sample,
     kernels: Kernels,
     level: float,
     request: ImbalanceRequest,
-    gates: ExpertTensors | None = None,
+    gates: Iterator[Float32[np.ndarray, "neurons hidden"]] | None = None,
     near: float | None = None,
     work: _Work | None = None,
 ) -> RouterImbalance:
@@ -283,8 +295,7 @@ def router_imbalance(
     if inputs is not None:
         pull_random, dimension = _pull_of_random(rows, inputs), dimension_range(inputs, seed)
         if gates is not None:
-            weights = (gates.read_gate(expert)[0] for expert in range(gates.num_experts))
-            ranks = expert_ranks(weights, inputs, dimension, seed)
+            ranks = expert_ranks(gates, experts, inputs, dimension, seed)
     # cells are cones; few of many sets say nothing of their sizes
     if coordinates is not None and np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN:
         cones = border_shares.cone_shares(coordinates, sample.chosen, seed)

@@ -42,8 +42,10 @@ from moegeom.geometry.experts import (
     mean_pair_cosine,
     mixed_output,
     neurons,
+    ranks_in_float32,
     ranks_on_data,
     tokens_by_expert,
+    triangular_root,
 )
 from moegeom.geometry.number_formats import NUMBER_FORMATS
 
@@ -179,6 +181,25 @@ def test_directions_hold_the_variance_and_ranks_are_those_of_diagonal_matrices()
         ((rank, effective),) = ranks_on_data(random.standard_normal((number, 20)), [data])
         assert rank == min(number, 20)
         assert effective <= rank + 1e-9
+
+
+@pytest.mark.parametrize("least", [0.1, 3e-6, 3e-8, 0.0])
+@pytest.mark.parametrize("shape", [(40, 700), (700, 40), (600, 620)])
+def test_ranks_in_float32_are_those_of_float64_however_small_the_last_one_is(shape, least):
+    """Singular values from 1 to ``least`` on data whose directions differ a hundred times."""
+    random = np.random.default_rng(shape)
+    sides = (np.linalg.qr(random.standard_normal((n, min(shape))))[0] for n in shape)
+    sizes = np.append(np.linspace(1.0, 0.2, min(shape) - 1), least)
+    left, right = sides
+    axes = np.linalg.qr(random.standard_normal((shape[1], shape[1])))[0]
+    data = DataDirections(
+        axes[:, : shape[1] * 9 // 10], np.geomspace(1.0, 0.01, shape[1] * 9 // 10)
+    )
+    root = triangular_root(data)
+    assert_allclose(root @ root.T, data.axes * data.deviations**2 @ data.axes.T, atol=1e-6)
+    weight = ((left * sizes) @ right.T).astype(np.float32)
+    ((rank, effective),) = ranks_on_data(weight, [data])
+    assert ranks_in_float32(weight, data, root) == (rank, pytest.approx(effective, rel=1e-5))
 
 
 # --------------------------------------------------------------- products of output and value matrices

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moegeom.core.errors import UsageError
+from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.geometry.capacity import expected_diagram
 from moegeom.router.requested_family import RequestedFamily
 from moegeom.routing_cells.document import cells_figures, document
@@ -18,7 +18,7 @@ from moegeom.routing_cells.record import Answer, Cells, CutShort, Enumerations, 
 from moegeom.routing_cells.request import CellsRequest
 from moegeom.routing_cells.router import enough_vertices
 from moegeom.routing_cells.study import cells
-from tests.unit.studies.samples import unwrapped, worded
+from tests.unit.studies.samples import BALANCED, GROUPED, unwrapped, worded
 
 
 def router(name: str, **changes) -> RouterCells:
@@ -258,3 +258,60 @@ def test_a_few_answers_in_exact_arithmetic_are_not_worth_a_word(tmp_path):
     (one,) = cells(request).routers
     assert one.cells is not None
     assert one.cells.num_exact > 1
+
+
+class Bar(Notes):
+    def __init__(self) -> None:
+        super().__init__()
+        self.total, self.done, self.places = 0, 0, []
+
+    def start(self, num_tokens: int) -> None:
+        assert num_tokens >= self.total
+        self.total = num_tokens
+
+    def advance(self, num_tokens: int) -> None:
+        assert num_tokens >= 0
+        self.done += num_tokens
+        self.places.append(self.done)
+        assert self.done <= self.total
+
+
+def of_sample(folder: Path, **options) -> CellsRequest:
+    return CellsRequest(
+        str(folder / "step_1500"), tokens=str(folder / "rec/step_1500"), layers="1-2", **options
+    )
+
+
+@pytest.mark.parametrize(("folder", "parts"), [(BALANCED, 20), (GROUPED, 40)])
+def test_progress_goes_on_within_each_part_of_each_router_to_the_end(folder, parts):
+    bar = Bar()
+    cells(of_sample(folder, subspace="pca:2", pixels=64), bar)
+    assert 0.9 * bar.total < bar.done
+    assert len(set(bar.places)) > parts
+    names = ["text/1", "text/1", "text/2", "text/2"]
+    assert [text.partition(",")[0] for text in bar.begun] == names
+
+
+@pytest.mark.parametrize(
+    ("folder", "options", "words"),
+    [
+        (GROUPED, {"subspace": "full"}, "no polyhedra"),
+        (GROUPED, {"subspace": "pca:3"}, "no polyhedra"),
+        (GROUPED, {"subspace": "circle:1,2"}, "great circle"),
+        (GROUPED, {"subspace": "pca:2", "radius": 1.0}, "straight"),
+        (GROUPED, {"subspace": "pca:2", "out": Path("cells")}, "writes lists"),
+        (GROUPED, {"expert_set": (0, 1, 2, 3)}, "linear routers"),
+        (BALANCED, {"expert_set": (0, 1, 1, 3)}, "4 different experts"),
+        (BALANCED, {"subspace": "pca:65"}, "from 1 to 64"),
+        (BALANCED, {"subspace": "plane:1,2"}, "plane:A,B,C"),
+        (BALANCED, {"subspace": "sphere"}, "expected full"),
+        (BALANCED, {"subspace": "circle:1,2", "out": Path("cells")}, "writes lists"),
+    ],
+)
+def test_what_no_tokens_could_change_is_refused_before_any_is_read(
+    monkeypatch, tmp_path, folder, options, words
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("moegeom.routing_cells.slices.draw_sample", lambda *_, **__: 1 / 0)
+    with pytest.raises((UsageError, RouterRuleError), match=words):
+        cells(of_sample(folder.resolve(), **options))

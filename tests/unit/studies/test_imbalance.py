@@ -418,13 +418,27 @@ def test_experts_that_see_few_directions_have_few_ranks():
     inputs = inputs_of(48)
     gates = random.standard_normal((3, 6, router.hidden_size)).astype(np.float32)
     gates[1, 2:] = 0.0
-    ranks = expert_ranks(gates, inputs, (3.0, 9.5), 0)
+    ranks = expert_ranks(gates, 3, inputs, (3.0, 9.5), 0)
     assert (ranks.rank_min, ranks.rank_median) == (2, 6.0)
     assert ranks.effective_min < 2.0 + 1e-6 < ranks.effective_median < 6.0
     assert ranks.effective_median == pytest.approx(ranks.effective_random, rel=0.1)
     assert (ranks.local_dims, ranks.width_over_dimension) == (10, 6 / 9.5)
     assert ranks.is_narrow
-    assert expert_ranks(gates, inputs, None, 0).local_dims is None
+    assert expert_ranks(gates, 3, inputs, None, 0).local_dims is None
+
+
+def test_of_many_experts_some_are_looked_at_around_tokens_and_the_error_is_that_of_drawing_them():
+    router, random, inputs = router_of(), np.random.default_rng(3), inputs_of(48)
+    shape = (96, 6, router.hidden_size)
+    gates = random.standard_normal(shape) * random.standard_normal((96, 6, 1)) ** 2
+    some = [expert_ranks(gates, 96, inputs, (3.0, 9.5), seed) for seed in range(40)]
+    every = np.median([expert_ranks([g], 1, inputs, (3.0, 9.5), 0).local_median for g in gates])
+    drawn = np.array([ranks.local_median for ranks in some])
+    errors = np.array([ranks.local_median_se for ranks in some])
+    assert np.abs(drawn - every).mean() < 2.0 * errors.mean()
+    assert errors.mean() / 2.0 < drawn.std() < 2.0 * errors.mean()
+    assert expert_ranks(gates[:16], 16, inputs, (3.0, 9.5), 0).local_median_se is None
+    assert {ranks.rank_min for ranks in some} == {6}
 
 
 def test_experts_are_read_when_they_are_asked_for(monkeypatch):

@@ -32,6 +32,7 @@ from moegeom.research.attention.document import attention_figures, document
 from moegeom.research.capacity.study import rows_of
 from moegeom.research.outputs.document import _figure, outputs_figures
 from moegeom.router.attention.tensors import attention_families, load_attention_family
+from moegeom.router.expert_functions import ExpertFunctions
 from moegeom.router.load import load_routers
 from moegeom.studies.opened import Checkpoint
 from moegeom.tokens.sources.recorded import open_recording
@@ -455,6 +456,19 @@ def test_what_is_too_much_curved_or_not_there_is_refused(monkeypatch):
 
 def sample_of(ckpt: Path, tokens: Path, **options: Any) -> Any:
     return mg.outputs(ckpt, tokens, **({"sample": 200, "seed": 5} | options)).value
+
+
+def test_an_expert_is_applied_once_to_all_of_its_tokens(monkeypatch):
+    apply, tokens = ExpertFunctions.apply, {}
+
+    def counted(self, expert: int, inputs: np.ndarray) -> np.ndarray:
+        assert expert not in tokens
+        tokens[expert] = len(inputs)
+        return apply(self, expert, inputs)
+
+    monkeypatch.setattr(ExpertFunctions, "apply", counted)
+    (router,) = sample_of(*sides(BALANCED), layers=1).routers
+    assert tokens == {one.expert: one.num_tokens for one in router.chosen}
 
 
 @pytest.fixture(scope="module", params=[BALANCED, GROUPED], ids=lambda path: path.name)
