@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.jumps import ExactRouter
+from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.search_pace import SearchPace
 from moegeom.engine.session import Session
@@ -38,13 +40,7 @@ from moegeom.routing_cells.facet_graph import swaps
 from moegeom.routing_cells.plane.segments import bracketed_changes
 from moegeom.routing_cells.plane.subspace import Slice
 from moegeom.routing_cells.request import CellsRequest
-from moegeom.routing_cells.slices import (
-    RequestedSlice,
-    SliceTokens,
-    frame_of,
-    requested_slice,
-    token_sample,
-)
+from moegeom.routing_cells.slices import RequestedSlice, SliceTokens, frame_of, requested_slice
 from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
 from moegeom.routing_cells.walk.segment_crossings import crossing_rate, segment_crossings
 from moegeom.studies.announced import announce
@@ -54,7 +50,10 @@ from moegeom.studies.written import write_rows
 # --------------------------------------------------------------------------------------- one router
 #: Ways on which neurons of all experts are counted, products of numbers for those of one kind, and
 #: ways at least and at most where no number is asked for.
-_WHOLE, _PRODUCTS, _FEWEST, _MOST = 16, 2**37, 64, 1000
+_WHOLE, _PRODUCTS, _FEWEST, _MOST = 16, 2**36, 64, 1000
+
+#: Numbers of gates beyond which not all neurons are counted, where no plane needs them.
+_NUMBERS = 2**30
 
 #: Lines that are counted in all cells together, and cells at least.
 _LINES, _FEWEST_CELLS = 2**18, 24
@@ -75,15 +74,18 @@ class Ways:
 def ways_of(sample: SliceTokens, number: int, seed: int) -> list[Ways]:
     """Random pairs of tokens, no token in two, and tokens that follow each other in a document."""
     draw, tokens = np.random.default_rng(seed), len(sample.inputs)
-    inputs, document = sample.inputs.astype(np.float64), sample.document
-    half = min(number, tokens // 2)
+    document, half = sample.document, min(number, tokens // 2)
+
+    def way(name: str, start: np.ndarray, stop: np.ndarray) -> Ways:
+        return Ways(name, *(sample.inputs[rows].astype(np.float64) for rows in (start, stop)))
+
     chosen = draw.permutation(tokens)[: 2 * half]
-    ways = [Ways("random pairs", inputs[chosen[:half]], inputs[chosen[half:]])]
+    ways = [way("random pairs", chosen[:half], chosen[half:])]
     follows = (np.diff(sample.token) == 1) & (document[1:] == document[:-1]) & (document[1:] >= 0)
     rows = np.flatnonzero(follows)
     if len(rows):
         rows = np.sort(draw.permutation(rows)[:number])
-        ways.append(Ways("consecutive tokens", inputs[rows], inputs[rows + 1]))
+        ways.append(way("consecutive tokens", rows, rows + 1))
     return ways
 
 
@@ -91,26 +93,26 @@ def router_regions(
     router: Router,
     tensors: ExpertTensors,
     ways: list[Ways],
-    requested: RequestedSlice,
+    requested: RequestedSlice | None,
     sample: SliceTokens,
     request: RegionsRequest,
     pace: SearchPace,
 ) -> RouterRegions:
-    """Counts on every way and in the plane; each gate is read once."""
-    part = requested.part
-    if part is None or part.dims != 2:
-        raise UsageError(
-            f"--subspace {request.subspace}: regions are counted in a plane.",
-            "For example pca:2, random:2 or plane:0,1,2.",
-        )
-    on_ways = [_OnWays(router, one) for one in ways]
-    lines, norms = [], []
+    """Counts on every way and in the plane, if there is one; each gate is read once."""
+    part = None if requested is None else requested.part
+    if part is not None and part.dims != 2:
+        raise _no_plane(request.subspace)
+    on_ways = [_OnWays(router, tensors, one) for one in ways]
+    lines, norms, draw = [], [], np.random.default_rng([request.seed, router.layer])
+    num_bands = tensors.gate_bands if part is None else 1
+    most = _bands_of(tensors, num_bands)
     for expert in pace.parts(range(tensors.num_experts), lambda _: 1, is_whole=True):
-        gate, bias = tensors.read_gate(expert)
+        bands = np.sort(draw.permutation(num_bands)[:most]).tolist()
+        gate, bias = tensors.read_gate(expert, bands if most < num_bands else None)
         offset = np.zeros(len(gate)) if bias is None else bias.astype(np.float64)
         for one in on_ways:
-            one.add(expert, gate, offset)
-        if router.rule.is_affine:
+            one.add(expert, gate, offset, most)
+        if part is not None:
             lines.append(_on_plane(gate.astype(np.float64), offset, part))
             norms.append((np.sqrt(np.einsum("nd,nd->n", gate, gate, dtype=np.float64)), offset))
     return RouterRegions(
@@ -118,22 +120,32 @@ def router_regions(
         num_experts=router.num_experts,
         top_k=router.rule.top_k,
         width=tensors.width,
+        num_counted=tensors.width * most // num_bands,
         activation=tensors.activation,
         counted="sign patterns of the gate" if tensors.is_gated else _KINDS.get(
             tensors.activation, "sign patterns of the pre-activations"
         ),
-        num_bytes=tensors.bytes_of(gate_alone=True),
+        num_bytes=tensors.bytes_of(gate_alone=True) * most // num_bands,
         ways=tuple(one.figures() for one in on_ways),
-        plane=_plane(router, lines, norms, requested, part, sample, request, pace)
-        if router.rule.is_affine
-        else None,
+        plane=None
+        if requested is None or part is None
+        else _plane(router, lines, norms, requested, part, sample, request, pace),
     )  # fmt: skip
 
 
-class _OnWays:
-    """Changes on the ways of one kind, gathered expert by expert."""
+def _bands_of(tensors: ExpertTensors, num_bands: int) -> int:
+    """How many of the bands of each gate are counted: two, so that they have an error, or more."""
+    numbers = tensors.num_experts * tensors.width * tensors.hidden
+    return max(min(num_bands, 2), min(num_bands, num_bands * _NUMBERS // max(numbers, 1)))
 
-    def __init__(self, router: Router, ways: Ways) -> None:
+
+class _OnWays:
+    """Changes on the ways of one kind, gathered expert by expert; where neurons are counted in some
+    bands of the experts alone, ``times`` as many are there, and ``lost`` is the variance of that.
+    """
+
+    def __init__(self, router: Router, tensors: ExpertTensors, ways: Ways) -> None:
+        self.width, self.times, self.lost = tensors.width, 1.0, 0.0
         self.ways, self.number = ways, len(ways.start)
         self.length = np.linalg.norm(ways.stop - ways.start, axis=1)
         self.ends = [ends.astype(np.float32) for ends in (ways.start, ways.stop)]
@@ -160,7 +172,8 @@ class _OnWays:
         self.num_all = np.zeros(self.num_whole, np.int64)
         self.roots: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def add(self, expert: int, gate: np.ndarray, offset: np.ndarray) -> None:
+    def add(self, expert: int, gate: np.ndarray, offset: np.ndarray, bands: int) -> None:
+        self.times = self.width / len(gate)
         is_needed = self.is_met[:, expert].copy()
         is_needed[: self.num_whole] = True
         rows = np.flatnonzero(is_needed)
@@ -175,18 +188,24 @@ class _OnWays:
         segment = rows[roots.segment]
         self.num_all += np.bincount(segment, minlength=self.number)[: self.num_whole]
         self.roots.append((segment[roots.is_active], roots.at[roots.is_active]))
+        if self.times > 1.0:
+            of_bands = roots.neuron[roots.is_active] // (len(gate) // bands)
+            by_band = np.bincount(of_bands, minlength=bands) / self.number
+            self.lost += bands * self.times * (self.times - 1.0) * float(by_band.var(ddof=1))
 
     def figures(self) -> SegmentRegions:
         segment, at = (np.concatenate(part) for part in zip(*self.roots, strict=True))
-        neurons = np.bincount(segment, minlength=self.number)
+        neurons = self.times * np.bincount(segment, minlength=self.number)
         changes = np.diff(self.first)
         all_segments, places = np.r_[segment, self.segment], np.r_[at, self.at]
-        regions = 1 + region_counts.distinct_places(all_segments, places, self.number)
+        distinct = region_counts.distinct_places(all_segments, places, self.number)
+        regions = 1 + changes + self.times * (distinct - changes)
         rate, rate_se = crossing_rate(regions - 1, self.length)
+        rate_se = float(np.hypot(rate_se, np.sqrt(self.lost) / max(self.length.mean(), 1e-300)))
 
-        def error(values: np.ndarray) -> float:
+        def error(values: np.ndarray, lost: float = 0.0) -> float:
             few = self.number < 2
-            return float("nan") if few else float(values.std(ddof=1) / np.sqrt(self.number))
+            return float("nan") if few else float(np.sqrt(values.var(ddof=1) / self.number + lost))
 
         return SegmentRegions(
             way=self.ways.way,
@@ -195,10 +214,10 @@ class _OnWays:
             router_changes=float(changes.mean()),
             router_changes_se=error(changes),
             neuron_changes=float(neurons.mean()),
-            neuron_changes_se=error(neurons),
+            neuron_changes_se=error(neurons, self.lost),
             regions=float(regions.mean()),
-            regions_se=error(regions),
-            all_neurons=float(self.num_all.mean()),
+            regions_se=error(regions, self.lost),
+            all_neurons=self.times * float(self.num_all.mean()),
             per_length=rate,
             per_length_se=rate_se,
             unknown_share=self.unknown_share,
@@ -260,22 +279,21 @@ def _plane(
     if num_cells > most:
         some = np.sort(draw.choice(num_cells, most, replace=False))
         polygons = [polygons[number] for number in some.tolist()]
+    steps = pace.share(router.num_experts, len(polygons) * (1 + request.random_experts))
 
-    def counted(of_experts: list[np.ndarray]) -> tuple[int, ...]:
-        return tuple(
-            region_counts.regions_in_polygon(
-                corners, np.concatenate([of_experts[e] for e in experts])
-            )
-            for experts, corners in polygons
-        )
+    def counted(of_experts: list[np.ndarray]) -> Iterator[int]:
+        for experts, corners in polygons:
+            cut = np.concatenate([of_experts[e] for e in experts])
+            yield region_counts.regions_in_polygon(corners, cut)
+            next(steps)
 
-    of_cell, random = counted(lines), []
+    of_cell, random = tuple(counted(lines)), []
     unwatched = dataclasses.replace(pace, watch=None)
     for _ in unwatched.parts(range(request.random_experts), lambda _: 1):
-        neurons = []
-        for lengths, offset in norms:
-            neurons.append(_random_lines(lengths, offset, part, draw))
+        neurons = [_random_lines(lengths, offset, part, draw) for lengths, offset in norms]
         random.append(sum(counted(neurons)))
+    for _ in steps:  # draws that the budget left out
+        pass
     width = len(lines[0])
     published = published_regions(router.num_experts, k, width, 2)
     return PlaneRegions(
@@ -347,6 +365,7 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     """
     if request.segments is not None and request.segments < 2:
         raise UsageError(f"--segments {request.segments}: expected 2 or more.")
+    _refuse_no_plane(request.subspace)
     opened, source = STUDY.open(request)
     reasons = {router.name: _why_not(router, source) for router in opened.recorded}
     chosen = [router for router in opened.recorded if not reasons[router.name]]
@@ -358,12 +377,17 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     experts = [*tensors.values(), *(one for pairs in before.values() for _, one in pairs)]
     announce(experts, request.yes, watch)
     routers, samples = [], []
-    for router in each(chosen, watch, chosen[0].num_experts, is_paced=True):
-        sample = token_sample(router, source, request)
+    work = 2 * chosen[0].num_experts * (2 if before else 1)
+    for router in each(chosen, watch, work, is_paced=True):
+        has_plane = router.rule.is_affine
+        some = SAMPLE_TOKENS if has_plane else SMALL_SAMPLE_TOKENS
+        sample = SliceTokens(**vars(opened.sample(router, ("input", "document"), some)))
         samples.append(sample)
         number = _number_of_ways(request, tensors[router.name], router.rule.top_k)
-        ways = ways_of(sample, number, request.seed)
-        plane = requested_slice(request.subspace, router, sample, source.facts.name, request.seed)
+        ways, plane = ways_of(sample, number, request.seed), None
+        if has_plane:
+            name = source.facts.name
+            plane = requested_slice(request.subspace, router, sample, name, request.seed)
         pace = SearchPace(watch, request.budget, f"{router.name}: {router.num_experts} experts")
         both = [(router, tensors[router.name]), *before.get(router.name, ())]
         one, *earlier = (
@@ -384,6 +408,21 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         seed=request.seed,
         against=request.against,
         written=None if request.out is None else request.out.name,
+    )
+
+
+def _refuse_no_plane(text: str) -> None:
+    """Raises UsageError for a subspace that is no plane, before any token is read."""
+    kind, _, value = text.partition(":")
+    dims = {"pca": value, "random": value, "plane": str(value.count(","))}.get(kind)
+    if dims != "2" and Path(text).suffix != ".npz":
+        raise _no_plane(text)
+
+
+def _no_plane(text: str) -> UsageError:
+    return UsageError(
+        f"--subspace {text}: regions are counted in a plane.",
+        "For example pca:2, random:2 or plane:0,1,2.",
     )
 
 
