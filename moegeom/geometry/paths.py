@@ -205,7 +205,11 @@ def simulate_exit(
         skipped[:] = before
         stay, by_twos = np.ones((2, paths)), np.ones((2, paths))
         for number, step in enumerate(np.diff(times[n], prepend=0.0).tolist()):
-            noise = generators[n].standard_normal((len(cell), barriers.moves.shape[1]))
+            if number and step == 0.0:
+                sums[:, :, n, number] = sums[:, :, n, number - 1]
+                continue
+            shape = len(cell), barriers.moves.shape[1]
+            noise = generators[n].standard_normal(shape, np.float32)  # half the time of float64
             position += math.sqrt(step) * barriers.moved(cell, noise)
             if drift is not None:
                 position += step * drift

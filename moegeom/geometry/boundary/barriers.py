@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from moegeom.core.router import Rule
-from moegeom.core.shapes import Float64, Int32, Int64
+from moegeom.core.shapes import Float, Float32, Float64, Int32, Int64
 from moegeom.geometry.boundary.curved import as_logits
 from moegeom.geometry.boundary.linear import NEVER, RowDistances
 from moegeom.geometry.boundary.orders import row_coordinates
@@ -80,6 +80,10 @@ class Barriers:
         return cls(rule, bias, chosen.astype(np.int64), outside, scale, moves, distances)
 
     @cached_property
+    def _short_moves(self) -> Float32[np.ndarray, "experts dims"]:
+        return self.moves.astype(np.float32)
+
+    @cached_property
     def _gram(self) -> Float64[np.ndarray, "experts experts"]:
         return self.moves @ self.moves.T
 
@@ -100,10 +104,11 @@ class Barriers:
         return self.inside.shape[1] * self.outside.shape[1]
 
     def moved(
-        self, cell: Int64[np.ndarray, "points"], noise: Float64[np.ndarray, "points dims"]
+        self, cell: Int64[np.ndarray, "points"], noise: Float[np.ndarray, "points dims"]
     ) -> Float64[np.ndarray, "points experts"]:
-        """What normal numbers do to the logits of inputs of these cells."""
-        return self.scale[cell, None] * (noise @ self.moves.T)
+        """What normal numbers do to the logits of inputs of these cells, in their precision."""
+        moves = self.moves if noise.dtype == np.float64 else self._short_moves
+        return self.scale[cell, None] * (noise @ moves.T)
 
     @property
     def num_barriers(self) -> int:

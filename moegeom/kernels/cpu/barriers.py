@@ -123,8 +123,7 @@ def _product(of, each, one, other):
 def _over_root(gap, square):
     """A gap over the root of a square; inf where nothing closes it, 0 where there is none."""
     ratio = gap / math.sqrt(square if square > 0.0 else 0.0)
-    if not square > 0.0 and not (gap > 0.0 or gap < 0.0):
-        ratio = 0.0
+    ratio = 0.0 if ratio != ratio else ratio  # of two that are masked, or equal, with one slope
     return ratio if ratio <= NEVER else np.inf
 
 

@@ -262,8 +262,9 @@ SAMPLE = 64
 TIMES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 #: Times of a simulation around the half time; of rules that are not linear four times as many, and
-#: so many more before each time that is told.
-_AROUND, _BETWEEN = 12, 4
+#: more before the times that are told: from one to the next the nearest boundary is so many squared
+#: deviations away, but no more than so many between two that are told.
+_AROUND, _SHORT, _BETWEEN = 12, 16.0, 4
 
 #: How far, in half times of the nearest boundary alone, the half time is looked for: with drift,
 #: and where distances are those of tangents.
@@ -530,10 +531,11 @@ class _Cells:
         these on a boundary and out of reach.
         """
         nearest, is_exact = self.sigmas[row].min(initial=math.inf), self.barriers.is_exact
-        if not is_exact:
-            marks = np.union1d(marks, np.linspace(0.0, marks[-1], _BETWEEN * len(TIMES) ** 2)[1:])
         if not 0.0 < nearest < math.inf:
             return marks
+        if not is_exact:
+            steps = math.ceil(min(_SHORT * marks[-1] / nearest**2, _BETWEEN * len(TIMES) ** 2))
+            marks = np.union1d(marks, np.linspace(0.0, marks[-1], steps + 1)[1:])
         still = float(diffusion.face_quantile(np.array([nearest]), 0.5)[0])
         ends = _FROM * still, _TO * still
         if not is_exact:
