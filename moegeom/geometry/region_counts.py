@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -69,12 +70,10 @@ def distinct_places(
 
     Source: docs/theory.md B13.
     """
-    if not len(segment):
-        return np.zeros(num_segments, np.int64)
-    order = np.lexsort((at, segment))
-    segment, at = segment[order], at[order]
-    is_new = np.r_[True, (np.diff(segment) != 0) | (np.diff(at) != 0.0)]
-    return np.bincount(segment[is_new], minlength=num_segments)
+    places = at[np.argsort(segment, kind="stable")]
+    stops = np.cumsum(np.bincount(segment, minlength=num_segments))[:-1]
+    runs = (np.sort(part) for part in np.split(places, stops))
+    return np.array([len(run) and 1 + np.count_nonzero(np.diff(run)) for run in runs], np.int64)
 
 
 def clipped(corners: Sequence[Point], half_planes: Sequence[Line]) -> list[Point]:
@@ -139,14 +138,23 @@ def regions_in_polygon(corners: Sequence[Point], lines: Float64[np.ndarray, "lin
     order = np.argsort(chords[:, 0], kind="stable")
     low, high = np.ascontiguousarray(chords[order].T, np.int32)
     cuts, crossings = lines[line[::2][order]], 0
-    for n in range(1, len(cuts)):
-        i = np.flatnonzero((low[:n] < low[n]) & (low[n] < high[:n]) & (high[:n] < high[n]))
-        crossings += len(i) - _repeated(cuts, n, i)
-    return 1 + len(cuts) + crossings
+    step = max(1, _AT_ONCE // max(len(cuts), 1))
+    for first in range(0, len(cuts), step):
+        own = slice(first, first + step)
+        before = slice(0, min(first + step, len(cuts)))
+        starts, stops = low[own, None], high[own, None]
+        is_crossed = (low[before] < starts) & (starts < high[before]) & (high[before] < stops)
+        crossings += np.count_nonzero(is_crossed)
+        for n in np.flatnonzero(_may_repeat(cuts, own, is_crossed)).tolist():
+            crossings -= _repeated(cuts, first + n, np.flatnonzero(is_crossed[n]))
+    return 1 + len(cuts) + int(crossings)
 
 
 #: Rounding of a place on the border, in edges: of a polygon of up to a hundred.
 _ROUNDING = 2.0**-45
+
+#: Pairs of lines that are looked at together: what fits a cache.
+_AT_ONCE = 2**14
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,24 +221,45 @@ def _near(
         yield first, last + 1
 
 
+def _along(
+    lines: Float64[np.ndarray, "lines 3"], own: int | slice, others: Any
+) -> tuple[Float64[np.ndarray, "*pairs"], Float64[np.ndarray, "*pairs"]]:
+    """Where other lines cross the own ones, along these, and what rounding does to that at most."""
+    a, b, c = (np.atleast_1d(lines[own, n])[:, None] for n in range(3))
+    of_a, of_b, of_c = lines[others].T
+    with np.errstate(all="ignore"):
+        one, other = a * of_b, b * of_a
+        determinant = one - other
+        x = (b * of_c - c * of_b) / determinant
+        y = (c * of_a - a * of_c) / determinant
+        off = 1.0 + (np.abs(one) + np.abs(other)) / np.abs(determinant)
+        x *= b
+        y *= a
+        off *= 2.0**-44 * (np.abs(x) + np.abs(y) + np.abs(c))
+        return y - x, off
+
+
+def _may_repeat(
+    lines: Float64[np.ndarray, "lines 3"], own: slice, is_crossed: Bool[np.ndarray, "own lines"]
+) -> Bool[np.ndarray, "own"]:
+    """Lines on which float64 does not prove that all places of others before them differ."""
+    along, off = _along(lines, own, slice(0, is_crossed.shape[1]))
+    along[~is_crossed], off[~is_crossed] = np.inf, 0.0
+    along.sort(axis=1)
+    most = off.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # those that do not cross are all at infinity
+        is_near = np.diff(along, axis=1) <= 2.0 * most
+    return is_near.any(axis=1) | ~np.isfinite(most[:, 0])
+
+
 def _repeated(
     lines: Float64[np.ndarray, "lines 3"], own: int, others: Int64[np.ndarray, "crossing"]
 ) -> int:
     """How many of the lines that cross line ``own`` do so where another of them does."""
     if len(others) < 2:
         return 0
-    a, b, c = lines[own].tolist()
-    of_a, of_b, of_c = lines[others].T
-    determinant = a * of_b - b * of_a
-    with np.errstate(all="ignore"):
-        x = (b * of_c - c * of_b) / determinant
-        y = (c * of_a - a * of_c) / determinant
-        lost = np.abs(a * of_b) + np.abs(b * of_a)
-        off = 1.0 + lost / np.abs(determinant)
-        off *= 2.0**-44 * (np.abs(b * x) + np.abs(a * y) + abs(c))
-    along = a * y - b * x
-    order = np.argsort(along)
-    count = 0
+    (along,), (off,) = _along(lines, own, others)
+    order, count = np.argsort(along), 0
     for first, stop in _near(along[order], off[order]):
         group = [_reduced(lines[n].tolist()) for n in (own, *others[order[first:stop]])]
         count += stop - first - len({_crossing(group[0], other) for other in group[1:]})

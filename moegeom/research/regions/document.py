@@ -132,7 +132,7 @@ def _notes(report: Regions) -> Iterator[str]:
         )
     if few := [one for one in report.routers if one.num_counted < one.width]:
         yield (
-            f"{few[0].num_counted:,} of the {few[0].width:,} neurons of each expert are counted, in "
+            f"{few[0].num_counted:,} of the {few[0].width:,} neurons of an expert are counted, in "
             f"runs drawn at random, seed {report.seed}; the errors hold that."
         )
     yield from _of_planes(report)

@@ -52,6 +52,9 @@ from moegeom.studies.written import write_rows
 #: ways at least and at most where no number is asked for.
 _WHOLE, _PRODUCTS, _FEWEST, _MOST = 16, 2**36, 64, 1000
 
+#: Numbers of inputs that a sample has where their tokens are more than a few.
+_INPUTS = 2**23
+
 #: Numbers of gates beyond which not all neurons are counted, where no plane needs them.
 _NUMBERS = 2**30
 
@@ -380,8 +383,8 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     work = 2 * chosen[0].num_experts * (2 if before else 1)
     for router in each(chosen, watch, work, is_paced=True):
         has_plane = router.rule.is_affine
-        some = SAMPLE_TOKENS if has_plane else SMALL_SAMPLE_TOKENS
-        sample = SliceTokens(**vars(opened.sample(router, ("input", "document"), some)))
+        some = np.clip(_INPUTS // router.hidden_size, SMALL_SAMPLE_TOKENS, SAMPLE_TOKENS)
+        sample = SliceTokens(**vars(opened.sample(router, ("input", "document"), int(some))))
         samples.append(sample)
         number = _number_of_ways(request, tensors[router.name], router.rule.top_k)
         ways, plane = ways_of(sample, number, request.seed), None
