@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.errors import RouterError, UsageError
-from moegeom.core.router import Router
+from moegeom.core.router import Router, Rule
 from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.jumps import ExactRouter
@@ -49,8 +49,8 @@ from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router
 #: Ways on which neurons of all experts are counted, products of numbers for those of one kind, and
-#: ways at least and at most where no number is asked for.
-_WHOLE, _PRODUCTS, _FEWEST, _MOST = 16, 2**36, 64, 1000
+#: ways at least and at most where no number is asked for, of rules whose changes are bracketed.
+_WHOLE, _PRODUCTS, _FEWEST, _MOST, _MOST_CURVED = 16, 2**36, 64, 1000, 192
 
 #: Numbers of inputs that a sample has where their tokens are more than a few.
 _INPUTS = 2**23
@@ -109,15 +109,22 @@ def router_regions(
     lines, norms, draw = [], [], np.random.default_rng([request.seed, router.layer])
     num_bands = tensors.gate_bands if part is None else 1
     most = _bands_of(tensors, num_bands)
+    wide = None if part is None else np.empty((tensors.width, tensors.hidden))
     for expert in pace.parts(range(tensors.num_experts), lambda _: 1, is_whole=True):
         bands = np.sort(draw.permutation(num_bands)[:most]).tolist()
         gate, bias = tensors.read_gate(expert, bands if most < num_bands else None)
         offset = np.zeros(len(gate)) if bias is None else bias.astype(np.float64)
-        for one in on_ways:
-            one.add(expert, gate, offset, most)
-        if part is not None:
-            lines.append(_on_plane(gate.astype(np.float64), offset, part))
-            norms.append((np.sqrt(np.einsum("nd,nd->n", gate, gate, dtype=np.float64)), offset))
+        rows = [one.needed(expert) for one in on_ways]
+        ends = [ends[some] for one, some in zip(on_ways, rows, strict=True) for ends in one.ends]
+        # one product: each would read the gate again
+        values = np.concatenate(ends) @ gate.astype(np.float32, copy=False).T
+        of_ends = np.split(values, np.cumsum([len(end) for end in ends])[:-1])
+        for one, some, start, stop in zip(on_ways, rows, of_ends[::2], of_ends[1::2], strict=True):
+            one.add(expert, some, start + offset, stop + offset, most)
+        if part is not None and wide is not None:
+            wide[:] = gate
+            lines.append(_on_plane(wide, offset, part))
+            norms.append((np.sqrt(np.einsum("nd,nd->n", wide, wide)), offset))
     return RouterRegions(
         router=router.name,
         num_experts=router.num_experts,
@@ -175,13 +182,24 @@ class _OnWays:
         self.num_all = np.zeros(self.num_whole, np.int64)
         self.roots: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def add(self, expert: int, gate: np.ndarray, offset: np.ndarray, bands: int) -> None:
-        self.times = self.width / len(gate)
+    def needed(self, expert: int) -> Int64[np.ndarray, "some"]:
+        """The ways on which the expert is chosen, and those on which all experts count."""
         is_needed = self.is_met[:, expert].copy()
         is_needed[: self.num_whole] = True
-        rows = np.flatnonzero(is_needed)
-        values = gate.astype(np.float32, copy=False)
-        start, stop = ((ends[rows] @ values.T).astype(np.float64) + offset for ends in self.ends)
+        return np.flatnonzero(is_needed)
+
+    def add(
+        self,
+        expert: int,
+        rows: Int64[np.ndarray, "some"],
+        start: Float64[np.ndarray, "some neurons"],
+        stop: Float64[np.ndarray, "some neurons"],
+        bands: int,
+    ) -> None:
+        counted = start.shape[1]
+        self.times = self.width / counted
+        is_needed = np.zeros(self.number, bool)
+        is_needed[rows] = True
         changes = np.diff(self.first)[rows]
         first = np.concatenate([[0], np.cumsum(changes)])
         among = np.repeat(is_needed, np.diff(self.first))
@@ -192,7 +210,7 @@ class _OnWays:
         self.num_all += np.bincount(segment, minlength=self.number)[: self.num_whole]
         self.roots.append((segment[roots.is_active], roots.at[roots.is_active]))
         if self.times > 1.0:
-            of_bands = roots.neuron[roots.is_active] // (len(gate) // bands)
+            of_bands = roots.neuron[roots.is_active] // (counted // bands)
             by_band = np.bincount(of_bands, minlength=bands) / self.number
             self.lost += bands * self.times * (self.times - 1.0) * float(by_band.var(ddof=1))
 
@@ -386,7 +404,7 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         some = np.clip(_INPUTS // router.hidden_size, SMALL_SAMPLE_TOKENS, SAMPLE_TOKENS)
         sample = SliceTokens(**vars(opened.sample(router, ("input", "document"), int(some))))
         samples.append(sample)
-        number = _number_of_ways(request, tensors[router.name], router.rule.top_k)
+        number = _number_of_ways(request, tensors[router.name], router.rule)
         ways, plane = ways_of(sample, number, request.seed), None
         if has_plane:
             name = source.facts.name
@@ -437,12 +455,15 @@ def _why_not(router: Router, source: TokenSource) -> str:
     return next((absent[name] for name in ("input", "distance", "pair") if name in absent), "")
 
 
-def _number_of_ways(request: RegionsRequest, tensors: ExpertTensors, k: int) -> int:
+def _number_of_ways(request: RegionsRequest, tensors: ExpertTensors, rule: Rule) -> int:
     """What is asked for, else as many as so many products allow; k and as many more are met."""
     if request.segments is not None:
         return request.segments
-    met = min(4 * k, tensors.num_experts) * tensors.width * tensors.hidden
-    return int(np.clip(_PRODUCTS // (2 * met), _FEWEST, _MOST))
+    num_bands = 1 if rule.is_affine else tensors.gate_bands
+    width = tensors.width * _bands_of(tensors, num_bands) // num_bands
+    met = min(4 * rule.top_k, tensors.num_experts) * width * tensors.hidden
+    most = _MOST if rule.is_affine else _MOST_CURVED
+    return int(np.clip(_PRODUCTS // (2 * met), _FEWEST, most))
 
 
 def _before(
