@@ -243,13 +243,18 @@ class CompiledBarriers(Barriers):
             of_groups = (groups.num_groups, groups.num_kept, takes, float(groups.fill))
         bias = np.zeros(experts) if self.bias is None else self.bias
         arrays = (self._gram, self._of_pairs, self.inside, self.outside, self.scale)
+        gram, pairs, inside, outside, scale = map(np.ascontiguousarray, arrays)
         return _Loops(
             curve_of(curve),
             1.0 if logit_map is None else float(logit_map.multiplier),
             np.ascontiguousarray(bias, np.float64),
             rule.is_affine,
             is_softmax,
-            *map(np.ascontiguousarray, arrays),
+            gram,
+            pairs,
+            inside,
+            outside,
+            scale,
             *of_groups,
         )
 
