@@ -43,7 +43,7 @@ from moegeom.routing_cells.request import CellsRequest
 from moegeom.routing_cells.slices import RequestedSlice, SliceTokens, frame_of, requested_slice
 from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
 from moegeom.routing_cells.walk.segment_crossings import crossing_rate, segment_crossings
-from moegeom.studies.announced import announce
+from moegeom.studies.announced import announce_bytes
 from moegeom.studies.study import each
 from moegeom.studies.written import write_rows
 
@@ -105,10 +105,11 @@ def router_regions(
     part = None if requested is None else requested.part
     if part is not None and part.dims != 2:
         raise _no_plane(request.subspace)
+    pace.begin(f"{router.name} ways")
     on_ways = [_OnWays(router, tensors, one) for one in ways]
+    pace.begin(f"{router.name} experts")
     lines, norms, draw = [], [], np.random.default_rng([request.seed, router.layer])
-    num_bands = tensors.gate_bands if part is None else 1
-    most = _bands_of(tensors, num_bands)
+    most, num_bands = _bands_of(router.rule, tensors)
     wide = None if part is None else np.empty((tensors.width, tensors.hidden))
     for expert in pace.parts(range(tensors.num_experts), lambda _: 1, is_whole=True):
         bands = np.sort(draw.permutation(num_bands)[:most]).tolist()
@@ -130,12 +131,12 @@ def router_regions(
         num_experts=router.num_experts,
         top_k=router.rule.top_k,
         width=tensors.width,
-        num_counted=tensors.width * most // num_bands,
+        num_counted=int(tensors.width * _share_of(router.rule, tensors)),
         activation=tensors.activation,
         counted="sign patterns of the gate" if tensors.is_gated else _KINDS.get(
             tensors.activation, "sign patterns of the pre-activations"
         ),
-        num_bytes=tensors.bytes_of(gate_alone=True) * most // num_bands,
+        num_bytes=int(tensors.bytes_of(gate_alone=True) * _share_of(router.rule, tensors)),
         ways=tuple(one.figures() for one in on_ways),
         plane=None
         if requested is None or part is None
@@ -143,10 +144,20 @@ def router_regions(
     )  # fmt: skip
 
 
-def _bands_of(tensors: ExpertTensors, num_bands: int) -> int:
-    """How many of the bands of each gate are counted: two, so that they have an error, or more."""
+def _bands_of(rule: Rule, tensors: ExpertTensors) -> tuple[int, int]:
+    """How many of the bands of each gate are counted, and are there: all where a plane needs them,
+    else as many as so many numbers allow, and two at least, so that they have an error.
+    """
+    num_bands = 1 if rule.is_affine else tensors.gate_bands
     numbers = tensors.num_experts * tensors.width * tensors.hidden
-    return max(min(num_bands, 2), min(num_bands, num_bands * _NUMBERS // max(numbers, 1)))
+    return max(
+        min(num_bands, 2), min(num_bands, num_bands * _NUMBERS // max(numbers, 1))
+    ), num_bands
+
+
+def _share_of(rule: Rule, tensors: ExpertTensors) -> Fraction:
+    """Which share of the neurons is counted."""
+    return Fraction(*_bands_of(rule, tensors))
 
 
 class _OnWays:
@@ -294,7 +305,9 @@ def _plane(
     points = part.coordinates(sample.inputs)
     x0, x1, y0, y1 = map(Fraction, frame_of(points, requested, sample, CellsRequest(""), 1.0))
     frame = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+    pace.begin(f"{router.name} cells")
     polygons = list(_cells(router, part, frame))
+    pace.begin(f"{router.name} regions")
     num_cells, draw = len(polygons), np.random.default_rng(request.seed)
     most = max(_FEWEST_CELLS, _LINES // (k * len(lines[0])))
     if num_cells > most:
@@ -395,8 +408,10 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         raise UsageError(f"{left_out[0][0]}: {left_out[0][1]}.")
     tensors = {router.name: open_experts(opened.store, router) for router in chosen}
     before = _before(request, chosen)
-    experts = [*tensors.values(), *(one for pairs in before.values() for _, one in pairs)]
-    announce(experts, request.yes, watch)
+    experts = [(router, tensors[router.name]) for router in chosen]
+    experts += [pair for pairs in before.values() for pair in pairs]
+    total = sum(one.bytes_of(gate_alone=True) * _share_of(r.rule, one) for r, one in experts)
+    announce_bytes(int(total), "of experts are", request.yes, watch)
     routers, samples = [], []
     work = 2 * chosen[0].num_experts * (2 if before else 1)
     for router in each(chosen, watch, work, is_paced=True):
@@ -459,8 +474,7 @@ def _number_of_ways(request: RegionsRequest, tensors: ExpertTensors, rule: Rule)
     """What is asked for, else as many as so many products allow; k and as many more are met."""
     if request.segments is not None:
         return request.segments
-    num_bands = 1 if rule.is_affine else tensors.gate_bands
-    width = tensors.width * _bands_of(tensors, num_bands) // num_bands
+    width = int(tensors.width * _share_of(rule, tensors))
     met = min(4 * rule.top_k, tensors.num_experts) * width * tensors.hidden
     most = _MOST if rule.is_affine else _MOST_CURVED
     return int(np.clip(_PRODUCTS // (2 * met), _FEWEST, most))
