@@ -747,7 +747,7 @@ def test_changes_on_segments_are_those_of_the_rule_at_many_points(rule, monkeypa
         assert (np.abs(alone[:, None] - seen).min(axis=1, initial=INF) <= 1.26e-4).all()
     assert changes.is_unknown.mean() < 1.0
     # what the loop proves is what enclosures prove
-    monkeypatch.setattr(on_segments, "_loop_of", lambda *_: None)
+    monkeypatch.setattr(on_segments, "segment_loop", lambda *_: None)
     plain = on_segments.bracketed_changes(a, b, some.rule, bias)
     both = ~(changes.is_unknown | plain.is_unknown)
     counts = (np.diff(one.first)[both] for one in (changes, plain))

@@ -14,6 +14,7 @@ from moegeom.geometry.boundary.barriers import COINCIDES, NOTHING, Barriers
 from moegeom.geometry.boundary.curved import ScoreCurve
 from moegeom.geometry.boundary.linear import NEVER
 from moegeom.kernels.cpu import INNER, kernel
+from moegeom.kernels.cpu.curved_distance import keep_groups, tops_of
 from moegeom.kernels.cpu.score_curve import KernelCurve, curve_at, curve_of
 
 
@@ -85,23 +86,13 @@ def _load(of, logits, each):
 def _load_groups(of, ours, each, groups, tops):
     """Scores and best experts of the groups, which of them are kept, and who is masked."""
     size, last = each.shape[1] // of.num_groups, np.inf
+    is_kept = np.empty(of.num_groups, np.bool_)
+    keep_groups(of, each[_VALUE], is_kept)
     for g in range(of.num_groups):
-        first, second = g * size, -1
-        for e in range(g * size + 1, (g + 1) * size):
-            if each[_VALUE, e] > each[_VALUE, first]:
-                first, second = e, first
-            elif second < 0 or each[_VALUE, e] > each[_VALUE, second]:
-                second = e
+        first, second = tops_of(each[_VALUE], g * size, (g + 1) * size)
         tops[g, 0], tops[g, 1] = first, second
-        groups[_SCORE, g], groups[_KEPT, g], groups[_CHOSEN, g] = each[_VALUE, first], 0.0, 0.0
-        if of.takes == 2:
-            groups[_SCORE, g] += each[_VALUE, second]
-    for _ in range(of.num_kept):
-        best = -1
-        for g in range(of.num_groups):
-            if groups[_KEPT, g] == 0.0 and (best < 0 or groups[_SCORE, g] > groups[_SCORE, best]):
-                best = g
-        groups[_KEPT, best] = 1.0
+        groups[_SCORE, g] = each[_VALUE, first] + (each[_VALUE, second] if of.takes == 2 else 0.0)
+        groups[_KEPT, g], groups[_CHOSEN, g] = 1.0 if is_kept[g] else 0.0, 0.0
     for e in range(each.shape[1]):
         if groups[_KEPT, e // size] == 0.0:
             each[_MASKED, e] = of.fill
