@@ -51,3 +51,15 @@ class SearchPace:
                 self.watch.advance(size(part))
         if self.watch and done < total:
             self.watch.advance(total - done)
+
+    def begin(self, what: str) -> None:
+        """Tells what is done now."""
+        if self.watch:
+            self.watch.begin(what)
+
+    def share(self, total: int, parts: int) -> Iterator[None]:
+        """``total`` of the work in so many parts, each of which is done when it is asked for."""
+        for part in range(parts):
+            if self.watch:
+                self.watch.advance(total * (part + 1) // parts - total * part // parts)
+            yield

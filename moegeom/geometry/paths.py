@@ -88,13 +88,11 @@ def exit_probability(
     the union, :math:`\min(1, \sum p(r_{ij}, t))`. Both 0 without boundaries (k = E), both 1 on a
     boundary. Source: docs/theory.md A9. Oracle in tests: simulation.
     """
-    from scipy.special import logsumexp
-
     if not sigmas.shape[1]:
         never = np.full(len(sigmas), -np.inf)
         return ExitProbability(never, never)
     log_p = np.minimum(log_crossing_probability(sigmas, time, drifts), 0.0)
-    union = np.asarray(logsumexp(log_p, axis=1))
+    union = np.logaddexp.reduce(log_p, axis=1)
     return ExitProbability(log_p.max(axis=1), np.minimum(union, 0.0))
 
 
@@ -127,7 +125,6 @@ def cell_quantiles(
     Source: docs/theory.md A9. Oracle in tests: simulation.
     """
     from scipy.optimize.elementwise import find_root
-    from scipy.special import logsumexp
 
     nearest = sigmas.min(axis=1, initial=np.inf)
     latest = face_quantile(nearest, probability)
@@ -139,7 +136,7 @@ def cell_quantiles(
         crossed = log_crossing_probability(
             sigmas[row[place.astype(np.int64)]] / np.sqrt(times), 1.0
         )
-        return logsumexp(crossed, axis=-1) - np.log(probability)
+        return np.logaddexp.reduce(crossed, axis=-1) - np.log(probability)
 
     if len(row):
         place = np.arange(len(row), dtype=np.float64)
@@ -154,8 +151,8 @@ def cell_quantiles(
 
 
 # --------------------------------------------------------------------------------------- simulation
-#: Gaps held at once.
-_AT_ONCE = 2**20
+#: Gaps of walks held at once, and the share of paths that go on down to which all are held.
+_AT_ONCE, _LIVE = 2**20, 0.75
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,82 +196,50 @@ def simulate_exit(
     in small steps.
     """
     cells, num_times = times.shape
-    sums = np.zeros((2, 2, cells, num_times))
-    coarse = np.zeros((2, cells, num_times))
-    width = max(barriers.sigmas(rows[:1], logits[rows[:1]]).shape[1], 1)
-    size = max(1, _AT_ONCE // (width * paths))
-    for start in range(0, cells, size):
-        some = np.arange(start, min(start + size, cells))
-        cell = np.repeat(rows[some], paths)
-        draws = np.stack(
-            [
-                generators[n].standard_normal((num_times, paths, barriers.moves.shape[1]))
-                for n in some.tolist()
-            ],
-            axis=1,
-        ).reshape(num_times, len(cell), -1)
-        position = logits[cell]
-        before = skipped = barriers.sigmas(cell, position)
-        stay, by_twos = np.ones((2, len(cell))), np.ones((2, len(cell)))
-        steps = np.diff(times[some], axis=1, prepend=0.0)[np.repeat(np.arange(len(some)), paths)]
-        for number in range(num_times):
-            step = steps[:, number, None]
-            position = position + np.sqrt(step) * barriers.moved(cell, draws[number])
+    sums, coarse = np.zeros((2, 2, cells, num_times)), np.zeros((2, cells, num_times))
+    rooms = [np.empty((paths, barriers.num_barriers)) for _ in range(3)]
+    for n, row in enumerate(rows.tolist()):
+        cell, (before, after, skipped) = np.full(paths, row), rooms
+        position, last = logits[cell], 0.0
+        barriers.sigmas(cell, position, before)
+        skipped[:] = before
+        stay, by_twos = np.ones((2, paths)), np.ones((2, paths))
+        for number, step in enumerate(np.diff(times[n], prepend=0.0).tolist()):
+            if number and step == 0.0:
+                sums[:, :, n, number] = sums[:, :, n, number - 1]
+                continue
+            shape = len(cell), barriers.moves.shape[1]
+            noise = generators[n].standard_normal(shape, np.float32)  # half the time of float64
+            position += math.sqrt(step) * barriers.moved(cell, noise)
             if drift is not None:
                 position += step * drift
-            after = barriers.sigmas(cell, position)
-            stay *= _staying(before, after, step)
-            if not barriers.is_exact and number % 2:
-                by_twos *= _staying(skipped, after, step + steps[:, number - 1, None])
-                coarse[:, some, number] = (by_twos - stay).reshape(2, len(some), paths).mean(axis=2)
-                skipped = after
-            of_cells = stay.reshape(2, len(some), paths)
-            sums[:, 0, some, number] = of_cells.sum(axis=2)
-            sums[:, 1, some, number] = (of_cells**2).sum(axis=2)
-            before = after
+            barriers.sigmas(cell, position, after)
+            stay *= barriers.staying(before, after, step)
+            before, after = after, before
+            is_live = stay[1] > 0.0
+            if not barriers.is_exact:
+                if number % 2:
+                    by_twos *= barriers.staying(skipped, before, step + last)
+                    coarse[:, n, number] = (by_twos - stay).sum(axis=1) / paths
+                    skipped[:] = before
+                is_live |= by_twos[1] > 0.0
+            sums[:, 0, n, number], sums[:, 1, n, number] = stay.sum(axis=1), (stay**2).sum(axis=1)
+            last, on = step, np.flatnonzero(is_live)
+            if len(on) <= _LIVE * len(cell):  # those that have left for certain change nothing
+                cell, position, stay, by_twos = cell[on], position[on], stay[:, on], by_twos[:, on]
+                before, skipped, after = before[on], skipped[on], after[: len(on)]
+            if not len(on):
+                break
     mean = sums[:, 0] / paths
     error = np.sqrt(np.maximum(sums[:, 1] / paths - mean**2, 0.0) / (paths - 1))
     step_error = np.abs(coarse).max(axis=(0, 2), initial=0.0)
     return ExitCurve(times, 1.0 - mean[1], 1.0 - mean[0], error[1], error[0], step_error)
 
 
-#: Exponents beyond which a crossing counts for nothing.
-_NOTHING = 80.0
-
-
-def _crossing(
-    before: Float64[np.ndarray, "paths barriers"],
-    after: Float64[np.ndarray, "paths barriers"],
-    step: Float64[np.ndarray, "paths one"],
-) -> Float64[np.ndarray, "paths barriers"]:
-    """Probability that a Brownian bridge between the two gaps reaches 0."""
-    with np.errstate(all="ignore"):  # what is beyond, or in no time, is replaced below
-        exponent = before * after
-        exponent *= 2.0 / step
-    crossing = np.exp(-np.clip(np.nan_to_num(exponent, nan=_NOTHING), 0.0, _NOTHING))
-    crossing[exponent >= _NOTHING] = 0.0
-    crossing[(before <= 0.0) | (after <= 0.0)] = 1.0
-    return crossing
-
-
-def _staying(
-    before: Float64[np.ndarray, "paths barriers"],
-    after: Float64[np.ndarray, "paths barriers"],
-    step: Float64[np.ndarray, "paths one"],
-) -> Float64[np.ndarray, "2 paths"]:
-    """Least and largest chance to stay within all barriers."""
-    crossing = _crossing(before, after, step)
-    least = np.maximum(1.0 - crossing.sum(axis=1), 0.0)
-    return np.stack([least, 1.0 - crossing.max(axis=1, initial=0.0)])
-
-
 # ---------------------------------------------------------------------------- walks to the boundary
 #: Largest deviation of a step, in distances to the nearest barrier and to the second nearest one:
 #: the nearest alone may be crossed within a step, of others the chance is 2 Phi(-4) each.
 _OF_NEAREST, _OF_SECOND = 3.0, 0.25
-
-#: Share by which the distances of barriers differ that coincide.
-_COINCIDES = 1e-7
 
 #: Share of the first distance at which a walk has arrived.
 ARRIVED = 1e-3
@@ -343,38 +308,33 @@ def _walked(
     pair, second = np.full((len(cell), 2), -1, dtype=np.int32), np.full(len(cell), np.nan)
     left = np.flatnonzero(first < NEVER)
     position = logits[cell[left]]
-    ahead = barriers.sigmas(cell[left], position)
+    ahead, after = np.empty((2, len(left), barriers.num_barriers))
+    barriers.sigmas(cell[left], position, ahead)
+    number, least, following = barriers.two_least(ahead, True)
+    slot = np.arange(len(left))  # the row of ``ahead``
     for step in range(most_steps + 1):
-        row = np.arange(len(left))
-        number = ahead.argmin(axis=1)
-        least = ahead[row, number]
-        # barriers of equal rows coincide and are one; others may be as far at the start alone
-        farther = ahead > (1.0 + _COINCIDES) * least[:, None]
-        if step == 0:
-            farther[:] = True
-            farther[row, number] = False
-        following = np.min(ahead, axis=1, initial=np.inf, where=farther)
         has_arrived = least <= ARRIVED * first[left]
         if has_arrived.any():
-            done, at = left[has_arrived], position[has_arrived]
-            pair[done] = barriers.exchange(cell[done], at, number[has_arrived])
+            done = left[has_arrived]
+            pair[done] = barriers.exchange(cell[done], position[has_arrived], number[has_arrived])
             with np.errstate(divide="ignore", invalid="ignore"):
                 second[done] = following[has_arrived] / first[done]
             on = ~has_arrived
-            left, position, ahead, number = left[on], position[on], ahead[on], number[on]
-            least, following = least[on], following[on]
+            left, position, slot = left[on], position[on], slot[on]
+            number, least, following = number[on], least[on], following[on]
         if step == most_steps or not len(left):
             break
         row, deviation = np.arange(len(left)), np.fmin(_OF_NEAREST * least, _OF_SECOND * following)
         noise = generator.standard_normal((len(left), barriers.moves.shape[1]))
         moved = position + deviation[:, None] * barriers.moved(cell[left], noise)
-        after = barriers.sigmas(cell[left], moved)
-        height, lowest = after[row, number], after.argmin(axis=1)
+        barriers.sigmas(cell[left], moved, after[: len(left)])
+        lowest, *ends = barriers.two_least(after[: len(left)], False)
+        height = after[row, number]
         # another set: through the nearest barrier where it is behind or gone, else a farther one
-        is_beyond = after[row, lowest] <= 0.0
+        is_beyond = ends[0] <= 0.0
         number = np.where(is_beyond & (height > 0.0) & (height < NEVER), lowest, number)
         height = np.where(is_beyond & (height >= NEVER), -least, after[row, number])
-        least = ahead[row, number]
+        least = ahead[slot, number]
         with np.errstate(over="ignore", invalid="ignore"):  # inf where a set is another anyway
             chance = np.exp(-2.0 * least * np.maximum(height, 0.0) / deviation**2)
         is_out = is_beyond | (generator.random(len(left)) < chance)
@@ -384,12 +344,15 @@ def _walked(
                 *(part[some] for part in (left, position, moved, number, least, height, deviation))
             )
             at = _place_of(barriers, cell, crossing, generator)
-            done, number = left[some], number[some]
-            pair[done] = barriers.exchange(cell[done], at, number)
+            done, crossed = left[some], number[some]
+            pair[done] = barriers.exchange(cell[done], at, crossed)
             beside = barriers.sigmas(cell[done], at)
-            beside[np.arange(len(some)), number] = np.inf
+            beside[np.arange(len(some)), crossed] = np.inf
             second[done] = np.maximum(beside.min(axis=1), 0.0) / first[done]
-        left, position, ahead = left[~is_out], moved[~is_out], after[~is_out]
+        slot = np.flatnonzero(~is_out)
+        left, position, number = left[slot], moved[slot], lowest[slot]
+        least, following = (end[slot] for end in ends)
+        ahead, after = after, ahead
     return pair, second
 
 

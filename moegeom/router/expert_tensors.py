@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -147,14 +148,44 @@ class ExpertTensors:
         down, down_bias = self._pair(self.last, self.last_bias, expert)
         return ExpertWeights(gate, up, down, gate_bias, up_bias, down_bias)
 
+    @property
+    def gate_bands(self) -> int:
+        """Into how many runs of neurons the gate parts that share no number: 1 where it lies on its
+        side, with others, or in blocks that are decoded as they are read.
+        """
+        infos, is_apart = self.first[0].stored.tensors, self.first[0].names is not None
+        is_apart &= not (self.first[0].is_transposed or (self.is_gated and len(self.first) == 1))
+        if not is_apart or any(i.dtype in BLOCK_DTYPES or not i.shape for i in infos):
+            return 1
+        return math.gcd(*(info.shape[0] for info in infos))
+
     def read_gate(
-        self, expert: int
+        self, expert: int, bands: Sequence[int] | None = None
     ) -> tuple[Float32[np.ndarray, "neurons hidden"], Float32[np.ndarray, "neurons"] | None]:
         """The matrix whose outputs the activation is of, and its bias; raises as ``read``.
 
-        Where gate and up are one matrix, both are read.
+        Where gate and up are one matrix, both are read; of ``gate_bands`` those named alone.
         """
-        return self._first(expert, 1)[0]
+        if bands is None or self.gate_bands == 1:
+            return self._first(expert, 1)[0]
+        names, num = self.first[0].names, self.gate_bands
+        assert names is not None
+        infos, values = {}, {}
+        for key, name in names[expert].items():
+            info = self.store.info(name)
+            size, shape = (
+                info.size_bytes // num,
+                (len(bands) * info.shape[0] // num, *info.shape[1:]),
+            )
+            raw = b"".join(self.store.read_bytes(name, band * size, size) for band in bands)
+            infos[key] = replace(info, shape=shape, size_bytes=len(raw))
+            values[key] = as_array(raw, numpy_dtype(info.dtype, info.file), shape, info.file)
+        gate = find_storage(infos, Settings(self.store.config), self.router).decode(values)
+        bias = self.first_biases[0]
+        width = self.width // num
+        rows = np.concatenate([np.arange(band * width, (band + 1) * width) for band in bands])
+        added = None if bias is None else self._values(bias, expert).reshape(-1)[rows]
+        return self._finite(gate.astype(np.float32, copy=False), names[expert], expert), added
 
     def _first(self, expert: int, number: int) -> list[tuple[np.ndarray, np.ndarray | None]]:
         """The gate, and the up matrix if there is one: parted, where they are stored as one."""
@@ -190,6 +221,11 @@ class ExpertTensors:
             if (tensor.stacked if tensor.names is None else tensor.names[0])[key] in stored_names
         }
         numbers = tensor.stored.decode(values).astype(np.float32, copy=False)
+        return self._finite(numbers, keys, expert)
+
+    def _finite(
+        self, numbers: Float32[np.ndarray, "..."], keys: Mapping[str, str], expert: int
+    ) -> Float32[np.ndarray, "..."]:
         # where the squares overflow the closer look finds nothing
         if not np.isfinite(np.vdot(numbers, numbers)) and not np.isfinite(numbers).all():
             raise RouterError(

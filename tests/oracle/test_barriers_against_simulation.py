@@ -15,6 +15,7 @@ from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.paths import exit_boundaries, simulate_exit
 from moegeom.geometry.selection import SCORES, mapped_logits, route, score_slopes
+from moegeom.kernels.cpu.barriers import CompiledBarriers
 from tests.by_day import by_day
 
 EXPERTS, HIDDEN = 16, 10
@@ -93,6 +94,42 @@ def test_a_barrier_is_a_difference_of_scores_over_its_slope_along_the_noise(name
         error = np.abs(left - 1.0 + share)[is_there] / share
         assert (error <= 1e-3 + 4.0 * sigmas.min(axis=1)[is_there]).all()
         assert np.median(error) < 0.2
+
+
+COMPILED = {
+    **RULES,
+    "logits": Rule(3, "softmax", Weights("scores")),
+    "softmax times 1.7 with a bias": dataclasses.replace(
+        BIASED, score="softmax", logit_map=LogitMap(1.7)
+    ),
+    "one group of two": Rule(3, "sigmoid", Weights("scores"), groups=GroupMask(2, 1, "max", 0.0)),
+    "groups of one": dataclasses.replace(GROUPED, groups=GroupMask(16, 9, "top2_sum", 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_loops_have_the_barriers_of_their_definition(name):
+    made, random = Made(COMPILED[name], 6), np.random.default_rng(1)
+    plain = dataclasses.replace(made.barriers, scale=random.uniform(0.5, 2.0, 6))
+    loops = CompiledBarriers(**vars(plain))
+    cell = random.integers(0, 6, 400)
+    z = made.logits[cell] + random.choice([0.0, 0.05, 0.6], (400, 1)) * random.normal(
+        size=(400, EXPERTS)
+    )
+    z[:9, 3] = z[:9, 5]
+    ahead, after = (plain.sigmas(cell, at) for at in (z, 0.99 * z))
+    assert_allclose(loops.sigmas(cell, z), ahead, rtol=1e-9, atol=1e-12)
+    assert np.isinf(ahead).any() == (plain.rule.groups is not None)
+    for step in (0.0, 1e-4, 0.3):
+        staying = loops.staying(ahead, after, step)
+        assert_allclose(staying, plain.staying(ahead, after, step), rtol=1e-9, atol=1e-12)
+        assert (staying[0] < staying[1]).any() == (step > 0.1) or step == 1e-4
+    for is_start in (True, False):
+        ahead[:50] = np.round(ahead[:50], 1)
+        for mine, theirs in zip(
+            loops.two_least(ahead, is_start), plain.two_least(ahead, is_start), strict=True
+        ):
+            assert_allclose(mine, theirs, rtol=0.0)
 
 
 @each_rule

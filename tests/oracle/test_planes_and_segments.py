@@ -21,6 +21,7 @@ from moegeom.geometry.rows import composed_rows, cosine_scale
 from moegeom.geometry.selection import route
 from moegeom.routing_cells.plane import raster, subspace
 from moegeom.routing_cells.plane import raster as pixels
+from moegeom.routing_cells.plane import segments as on_segments
 from moegeom.routing_cells.plane.polygons import cell_sides, inradii, polygons
 from moegeom.routing_cells.plane.raster import (
     Frame,
@@ -726,3 +727,36 @@ def test_a_finer_picture_never_contradicts_a_coarser_one(router, width, height, 
     labels = label[coarse.state == raster.PixelState.CROSSED]
     is_same = (labels == labels[:, :1, :1, :]).all(axis=(1, 2, 3))
     assert not ((crossed == raster.PixelState.CONSTANT).all(axis=(1, 2)) & is_same).any()
+
+
+# ------------------------------------------------------------------------- segments of curved rules
+CURVED = [
+    rule for rule in RULES
+    if not rule[4] and (rule[0] != "identity" or rule[1] != "all" or rule[2] != "raw")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", by_day(CURVED, CURVED[::5]), ids=str)
+def test_changes_on_segments_are_those_of_the_rule_at_many_points(rule, monkeypatch):
+    some = case(*rule, seed=RULES.index(rule))
+    random = np.random.default_rng(2)
+    a, b = 2.0 * random.standard_normal((2, 5, EXPERTS))
+    bias = some.selection_bias
+    changes = on_segments.bracketed_changes(a, b, some.rule, bias)
+    t = np.linspace(0.0, 1.0, 4001)[:, None]
+    for number in np.flatnonzero(~changes.is_unknown):
+        chosen = np.sort(route((1.0 - t) * a[number] + t * b[number], some.rule, bias).chosen)
+        seen = t[1:][(chosen[1:] != chosen[:-1]).any(axis=1), 0] - 1.25e-4
+        places = changes.at[changes.first[number] : changes.first[number + 1]]
+        # two changes in one step of the points are none or one there
+        assert (np.abs(seen[:, None] - places).min(axis=1, initial=INF) <= 1.26e-4).all()
+        apart = np.diff(places, prepend=-1.0, append=2.0)
+        alone = places[(apart[:-1] > 1e-3) & (apart[1:] > 1e-3)]
+        assert (np.abs(alone[:, None] - seen).min(axis=1, initial=INF) <= 1.26e-4).all()
+    assert changes.is_unknown.mean() < 1.0
+    # what the loop proves is what enclosures prove
+    monkeypatch.setattr(on_segments, "segment_loop", lambda *_: None)
+    plain = on_segments.bracketed_changes(a, b, some.rule, bias)
+    both = ~(changes.is_unknown | plain.is_unknown)
+    counts = (np.diff(one.first)[both] for one in (changes, plain))
+    assert_array_equal(*counts)

@@ -14,12 +14,16 @@ from functools import cached_property
 import numpy as np
 
 from moegeom.core.router import Rule
-from moegeom.core.shapes import Float64, Int32, Int64
+from moegeom.core.shapes import Float, Float32, Float64, Int32, Int64
 from moegeom.geometry.boundary.curved import as_logits
 from moegeom.geometry.boundary.linear import NEVER, RowDistances
 from moegeom.geometry.boundary.orders import row_coordinates
 from moegeom.geometry.selection import group_scores, kept_groups, score_slopes, selection_scores
 from moegeom.geometry.set_code import chosen_mask
+
+#: Exponents beyond which a crossing counts for nothing, and the share by which the distances of
+#: barriers differ that coincide.
+NOTHING, COINCIDES = 80.0, 1e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +80,10 @@ class Barriers:
         return cls(rule, bias, chosen.astype(np.int64), outside, scale, moves, distances)
 
     @cached_property
+    def _short_moves(self) -> Float32[np.ndarray, "experts dims"]:
+        return self.moves.astype(np.float32)
+
+    @cached_property
     def _gram(self) -> Float64[np.ndarray, "experts experts"]:
         return self.moves @ self.moves.T
 
@@ -96,30 +104,82 @@ class Barriers:
         return self.inside.shape[1] * self.outside.shape[1]
 
     def moved(
-        self, cell: Int64[np.ndarray, "points"], noise: Float64[np.ndarray, "points dims"]
+        self, cell: Int64[np.ndarray, "points"], noise: Float[np.ndarray, "points dims"]
     ) -> Float64[np.ndarray, "points experts"]:
-        """What normal numbers do to the logits of inputs of these cells."""
-        return self.scale[cell, None] * (noise @ self.moves.T)
+        """What normal numbers do to the logits of inputs of these cells, in their precision."""
+        moves = self.moves if noise.dtype == np.float64 else self._short_moves
+        return self.scale[cell, None] * (noise @ moves.T)
+
+    @property
+    def num_barriers(self) -> int:
+        """How many barriers each cell has, of which some may be nowhere."""
+        groups = self.rule.groups
+        return self.num_pairs + (0 if groups is None else groups.num_groups**2)
 
     def sigmas(
-        self, cell: Int64[np.ndarray, "points"], logits: Float64[np.ndarray, "points experts"]
+        self,
+        cell: Int64[np.ndarray, "points"],
+        logits: Float64[np.ndarray, "points experts"],
+        out: Float64[np.ndarray, "points barriers"] | None = None,
     ) -> Float64[np.ndarray, "points barriers"]:
         """The distance of each barrier of these cells, in deviations; not positive where another
-        set is chosen, inf where there is none.
+        set is chosen, inf where there is none. Into ``out``, if that is there.
         """
+        ratios = self._ratios(cell, logits) / self.scale[cell, None]
+        if out is not None:
+            out[:] = ratios
+        return ratios if out is None else out
+
+    def _ratios(
+        self, cell: Int64[np.ndarray, "points"], logits: Float64[np.ndarray, "points experts"]
+    ) -> Float64[np.ndarray, "points barriers"]:
         if self.rule.is_affine:
             ahead = np.take_along_axis(logits, self.inside[cell], axis=1)
             behind = np.take_along_axis(logits, self.outside[cell], axis=1)
             with np.errstate(over="ignore"):  # NO_BOUNDARY times a large gap is inf: it is meant
                 ratios = (ahead[:, :, None] - behind[:, None, :]) * self._of_pairs[cell]
             ratios[ratios > NEVER] = np.inf
-            return ratios.reshape(len(cell), self.num_pairs) / self.scale[cell, None]
+            return ratios.reshape(len(cell), self.num_pairs)
         scores = self._scores(logits)
         with np.errstate(invalid="ignore", divide="ignore"):
             ratios = self._pairs(cell, scores).reshape(len(cell), self.num_pairs)
             if self.rule.groups is not None:
                 ratios = np.hstack([ratios, self._swaps(cell, scores).reshape(len(cell), -1)])
-            return ratios / self.scale[cell, None]
+            return ratios
+
+    def staying(
+        self,
+        before: Float64[np.ndarray, "paths barriers"],
+        after: Float64[np.ndarray, "paths barriers"],
+        step: float,
+    ) -> Float64[np.ndarray, "2 paths"]:
+        r"""Least and largest chance that none of the barriers is crossed in a step, from the
+        distances before and after: bridges that reach 0 with probability
+        :math:`e^{-2 a_0 a_1 / h}`.
+        """
+        with np.errstate(all="ignore"):  # what is beyond, or in no time, is replaced below
+            exponent = 2.0 * before * after / step
+        crossing = np.exp(-np.clip(np.nan_to_num(exponent, nan=NOTHING), 0.0, NOTHING))
+        crossing[exponent >= NOTHING] = 0.0
+        crossing[(before <= 0.0) | (after <= 0.0)] = 1.0
+        least = np.maximum(1.0 - crossing.sum(axis=1), 0.0)
+        return np.stack([least, 1.0 - crossing.max(axis=1, initial=0.0)])
+
+    def two_least(
+        self, ahead: Float64[np.ndarray, "walks barriers"], is_start: bool
+    ) -> tuple[
+        Int64[np.ndarray, "walks"], Float64[np.ndarray, "walks"], Float64[np.ndarray, "walks"]
+    ]:
+        """The nearest barrier, its distance and that of the next one: barriers of equal rows
+        coincide and are one, but at the start, where others may be as far.
+        """
+        row, number = np.arange(len(ahead)), ahead.argmin(axis=1)
+        least = ahead[row, number]
+        farther = ahead > (1.0 + COINCIDES) * least[:, None]
+        if is_start:
+            farther[:] = True
+            farther[row, number] = False
+        return number, least, np.min(ahead, axis=1, initial=np.inf, where=farther)
 
     def exchange(
         self,
@@ -175,8 +235,9 @@ class Barriers:
     # ------------------------------------------------------------------------- curved and grouped
     def _scores(self, logits: Float64[np.ndarray, "points experts"]) -> _Scores:
         values = selection_scores(logits, self.rule, self.bias)
-        slopes = score_slopes(logits, self.rule)
-        probability = slopes if self.rule.score == "softmax" else None
+        slopes, probability = score_slopes(logits, self.rule), None
+        if self.rule.score == "softmax":
+            probability = selection_scores(logits, self.rule, None)
         groups, masked = self.rule.groups, values
         of_groups, is_kept = np.empty((len(logits), 0)), np.empty((len(logits), 0), bool)
         if groups is not None:

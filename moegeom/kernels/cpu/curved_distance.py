@@ -238,7 +238,7 @@ def _best_sum(values, start, stop, takes):
 
 
 @njit(**UNCOUNTED)
-def _keep_groups(boundaries, q, is_kept):
+def keep_groups(boundaries, q, is_kept):
     """Marks the groups that the group mask keeps; equal scores: the lower index."""
     fill(is_kept, boundaries.num_kept == boundaries.num_groups)
     if boundaries.num_kept == boundaries.num_groups:
@@ -262,7 +262,7 @@ def _is_changed(boundaries, work, length):
     """Whether the rule chooses other experts after a step of this length."""
     _load_selection(boundaries, work, length)
     q, is_kept = work.each.there, work.is_kept_there
-    _keep_groups(boundaries, q, is_kept)
+    keep_groups(boundaries, q, is_kept)
     size = q.shape[0] // boundaries.num_groups
     worst = -1
     best = -1
@@ -489,7 +489,7 @@ def _add_fills(boundaries, work, members, radius):
 
 
 @njit(**UNCOUNTED)
-def _tops_of(q, start, stop):
+def tops_of(q, start, stop):
     """The largest and the second largest of a range of experts, -1 where there is none."""
     first = start
     for expert in range(start, stop):
@@ -546,7 +546,7 @@ def _add_groups(boundaries, work, radius):
     for g in range(boundaries.num_groups):
         if not work.is_kept[g]:
             continue
-        tops = _tops_of(q, g * size, (g + 1) * size)
+        tops = tops_of(q, g * size, (g + 1) * size)
         least_of_g = _best_sum(low, g * size, (g + 1) * size, takes)
         own = low[tops[0]] + low[tops[1]] if takes == 2 else low[tops[0]]
         best_of_g = _best_sum(q, g * size, (g + 1) * size, takes)
@@ -589,7 +589,7 @@ def _search(boundaries, work, limit):
 def _sort_out(boundaries, chosen, work):
     """Marks chosen, allowed and open experts; returns how many chosen ones are in kept groups."""
     size = work.each.shape[0] // boundaries.num_groups
-    _keep_groups(boundaries, work.each.q, work.is_kept)
+    keep_groups(boundaries, work.each.q, work.is_kept)
     for expert in range(work.each.shape[0]):
         work.each[expert].allowed = work.is_kept[expert // size]
         work.each[expert].is_open = work.each[expert].allowed and not work.each[expert].inside
@@ -645,8 +645,8 @@ def _on_rays(boundaries, work, chosen, low, far):
                 g, h = pair // boundaries.num_groups, pair % boundaries.num_groups
                 if not work.is_kept[g] or work.is_kept[h]:
                     continue
-                ours = _tops_of(q, g * size, (g + 1) * size)
-                number = _oppose(boundaries, work, ours, _tops_of(q, h * size, (h + 1) * size))
+                ours = tops_of(q, g * size, (g + 1) * size)
+                number = _oppose(boundaries, work, ours, tops_of(q, h * size, (h + 1) * size))
             far = _along(boundaries, work, number, low, length, far)
         if far < math.inf or length > FAR:
             return far

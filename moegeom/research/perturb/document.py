@@ -107,7 +107,7 @@ def _near(report: Perturbed) -> str:
     parts = []
     for order in _orders(report):
         share = _median(report, lambda one, order=order: _share(one, order))
-        parts.append(f"{percent(share) if share else 'never'} near {_TIES[order]}")
+        parts.append(f"{_chance(share) if share else 'never'} near {_TIES[order]}")
     if not parts:
         return ""
     near = f"within {percent(report.eps)} of the rms"
@@ -145,7 +145,7 @@ def _cells(one: RouterPaths, orders: Sequence[int]) -> tuple[str, ...]:
     size = _size_at_half(one)
     shares = [_share(one, order) for order in orders]
     return (
-        *(percent((at.simulated_lower + at.simulated_upper) / 2.0) for at in one.curve),
+        *(_chance((at.simulated_lower + at.simulated_upper) / 2.0) for at in one.curve),
         _time(one.half.simulated),
         "-" if size is None else percent(size),
         "-" if one.elsewhere is None else percent(one.elsewhere),
@@ -158,6 +158,11 @@ def _size_at_half(one: RouterPaths) -> float | None:
     if one.size is None or math.isinf(one.half.simulated):
         return None
     return one.size * math.sqrt(one.half.simulated)
+
+
+def _chance(chance: float) -> str:
+    """A chance in two figures, or that it is less than any simulation or table would tell."""
+    return "< 1e-9 %" if 0.0 < chance < 1e-11 else percent(chance)
 
 
 def _time(time: float | None) -> str:
@@ -263,6 +268,6 @@ def _loose(report: Perturbed) -> Iterator[str]:
     """The union bound over all flats of the first router."""
     bounds = [tie for tie in report.routers[0].near if tie.bound is not None]
     if bounds:
-        shares = ", ".join(f"{percent(tie.bound or 0.0)} near {_TIES[tie.order]}" for tie in bounds)
+        shares = ", ".join(f"{_chance(tie.bound or 0.0)} near {_TIES[tie.order]}" for tie in bounds)
         place = study_summary(report).places([report.routers[0].router])
         yield f"Loose: all flats where experts tie, added up, allow {shares} in {place}."

@@ -27,6 +27,7 @@ from moegeom.geometry import paths as diffusion
 from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.noise import noisy_distances, noisy_rows
 from moegeom.geometry.statistics import share_error
+from moegeom.kernels.cpu.barriers import CompiledBarriers
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.research.perturb import STUDY
@@ -75,15 +76,16 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
     """
     _check(request)
     opened, source = STUDY.open(request)
-    recorded = opened.recorded
-    tokens = _tokens(request, source)
-    noise, moving = _moving(request, opened, recorded)
-    paths, samples, left_out = [], [], list(opened.left_out)
-    for router in each(recorded, watch, len(tokens), is_paced=True):
+    recorded, tokens = opened.recorded, _tokens(request, source)
+    reasons = {router.name: why_not(router, source) for router in recorded}
+    chosen = [router for router in recorded if not reasons[router.name]]
+    noise, moving = _moving(request, opened, chosen)
+    paths, samples = [], []
+    left_out = [*opened.left_out, *((name, why) for name, why in reasons.items() if why)]
+    for router in each(chosen, watch, len(tokens), is_paced=True):
         moved = moving[router.name]
-        reason = why_not(router, source) or (moved if isinstance(moved, str) else "")
-        if reason or isinstance(moved, str):
-            left_out.append((router.name, reason))
+        if isinstance(moved, str):
+            left_out.append((router.name, moved))
         else:
             some = opened.sample(router, ("input",), at=tokens)
             samples.append(some)
@@ -260,8 +262,9 @@ SAMPLE = 64
 TIMES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 #: Times of a simulation around the half time; of rules that are not linear four times as many, and
-#: so many more before each time that is told.
-_AROUND, _BETWEEN = 12, 4
+#: more before the times that are told: from one to the next the nearest boundary is so many squared
+#: deviations away, but no more than so many between two that are told.
+_AROUND, _SHORT, _BETWEEN = 12, 16.0, 4
 
 #: How far, in half times of the nearest boundary alone, the half time is looked for: with drift,
 #: and where distances are those of tangents.
@@ -414,7 +417,8 @@ class _Cells:
         exact, rule, bias = ExactRouter(router), router.rule, router.selection_bias
         logits = exact.logits(values)
         rms = np.sqrt((values**2).mean(axis=1))
-        barriers = Barriers.of(
+        kind = CompiledBarriers if request.backend == "cpu" else Barriers
+        barriers = kind.of(
             rule,
             None if rule.is_affine or bias is None else bias.astype(np.float64),
             exact.chosen(logits),
@@ -441,6 +445,10 @@ class _Cells:
     @cached_property
     def sigmas(self) -> Float64[np.ndarray, "tokens barriers"]:
         return self.barriers.sigmas(np.arange(len(self.logits)), self.logits)
+
+    @cached_property
+    def _quantiles(self) -> tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]]:
+        return diffusion.cell_quantiles(self.sigmas, 0.5)
 
     @property
     def nearest(self) -> Int32[np.ndarray, "tokens 2"]:
@@ -490,12 +498,12 @@ class _Cells:
     ) -> tuple[tuple[ExitAt, ...], HalfTime]:
         proved: list[np.ndarray] = []
         if self.barriers.is_exact:
-            drifts = self._drifts(row)
-            bounds = [
-                diffusion.exit_probability(self.sigmas[row : row + 1], time, drifts=drifts)
-                for time in times.tolist()
-            ]
-            proved = [np.array([getattr(one, n)[0] for one in bounds]) for n in ("lower", "upper")]
+            # a time t is time 1 for noise of deviation t^(1/2)
+            root, drifts = np.sqrt(times)[:, None], self._drifts(row)
+            bounds = diffusion.exit_probability(
+                self.sigmas[row] / root, 1.0, None if drifts is None else drifts * root
+            )
+            proved = [bounds.lower, bounds.upper]
             # few paths see nothing of what is rare, and the bounds do
             simulated = [np.clip(bound, *proved) for bound in simulated]
         middle = (simulated[0] + simulated[1]) / 2.0
@@ -522,18 +530,18 @@ class _Cells:
         """The times that are told, and those between which half of the paths have left; none of
         these on a boundary and out of reach.
         """
-        sigmas = self.sigmas[row : row + 1]
-        nearest, is_exact = sigmas.min(initial=math.inf), self.barriers.is_exact
-        if not is_exact:
-            marks = np.union1d(marks, np.linspace(0.0, marks[-1], _BETWEEN * len(TIMES) ** 2)[1:])
+        nearest, is_exact = self.sigmas[row].min(initial=math.inf), self.barriers.is_exact
         if not 0.0 < nearest < math.inf:
             return marks
+        if not is_exact:
+            steps = math.ceil(min(_SHORT * marks[-1] / nearest**2, _BETWEEN * len(TIMES) ** 2))
+            marks = np.union1d(marks, np.linspace(0.0, marks[-1], steps + 1)[1:])
         still = float(diffusion.face_quantile(np.array([nearest]), 0.5)[0])
         ends = _FROM * still, _TO * still
         if not is_exact:
             ends = _CURVED_FROM * still, _CURVED_TO * still
         elif self.drift is None:
-            (first,), (last,) = diffusion.cell_quantiles(sigmas, 0.5)
+            first, last = (float(end[row]) for end in self._quantiles)
             return np.union1d(marks, np.geomspace(0.99 * first, 1.01 * last, _AROUND))
         return np.union1d(marks, np.geomspace(*ends, (2 if is_exact else 4) * _AROUND))
 

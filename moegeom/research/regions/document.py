@@ -130,6 +130,11 @@ def _notes(report: Regions) -> Iterator[str]:
             f"No plane in {study_summary(report).places(places)}: cells of curved or grouped rules "
             "are no polygons."
         )
+    if few := [one for one in report.routers if one.num_counted < one.width]:
+        yield (
+            f"{few[0].num_counted:,} of the {few[0].width:,} neurons of an expert are counted, in "
+            f"runs drawn at random, seed {report.seed}; the errors hold that."
+        )
     yield from _of_planes(report)
     yield (
         "A change is where a line of the gate's pre-activation, or of two logits, is crossed; how "

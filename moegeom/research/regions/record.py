@@ -109,14 +109,15 @@ class EarlierRegions:
 
 @dataclass(frozen=True)
 class RouterRegions:
-    """One router; ``counted`` says what its regions are. No ``plane`` where cells are no polygons:
-    of curved and grouped rules.
+    """One router; ``counted`` says what its regions are: of ``num_counted`` of the ``width``
+    neurons of each expert. No ``plane`` where cells are no polygons: of curved and grouped rules.
     """
 
     router: str
     num_experts: int
     top_k: int
     width: int
+    num_counted: int
     activation: str
     counted: str
     num_bytes: int

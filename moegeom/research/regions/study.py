@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moegeom.core.errors import RouterError, UsageError
-from moegeom.core.router import Router
+from moegeom.core.router import Router, Rule
 from moegeom.core.shapes import Bool, Float64, Int64
 from moegeom.core.tokens import TokenSource
 from moegeom.engine.jumps import ExactRouter
+from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import unavailable
 from moegeom.engine.search_pace import SearchPace
 from moegeom.engine.session import Session
@@ -38,23 +40,23 @@ from moegeom.routing_cells.facet_graph import swaps
 from moegeom.routing_cells.plane.segments import bracketed_changes
 from moegeom.routing_cells.plane.subspace import Slice
 from moegeom.routing_cells.request import CellsRequest
-from moegeom.routing_cells.slices import (
-    RequestedSlice,
-    SliceTokens,
-    frame_of,
-    requested_slice,
-    token_sample,
-)
+from moegeom.routing_cells.slices import RequestedSlice, SliceTokens, frame_of, requested_slice
 from moegeom.routing_cells.walk.enumeration import AllSubsets, enumerate_cells
 from moegeom.routing_cells.walk.segment_crossings import crossing_rate, segment_crossings
-from moegeom.studies.announced import announce
+from moegeom.studies.announced import announce_bytes
 from moegeom.studies.study import each
 from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router
 #: Ways on which neurons of all experts are counted, products of numbers for those of one kind, and
-#: ways at least and at most where no number is asked for.
-_WHOLE, _PRODUCTS, _FEWEST, _MOST = 16, 2**37, 64, 1000
+#: ways at least and at most where no number is asked for, of rules whose changes are bracketed.
+_WHOLE, _PRODUCTS, _FEWEST, _MOST, _MOST_CURVED = 16, 2**36, 64, 1000, 192
+
+#: Numbers of inputs that a sample has where their tokens are more than a few.
+_INPUTS = 2**23
+
+#: Numbers of gates beyond which not all neurons are counted, where no plane needs them.
+_NUMBERS = 2**30
 
 #: Lines that are counted in all cells together, and cells at least.
 _LINES, _FEWEST_CELLS = 2**18, 24
@@ -75,15 +77,18 @@ class Ways:
 def ways_of(sample: SliceTokens, number: int, seed: int) -> list[Ways]:
     """Random pairs of tokens, no token in two, and tokens that follow each other in a document."""
     draw, tokens = np.random.default_rng(seed), len(sample.inputs)
-    inputs, document = sample.inputs.astype(np.float64), sample.document
-    half = min(number, tokens // 2)
+    document, half = sample.document, min(number, tokens // 2)
+
+    def way(name: str, start: np.ndarray, stop: np.ndarray) -> Ways:
+        return Ways(name, *(sample.inputs[rows].astype(np.float64) for rows in (start, stop)))
+
     chosen = draw.permutation(tokens)[: 2 * half]
-    ways = [Ways("random pairs", inputs[chosen[:half]], inputs[chosen[half:]])]
+    ways = [way("random pairs", chosen[:half], chosen[half:])]
     follows = (np.diff(sample.token) == 1) & (document[1:] == document[:-1]) & (document[1:] >= 0)
     rows = np.flatnonzero(follows)
     if len(rows):
         rows = np.sort(draw.permutation(rows)[:number])
-        ways.append(Ways("consecutive tokens", inputs[rows], inputs[rows + 1]))
+        ways.append(way("consecutive tokens", rows, rows + 1))
     return ways
 
 
@@ -91,49 +96,77 @@ def router_regions(
     router: Router,
     tensors: ExpertTensors,
     ways: list[Ways],
-    requested: RequestedSlice,
+    requested: RequestedSlice | None,
     sample: SliceTokens,
     request: RegionsRequest,
     pace: SearchPace,
 ) -> RouterRegions:
-    """Counts on every way and in the plane; each gate is read once."""
-    part = requested.part
-    if part is None or part.dims != 2:
-        raise UsageError(
-            f"--subspace {request.subspace}: regions are counted in a plane.",
-            "For example pca:2, random:2 or plane:0,1,2.",
-        )
-    on_ways = [_OnWays(router, one) for one in ways]
-    lines, norms = [], []
+    """Counts on every way and in the plane, if there is one; each gate is read once."""
+    part = None if requested is None else requested.part
+    if part is not None and part.dims != 2:
+        raise _no_plane(request.subspace)
+    pace.begin(f"{router.name} ways")
+    on_ways = [_OnWays(router, tensors, one) for one in ways]
+    pace.begin(f"{router.name} experts")
+    lines, norms, draw = [], [], np.random.default_rng([request.seed, router.layer])
+    most, num_bands = _bands_of(router.rule, tensors)
+    wide = None if part is None else np.empty((tensors.width, tensors.hidden))
     for expert in pace.parts(range(tensors.num_experts), lambda _: 1, is_whole=True):
-        gate, bias = tensors.read_gate(expert)
+        bands = np.sort(draw.permutation(num_bands)[:most]).tolist()
+        gate, bias = tensors.read_gate(expert, bands if most < num_bands else None)
         offset = np.zeros(len(gate)) if bias is None else bias.astype(np.float64)
-        for one in on_ways:
-            one.add(expert, gate, offset)
-        if router.rule.is_affine:
-            lines.append(_on_plane(gate.astype(np.float64), offset, part))
-            norms.append((np.sqrt(np.einsum("nd,nd->n", gate, gate, dtype=np.float64)), offset))
+        rows = [one.needed(expert) for one in on_ways]
+        ends = [ends[some] for one, some in zip(on_ways, rows, strict=True) for ends in one.ends]
+        # one product: each would read the gate again
+        values = np.concatenate(ends) @ gate.astype(np.float32, copy=False).T
+        of_ends = np.split(values, np.cumsum([len(end) for end in ends])[:-1])
+        for one, some, start, stop in zip(on_ways, rows, of_ends[::2], of_ends[1::2], strict=True):
+            one.add(expert, some, start + offset, stop + offset, most)
+        if part is not None and wide is not None:
+            wide[:] = gate
+            lines.append(_on_plane(wide, offset, part))
+            norms.append((np.sqrt(np.einsum("nd,nd->n", wide, wide)), offset))
     return RouterRegions(
         router=router.name,
         num_experts=router.num_experts,
         top_k=router.rule.top_k,
         width=tensors.width,
+        num_counted=int(tensors.width * _share_of(router.rule, tensors)),
         activation=tensors.activation,
         counted="sign patterns of the gate" if tensors.is_gated else _KINDS.get(
             tensors.activation, "sign patterns of the pre-activations"
         ),
-        num_bytes=tensors.bytes_of(gate_alone=True),
+        num_bytes=int(tensors.bytes_of(gate_alone=True) * _share_of(router.rule, tensors)),
         ways=tuple(one.figures() for one in on_ways),
-        plane=_plane(router, lines, norms, requested, part, sample, request, pace)
-        if router.rule.is_affine
-        else None,
+        plane=None
+        if requested is None or part is None
+        else _plane(router, lines, norms, requested, part, sample, request, pace),
     )  # fmt: skip
 
 
-class _OnWays:
-    """Changes on the ways of one kind, gathered expert by expert."""
+def _bands_of(rule: Rule, tensors: ExpertTensors) -> tuple[int, int]:
+    """How many of the bands of each gate are counted, and are there: all where a plane needs them,
+    else as many as so many numbers allow, and two at least, so that they have an error.
+    """
+    num_bands = 1 if rule.is_affine else tensors.gate_bands
+    numbers = tensors.num_experts * tensors.width * tensors.hidden
+    return max(
+        min(num_bands, 2), min(num_bands, num_bands * _NUMBERS // max(numbers, 1))
+    ), num_bands
 
-    def __init__(self, router: Router, ways: Ways) -> None:
+
+def _share_of(rule: Rule, tensors: ExpertTensors) -> Fraction:
+    """Which share of the neurons is counted."""
+    return Fraction(*_bands_of(rule, tensors))
+
+
+class _OnWays:
+    """Changes on the ways of one kind, gathered expert by expert; where neurons are counted in some
+    bands of the experts alone, ``times`` as many are there, and ``lost`` is the variance of that.
+    """
+
+    def __init__(self, router: Router, tensors: ExpertTensors, ways: Ways) -> None:
+        self.width, self.times, self.lost = tensors.width, 1.0, 0.0
         self.ways, self.number = ways, len(ways.start)
         self.length = np.linalg.norm(ways.stop - ways.start, axis=1)
         self.ends = [ends.astype(np.float32) for ends in (ways.start, ways.stop)]
@@ -160,12 +193,24 @@ class _OnWays:
         self.num_all = np.zeros(self.num_whole, np.int64)
         self.roots: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def add(self, expert: int, gate: np.ndarray, offset: np.ndarray) -> None:
+    def needed(self, expert: int) -> Int64[np.ndarray, "some"]:
+        """The ways on which the expert is chosen, and those on which all experts count."""
         is_needed = self.is_met[:, expert].copy()
         is_needed[: self.num_whole] = True
-        rows = np.flatnonzero(is_needed)
-        values = gate.astype(np.float32, copy=False)
-        start, stop = ((ends[rows] @ values.T).astype(np.float64) + offset for ends in self.ends)
+        return np.flatnonzero(is_needed)
+
+    def add(
+        self,
+        expert: int,
+        rows: Int64[np.ndarray, "some"],
+        start: Float64[np.ndarray, "some neurons"],
+        stop: Float64[np.ndarray, "some neurons"],
+        bands: int,
+    ) -> None:
+        counted = start.shape[1]
+        self.times = self.width / counted
+        is_needed = np.zeros(self.number, bool)
+        is_needed[rows] = True
         changes = np.diff(self.first)[rows]
         first = np.concatenate([[0], np.cumsum(changes)])
         among = np.repeat(is_needed, np.diff(self.first))
@@ -175,18 +220,24 @@ class _OnWays:
         segment = rows[roots.segment]
         self.num_all += np.bincount(segment, minlength=self.number)[: self.num_whole]
         self.roots.append((segment[roots.is_active], roots.at[roots.is_active]))
+        if self.times > 1.0:
+            of_bands = roots.neuron[roots.is_active] // (counted // bands)
+            by_band = np.bincount(of_bands, minlength=bands) / self.number
+            self.lost += bands * self.times * (self.times - 1.0) * float(by_band.var(ddof=1))
 
     def figures(self) -> SegmentRegions:
         segment, at = (np.concatenate(part) for part in zip(*self.roots, strict=True))
-        neurons = np.bincount(segment, minlength=self.number)
+        neurons = self.times * np.bincount(segment, minlength=self.number)
         changes = np.diff(self.first)
         all_segments, places = np.r_[segment, self.segment], np.r_[at, self.at]
-        regions = 1 + region_counts.distinct_places(all_segments, places, self.number)
+        distinct = region_counts.distinct_places(all_segments, places, self.number)
+        regions = 1 + changes + self.times * (distinct - changes)
         rate, rate_se = crossing_rate(regions - 1, self.length)
+        rate_se = float(np.hypot(rate_se, np.sqrt(self.lost) / max(self.length.mean(), 1e-300)))
 
-        def error(values: np.ndarray) -> float:
+        def error(values: np.ndarray, lost: float = 0.0) -> float:
             few = self.number < 2
-            return float("nan") if few else float(values.std(ddof=1) / np.sqrt(self.number))
+            return float("nan") if few else float(np.sqrt(values.var(ddof=1) / self.number + lost))
 
         return SegmentRegions(
             way=self.ways.way,
@@ -195,10 +246,10 @@ class _OnWays:
             router_changes=float(changes.mean()),
             router_changes_se=error(changes),
             neuron_changes=float(neurons.mean()),
-            neuron_changes_se=error(neurons),
+            neuron_changes_se=error(neurons, self.lost),
             regions=float(regions.mean()),
-            regions_se=error(regions),
-            all_neurons=float(self.num_all.mean()),
+            regions_se=error(regions, self.lost),
+            all_neurons=self.times * float(self.num_all.mean()),
             per_length=rate,
             per_length_se=rate_se,
             unknown_share=self.unknown_share,
@@ -254,28 +305,29 @@ def _plane(
     points = part.coordinates(sample.inputs)
     x0, x1, y0, y1 = map(Fraction, frame_of(points, requested, sample, CellsRequest(""), 1.0))
     frame = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+    pace.begin(f"{router.name} cells")
     polygons = list(_cells(router, part, frame))
+    pace.begin(f"{router.name} regions")
     num_cells, draw = len(polygons), np.random.default_rng(request.seed)
     most = max(_FEWEST_CELLS, _LINES // (k * len(lines[0])))
     if num_cells > most:
         some = np.sort(draw.choice(num_cells, most, replace=False))
         polygons = [polygons[number] for number in some.tolist()]
+    steps = pace.share(router.num_experts, len(polygons) * (1 + request.random_experts))
 
-    def counted(of_experts: list[np.ndarray]) -> tuple[int, ...]:
-        return tuple(
-            region_counts.regions_in_polygon(
-                corners, np.concatenate([of_experts[e] for e in experts])
-            )
-            for experts, corners in polygons
-        )
+    def counted(of_experts: list[np.ndarray]) -> Iterator[int]:
+        for experts, corners in polygons:
+            cut = np.concatenate([of_experts[e] for e in experts])
+            yield region_counts.regions_in_polygon(corners, cut)
+            next(steps)
 
-    of_cell, random = counted(lines), []
+    of_cell, random = tuple(counted(lines)), []
     unwatched = dataclasses.replace(pace, watch=None)
     for _ in unwatched.parts(range(request.random_experts), lambda _: 1):
-        neurons = []
-        for lengths, offset in norms:
-            neurons.append(_random_lines(lengths, offset, part, draw))
+        neurons = [_random_lines(lengths, offset, part, draw) for lengths, offset in norms]
         random.append(sum(counted(neurons)))
+    for _ in steps:  # draws that the budget left out
+        pass
     width = len(lines[0])
     published = published_regions(router.num_experts, k, width, 2)
     return PlaneRegions(
@@ -347,6 +399,7 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     """
     if request.segments is not None and request.segments < 2:
         raise UsageError(f"--segments {request.segments}: expected 2 or more.")
+    _refuse_no_plane(request.subspace)
     opened, source = STUDY.open(request)
     reasons = {router.name: _why_not(router, source) for router in opened.recorded}
     chosen = [router for router in opened.recorded if not reasons[router.name]]
@@ -355,15 +408,22 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
         raise UsageError(f"{left_out[0][0]}: {left_out[0][1]}.")
     tensors = {router.name: open_experts(opened.store, router) for router in chosen}
     before = _before(request, chosen)
-    experts = [*tensors.values(), *(one for pairs in before.values() for _, one in pairs)]
-    announce(experts, request.yes, watch)
+    experts = [(router, tensors[router.name]) for router in chosen]
+    experts += [pair for pairs in before.values() for pair in pairs]
+    total = sum(one.bytes_of(gate_alone=True) * _share_of(r.rule, one) for r, one in experts)
+    announce_bytes(int(total), "of experts are", request.yes, watch)
     routers, samples = [], []
-    for router in each(chosen, watch, chosen[0].num_experts, is_paced=True):
-        sample = token_sample(router, source, request)
+    work = 2 * chosen[0].num_experts * (2 if before else 1)
+    for router in each(chosen, watch, work, is_paced=True):
+        has_plane = router.rule.is_affine
+        some = np.clip(_INPUTS // router.hidden_size, SMALL_SAMPLE_TOKENS, SAMPLE_TOKENS)
+        sample = SliceTokens(**vars(opened.sample(router, ("input", "document"), int(some))))
         samples.append(sample)
-        number = _number_of_ways(request, tensors[router.name], router.rule.top_k)
-        ways = ways_of(sample, number, request.seed)
-        plane = requested_slice(request.subspace, router, sample, source.facts.name, request.seed)
+        number = _number_of_ways(request, tensors[router.name], router.rule)
+        ways, plane = ways_of(sample, number, request.seed), None
+        if has_plane:
+            name = source.facts.name
+            plane = requested_slice(request.subspace, router, sample, name, request.seed)
         pace = SearchPace(watch, request.budget, f"{router.name}: {router.num_experts} experts")
         both = [(router, tensors[router.name]), *before.get(router.name, ())]
         one, *earlier = (
@@ -387,6 +447,21 @@ def regions(request: RegionsRequest, watch: Watch | None = None) -> Regions:
     )
 
 
+def _refuse_no_plane(text: str) -> None:
+    """Raises UsageError for a subspace that is no plane, before any token is read."""
+    kind, _, value = text.partition(":")
+    dims = {"pca": value, "random": value, "plane": str(value.count(","))}.get(kind)
+    if dims != "2" and Path(text).suffix != ".npz":
+        raise _no_plane(text)
+
+
+def _no_plane(text: str) -> UsageError:
+    return UsageError(
+        f"--subspace {text}: regions are counted in a plane.",
+        "For example pca:2, random:2 or plane:0,1,2.",
+    )
+
+
 def _why_not(router: Router, source: TokenSource) -> str:
     """Why the choice of a router between two inputs is not known; empty where it is."""
     if router.listed or router.projection is not None or router.rule.score not in SCORES:
@@ -395,12 +470,14 @@ def _why_not(router: Router, source: TokenSource) -> str:
     return next((absent[name] for name in ("input", "distance", "pair") if name in absent), "")
 
 
-def _number_of_ways(request: RegionsRequest, tensors: ExpertTensors, k: int) -> int:
+def _number_of_ways(request: RegionsRequest, tensors: ExpertTensors, rule: Rule) -> int:
     """What is asked for, else as many as so many products allow; k and as many more are met."""
     if request.segments is not None:
         return request.segments
-    met = min(4 * k, tensors.num_experts) * tensors.width * tensors.hidden
-    return int(np.clip(_PRODUCTS // (2 * met), _FEWEST, _MOST))
+    width = int(tensors.width * _share_of(rule, tensors))
+    met = min(4 * rule.top_k, tensors.num_experts) * width * tensors.hidden
+    most = _MOST if rule.is_affine else _MOST_CURVED
+    return int(np.clip(_PRODUCTS // (2 * met), _FEWEST, most))
 
 
 def _before(

@@ -8,6 +8,7 @@ import numpy as np
 
 from moegeom.core.router import Rule
 from moegeom.core.shapes import Bool, Float64, Int64
+from moegeom.kernels.cpu.segments import segment_loop
 from moegeom.routing_cells.plane.raster import (
     CHUNK,
     FLOOR,
@@ -16,6 +17,10 @@ from moegeom.routing_cells.plane.raster import (
     certain_choice,
     compared_ranges,
 )
+
+#: Pieces shorter than this are looked at by :func:`certain_choice` where more than this share of
+#: them is not proved, as the last ones are: the loop knows neither duels of groups nor fills.
+_FINE, _MANY = 2.0**-7, 0.7
 
 #: Pieces that a segment begins with, and how often one that is not proved is halved.
 _PIECES, _HALVINGS = 8, 18
@@ -52,28 +57,38 @@ def bracketed_changes(
     segment = np.repeat(np.arange(segments), _PIECES)
     low = np.tile(np.arange(_PIECES) / _PIECES, segments)
     width, proved = 1.0 / _PIECES, []
+    step, loop = max(CHUNK // logits_a.shape[1], 1), segment_loop(rule, bias, logits_a.shape[1])
+
+    def enclosed(of: np.ndarray, at: np.ndarray, half: float) -> tuple[np.ndarray, np.ndarray]:
+        logits = Enclosure(
+            logits_a[of] + at[:, None] * slope[of],
+            slope[of],
+            np.zeros((len(of), slope.shape[1])),
+            16.0 * UNIT * size[of] + FLOOR,
+            np.column_stack([np.full(len(of), half), np.zeros(len(of))]),
+        )
+        is_one, chosen = certain_choice(compared_ranges(logits, rule, bias), rule)
+        return is_one, chosen[is_one]
+
     for halving in range(_HALVINGS + 1):
-        left = np.zeros(len(segment), bool)
-        step = max(CHUNK // logits_a.shape[1], 1)
-        for start in range(0, len(segment), step):
-            some = slice(start, start + step)
-            of, at = segment[some], low[some] + 0.5 * width
-            shape = len(of), logits_a.shape[1]
-            logits = Enclosure(
-                logits_a[of] + at[:, None] * slope[of],
-                slope[of],
-                np.zeros(shape),
-                16.0 * UNIT * size[of] + FLOOR,
-                np.column_stack([np.full(len(of), 0.5 * width), np.zeros(len(of))]),
-            )
-            is_one, chosen = certain_choice(compared_ranges(logits, rule, bias), rule)
-            hits = np.flatnonzero(is_one)
-            proved.append((of[hits], at[hits], np.full(len(hits), width), chosen[hits]))
-            left[some] = ~is_one
+        at, left, some = low + 0.5 * width, np.ones(len(segment), bool), []
+        if loop is not None:
+            is_one, chosen = loop(logits_a, slope, size, segment, at, 0.5 * width)
+            left &= ~is_one
+            proved.append((segment[is_one], at[is_one], np.full(len(chosen), width), chosen))
+        rest = np.flatnonzero(left)
+        is_open = width < _FINE and len(rest) > _MANY * len(segment)
+        if loop is None or halving == _HALVINGS or is_open:
+            some = [rest[start : start + step] for start in range(0, len(rest), step)]
+        for rows in some:
+            is_one, chosen = enclosed(segment[rows], at[rows], 0.5 * width)
+            hits = rows[is_one]
+            left[hits] = False
+            proved.append((segment[hits], at[hits], np.full(len(hits), width), chosen))
         width *= 0.5
         segment = np.repeat(segment[left], 2)
         low = np.repeat(low[left], 2) + np.tile([0.0, width], int(left.sum()))
-        if not len(segment) or halving == _HALVINGS:
+        if not len(segment):
             break
     of, at, widths, sets = (np.concatenate(part) for part in zip(*proved, strict=True))
     order = np.lexsort((at, of))

@@ -24,7 +24,7 @@ from itertools import pairwise, takewhile
 import numpy as np
 from numba import njit
 
-from moegeom.core.shapes import Bool, Float64, Int64
+from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.kernels.cpu import INNER, kernel
 
 Piece = tuple[frozenset[int], Fraction | None, Fraction | None]
@@ -151,7 +151,7 @@ def _contenders(start: np.ndarray, stop: np.ndarray, k: int) -> tuple[int, list[
 
 
 def crossing_rate(
-    count: Int64[np.ndarray, "segments"], length: Float64[np.ndarray, "segments"]
+    count: Float[np.ndarray, "segments"], length: Float64[np.ndarray, "segments"]
 ) -> tuple[float, float]:
     r"""Facets met per unit of length, :math:`r = \sum_s n_s / \sum_s L_s`, and its standard error.
 
@@ -163,7 +163,7 @@ def crossing_rate(
     total, segments = float(length.sum()), len(length)
     if total == 0.0:
         return float("nan"), float("nan")
-    rate = int(count.sum()) / total
+    rate = float(count.sum()) / total
     if segments < 2:
         return rate, float("nan")
     left = count - rate * length

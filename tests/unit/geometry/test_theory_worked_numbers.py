@@ -80,6 +80,35 @@ def test_general_positions_have_the_most_regions_and_parts_add_up_by_euler():
     assert regions.clipped(SQUARE, [(Fraction(1), Fraction(0), Fraction(-1))]) == []
 
 
+def by_euler(corners, lines) -> int:
+    """1, and the lines that meet the interior, and the points they share: all in rational numbers."""
+    rows = {tuple(v / (row[0] or row[1]) for v in row) for row in lines if row[0] or row[1]}
+
+    def values(point):
+        return [a * point[0] + b * point[1] + c for a, b, c in rows]
+
+    at = list(zip(*map(values, corners), strict=True))
+    cuts = [row for row, own in zip(rows, at, strict=True) if min(own) < 0 < max(own)]
+    meeting = {}
+    for (a, b, c), (d, e, f) in itertools.combinations(cuts, 2):
+        if det := a * e - b * d:
+            x, y = (b * f - c * e) / det, (c * d - a * f) / det
+            if max(abs(x), abs(y)) < 1:
+                meeting.setdefault((x, y), set()).update({(a, b, c), (d, e, f)})
+    return 1 + len(cuts) + sum(len(own) - 1 for own in meeting.values())
+
+
+@pytest.mark.parametrize("most", [2, 4, 30])
+def test_lines_that_coincide_meet_in_threes_and_pass_through_corners_are_counted_exactly(most):
+    draw = np.random.default_rng(most)
+    for number in (4, 12, 40):
+        # thirds and sevenths of small numbers, which float64 rounds, and the numbers themselves
+        for unit in (1.0, 1.0 / 3.0, 1.0 / 7.0):
+            lines = draw.integers(-most, most + 1, (number, 3)) * unit
+            exact = [tuple(map(Fraction, row)) for row in lines.tolist()]
+            assert regions.regions_in_polygon(SQUARE, lines) == by_euler(SQUARE, exact)
+
+
 def test_roots_on_segments_are_where_signs_change_in_pieces_of_the_expert():
     draw = np.random.default_rng(1)
     start, stop = draw.normal(size=(2, 5, 7))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -88,6 +89,38 @@ def test_an_expert_of_a_sample_is_what_its_file_holds():
     before = store.bytes_read
     np.testing.assert_array_equal(tensors.read_gate(3)[0], found.gate)
     assert store.bytes_read - before == tensors.bytes_of([3], gate_alone=True)
+
+
+def test_bands_of_a_gate_are_runs_of_its_rows_and_no_other_byte_is_read(tmp_path):
+    store = open_checkpoint(SAMPLE)
+    tensors = open_experts(store, load_routers(store).routers[1])
+    whole, before = tensors.read_gate(3)[0], store.bytes_read
+    assert tensors.gate_bands == 32
+    np.testing.assert_array_equal(tensors.read_gate(3, [4, 30])[0], whole[[4, 30]])
+    assert store.bytes_read - before == 2 * 64 * 2
+    # bytes with a scale for each 128 x 128 of them: runs are as long as blocks
+    draw, made = np.random.default_rng(0), {}
+    for e in range(EXPERTS):
+        for leaf, shape in (
+            ("gate", (384, HIDDEN)),
+            ("up", (384, HIDDEN)),
+            ("down", (HIDDEN, 384)),
+        ):
+            blocks = -(-shape[0] // 128), -(-shape[1] // 128)
+            eight = draw.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+            made[f"experts.{e}.{leaf}_proj.weight"] = eight
+            scale = draw.uniform(0.5, 2.0, blocks).astype(np.float32)
+            made[f"experts.{e}.{leaf}_proj.weight_scale_inv"] = scale
+    for name in ("eight", "fused"):
+        (tmp_path / name).mkdir()
+    tensors = written(tmp_path / "eight", made)
+    assert tensors.gate_bands == 3
+    gate = tensors.read_gate(1, [0, 2])[0]
+    np.testing.assert_array_equal(gate, tensors.read(1).gate[np.r_[:128, 256:384]])
+    fused = written(tmp_path / "fused", {**each("gate_up_proj", 2 * WIDTH, HIDDEN),
+                                         **each("down_proj", HIDDEN, WIDTH)})  # fmt: skip
+    assert fused.gate_bands == 1
+    np.testing.assert_array_equal(fused.read_gate(2, [0])[0], fused.read(2).gate)
 
 
 def test_four_bit_experts_of_gpt_oss_are_decoded_one_by_one(tmp_path):
