@@ -414,7 +414,7 @@ def expert_ranks(
             medians.append(around(weight))
         width = len(weight)
     shape = (width, inputs.shape[1])
-    drawn = [random.standard_normal(shape) for _ in range(_RANDOM)]
+    random_gates = [random.standard_normal(shape) for _ in range(_RANDOM)]
     rank, effective = (np.array(values) for values in zip(*ranks, strict=True))
     share_left = 1.0 - len(medians) / num_experts
     # of the median of a normal sample
@@ -426,11 +426,13 @@ def expert_ranks(
         rank_median=float(np.median(rank)),
         effective_min=float(effective.min()),
         effective_median=float(np.median(effective)),
-        effective_random=float(np.mean([ranks_in_float32(w, whole, root)[1] for w in drawn])),
+        effective_random=float(
+            np.mean([ranks_in_float32(w, whole, root)[1] for w in random_gates])
+        ),
         local_dims=places[0].shape[1] if places else None,
         local_median=float(np.median(medians)) if places else None,
         local_median_se=float(error) if places and share_left else None,
-        local_random=float(np.mean([around(w) for w in drawn])) if places else None,
+        local_random=float(np.mean([around(w) for w in random_gates])) if places else None,
         width_over_dimension=None if dimension is None else width / dimension[1],
     )
 

@@ -325,6 +325,7 @@ def _walked(
         if step == most_steps or not len(left):
             break
         row, deviation = np.arange(len(left)), np.fmin(_OF_NEAREST * least, _OF_SECOND * following)
+        deviation[np.isinf(deviation)] = 0.0  # all barriers are gone: it arrives nowhere
         noise = generator.standard_normal((len(left), barriers.moves.shape[1]))
         moved = position + deviation[:, None] * barriers.moved(cell[left], noise)
         barriers.sigmas(cell[left], moved, after[: len(left)])

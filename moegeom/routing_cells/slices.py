@@ -177,7 +177,7 @@ class _SliceQuery:
         if not self.value.isdigit() or not 1 <= int(self.value) <= most:
             raise UsageError(
                 f"--subspace {self.kind}:{self.value}: expected dimensions from 1 to {most}.",
-                f"For example {self.kind}:3.",
+                f"For example {self.kind}:{min(most, 3)}.",
             )
         return int(self.value)
 

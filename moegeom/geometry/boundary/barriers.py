@@ -210,7 +210,7 @@ class Barriers:
         logits: Float64[np.ndarray, "points experts"],
         barrier: Int64[np.ndarray, "points"],
     ) -> Float64[np.ndarray, "points dims"]:
-        """The way off a barrier in the dimensions of ``moves``, of length 1."""
+        """The way off a barrier in the dimensions of ``moves``, of length 1; 0 where it has none."""
         points, experts = logits.shape
         row, along = np.arange(points), np.zeros((points, experts))
         pair = self.exchange(cell, logits, barrier).astype(np.int64)
@@ -230,7 +230,8 @@ class Barriers:
             if scores.probability is not None:
                 along -= along.sum(axis=1, keepdims=True) * scores.probability
         normal = along @ self.moves
-        return normal / np.sqrt((normal**2).sum(axis=1, keepdims=True))
+        length = np.sqrt((normal**2).sum(axis=1, keepdims=True))
+        return np.divide(normal, length, out=np.zeros_like(normal), where=length > 0.0)
 
     # ------------------------------------------------------------------------- curved and grouped
     def _scores(self, logits: Float64[np.ndarray, "points experts"]) -> _Scores:

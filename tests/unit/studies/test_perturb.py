@@ -244,6 +244,20 @@ def test_hidden_size_1_and_two_pairs_of_equal_rows_end_too():
     assert found.unfinished < 0.01
 
 
+@pytest.mark.parametrize("hidden", [1, 4])
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_a_biased_router_of_two_experts_has_figures_of_one_token_and_of_one_dimension(
+    tokens, hidden
+):
+    """Without a warning, which is an error here: barriers may be nowhere, and without a normal."""
+    bias, rows = np.array([0.05, -0.1]), np.array([[0.1] * hidden, [-1.0] * hidden], np.float32)
+    router = router_of(bias, weight=rows)
+    router = dataclasses.replace(router, rule=dataclasses.replace(router.rule, top_k=1))
+    found = looked_at(router, inputs_of(3)[:tokens, :hidden], Moved.by(InputNoise(0.1)))
+    assert len(found.tokens) == tokens
+    assert 0.0 <= found.half.simulated <= np.inf
+
+
 def test_a_budget_ends_a_search_with_what_it_has():
     router, inputs = router_of(), inputs_of(2)
     pace = SearchPace(None, 1e-9)
