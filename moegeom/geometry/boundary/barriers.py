@@ -210,7 +210,7 @@ class Barriers:
         logits: Float64[np.ndarray, "points experts"],
         barrier: Int64[np.ndarray, "points"],
     ) -> Float64[np.ndarray, "points dims"]:
-        """The way off a barrier in the dimensions of ``moves``, of length 1; 0 where it has none."""
+        """The way off a barrier in the dimensions of ``moves``: of length 1, or 0 without one."""
         points, experts = logits.shape
         row, along = np.arange(points), np.zeros((points, experts))
         pair = self.exchange(cell, logits, barrier).astype(np.int64)

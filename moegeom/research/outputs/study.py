@@ -298,8 +298,8 @@ def _sample(opened: Session, routers: Sequence[Router], most: int) -> dict[str, 
     token = functools.reduce(np.intersect1d, (one.token for one in samples.values()))
     if len(token) < _LEAST_TOKENS:
         raise RecordingError(
-            f"{opened.routers.checkpoint}: of a sample {number_of(len(token), 'token')} can be used at "
-            f"every router; expected {_LEAST_TOKENS} or more."
+            f"{opened.routers.checkpoint}: of a sample {number_of(len(token), 'token')} can be "
+            f"used at every router; expected {_LEAST_TOKENS} or more."
         )
     return {name: one.at(token) for name, one in samples.items()}
 
