@@ -236,9 +236,9 @@ def _proof(router: RouterCells, cells: Cells) -> str:
         text += f", all proved in float64 (safe by a factor of {cells.gap:.1e} or more)"
     if cells.num_concurrent:
         points = number_of(cells.num_concurrent, "point")
-        text += f"; at {points} more experts tie than general position has"
+        text += f"; at {points} more experts tie than in general position"
     elif cells.num_concurrent == 0:
-        text += "; no more experts tie at any point than general position has"
+        text += "; ties as in general position"
     if cells.proved_share is not None and cells.num_open is not None:
         text += (
             f"; one set is proved for {_percent(cells.proved_share)} of the area, "

@@ -158,9 +158,9 @@ def test_what_equal_experts_keep_from_being_a_cell_is_said_below_the_cells(num_t
 @pytest.mark.parametrize(
     ("num", "said"),
     [
-        (0, "no more experts tie at any point than general position has"),
-        (1, "at 1 point more experts tie than general position has"),
-        (4, "at 4 points more experts tie than general position has"),
+        (0, "ties as in general position"),
+        (1, "at 1 point more experts tie than in general position"),
+        (4, "at 4 points more experts tie than in general position"),
         (None, None),
     ],
 )
