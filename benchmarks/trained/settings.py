@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 
@@ -74,19 +75,10 @@ FULL = Settings(
 
 #: E, k, the rate and the optimiser of S0 (Table 6) at the width and the text of QUICK; the balance
 #: of each of two layers is 0.01.
-PUBLISHED = Settings(
+PUBLISHED = dataclasses.replace(
+    QUICK,
     name="published",
-    hidden=48,
-    layers=2,
-    heads=4,
     experts=16,
-    top_k=2,
-    width=32,
-    length=96,
-    sequences_per_domain=3,
-    steps=600,
-    seeds=3,
-    renormalise=True,
     learning_rate=7e-4,
     router_learning_rate=7e-4,
     expert_learning_rate=7e-4,

@@ -15,6 +15,7 @@ from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64, Integer, Sha
 from moegeom.geometry import load
 from moegeom.geometry.keys import expert_set_key
 from moegeom.geometry.set_code import chosen_mask, last_and_next
+from moegeom.geometry.whatif import hard_set
 
 # ---------------------------------------------------------------------------------- smoothed dual
 #: Newton steps at one smoothing. Warm starts need five to ten; more do not pay.
@@ -188,29 +189,11 @@ _ROUNDS = (60, 60)
 _FALLS = ((1.0, 1e-2), (3e-2, 1e-4))
 
 
-def largest_mask(
-    biased: Float64[np.ndarray, "tokens experts"], top_k: int
-) -> Bool[np.ndarray, "tokens experts"]:
-    """True for the ``top_k`` largest of each token; equal scores: the lower index.
-
-    The same sets as :func:`moegeom.geometry.selection.top_k`, without sorting.
-    """
-    experts = biased.shape[1]
-    last = np.partition(biased, experts - top_k, axis=1)[:, [experts - top_k]]
-    above, equal = biased > last, biased == last
-    missing = top_k - above.sum(axis=1)
-    tied = np.flatnonzero(equal.sum(axis=1) > missing)
-    if len(tied):
-        rank = np.cumsum(equal[tied], axis=1)
-        equal[tied] &= rank <= missing[tied, None]
-    return above | equal
-
-
 def chosen_counts(
     biased: Float64[np.ndarray, "tokens experts"], top_k: int
 ) -> Int64[np.ndarray, "experts"]:
     """Tokens that choose each expert."""
-    return largest_mask(biased, top_k).sum(axis=0)
+    return hard_set(biased, top_k).sum(axis=0)
 
 
 def unevenness(counts: Int64[np.ndarray, "experts"]) -> tuple[int, int]:
@@ -241,7 +224,7 @@ def settle_whole_tokens(
     near = np.argsort(margin, kind="stable")[: _NEAR * experts]
     contending = contenders(scores[near], bias, num_contenders)
     value = contending.scores + bias[contending.expert]
-    is_in = largest_mask(value, top_k)
+    is_in = hard_set(value, top_k)
     settled = counts - np.bincount(contending.expert[is_in], minlength=experts)
     order = np.argsort(contending.expert, axis=None, kind="stable")
     ends = np.cumsum(np.bincount(contending.expert.ravel(), minlength=experts))
@@ -266,7 +249,7 @@ def settle_whole_tokens(
         before = contending.expert[token][is_in[token]]
         value[token, slot] += shift
         moved[expert] += shift
-        is_in[token] = largest_mask(value[token], top_k)
+        is_in[token] = hard_set(value[token], top_k)
         after = contending.expert[token][is_in[token]]
         counts += np.bincount(after, minlength=experts) - np.bincount(before, minlength=experts)
         if (score := unevenness(counts)) < best_score:
@@ -286,11 +269,11 @@ def balance_by_updates(
     :math:`\eta` falling geometrically from ``step`` to a ten-thousandth of it; c are the counts
     that the rule itself finds, first on some of the tokens, then on all. Begins from the start with
     the smallest largest count; ends early when MaxVio is ``enough`` or less. One way to count has
-    the slow fall alone. Source of the update:
-    arXiv 2408.15664, algorithm 1, there with the sign alone.
+    the slow fall alone. Source of the update: arXiv 2408.15664, algorithm 1, there with the sign
+    alone.
     """
-    stages = list(zip(counts_of[::-1], _ROUNDS[::-1], _FALLS[::-1], strict=False))[::-1]
-    for count, rounds, fall in stages:
+    first = len(_ROUNDS) - len(counts_of)
+    for count, rounds, fall in zip(counts_of, _ROUNDS[first:], _FALLS[first:], strict=True):
         best_score, number = min((unevenness(count(b)), number) for number, b in enumerate(starts))
         best = bias = starts[number]
         for step_now in step * np.geomspace(*fall, rounds):
@@ -747,10 +730,13 @@ def evening_bias(
         solution = balancing_bias(scores, k, start)
         return solution.bias, solution.num_tied, solution.gap
     every = np.arange(len(routed.scores)) if rows is None else np.flatnonzero(rows)
-    starts, parts = [np.zeros(scores.shape[1]), start], [every]
-    if start is None:
-        starts[1:] = [rough_bias(scores, k)] if k < scores.shape[1] and np.ptp(scores) else []
-        parts.insert(0, some_tokens(every, 2 * _COARSE_TOKENS))
+    starts, parts = [np.zeros(scores.shape[1])], [every]
+    if start is not None:
+        starts.append(start)
+    else:
+        parts = [some_tokens(every, 2 * _COARSE_TOKENS), every]
+        if k < scores.shape[1] and np.ptp(scores):
+            starts.append(rough_bias(scores, k))
     counts_of = [routed.counter(part) for part in parts]
     floor = load.max_vio_floor(len(scores), scores.shape[1], k)
     step = _FIRST_STEP * score_spread(routed.scores)

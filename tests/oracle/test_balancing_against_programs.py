@@ -17,7 +17,6 @@ from moegeom.geometry.balancing import (
     balance_by_updates,
     chosen_counts,
     contenders,
-    largest_mask,
     minimise_smoothed,
 )
 from moegeom.geometry.selection import SCORES, top_k
@@ -148,7 +147,7 @@ def test_equal_tokens_are_ties_dead_experts_come_back_and_duplicates_are_named()
     q[3, 7] += 1e-3
     assert biases.duplicate_experts(q) == [(1, 5)]
     assert biases.duplicate_experts(q[:1]) == []
-    mask = largest_mask(np.random.default_rng(15).standard_normal((1000, 8)), 2)
+    mask = whatif.hard_set(np.random.default_rng(15).standard_normal((1000, 8)), 2)
     counts = load.unit_counts(mask, np.arange(1000))
     assert counts.shape == (256, 8)
     assert_array_equal(counts.sum(axis=0), mask.sum(axis=0))
@@ -160,7 +159,7 @@ def test_the_mask_is_that_of_sorted_picks(k):
         q = scores_of(kind, 50, 8)
         mask = np.zeros(q.shape, dtype=bool)
         np.put_along_axis(mask, picked(q, k).astype(np.int64), True, axis=1)
-        assert_array_equal(largest_mask(q, k), mask)
+        assert_array_equal(whatif.hard_set(q, k), mask)
 
 
 def test_the_smoothed_dual_has_the_minimum_that_scipy_finds():
@@ -186,7 +185,7 @@ def even_choice(random: np.random.Generator, documents: int, own: float) -> np.n
     experts, k, length = 32, 4, 64
     taste = own * random.standard_normal((documents, experts))
     draws = random.gumbel(size=(documents * length, experts)) + np.repeat(taste, length, axis=0)
-    mask = largest_mask(draws, k)
+    mask = whatif.hard_set(draws, k)
     return load.unit_counts(mask, np.arange(documents * length) // length)
 
 
