@@ -43,6 +43,7 @@ from moegeom.kernels.cpu import ONCE, UNCOUNTED, kernel
 from moegeom.kernels.cpu.curved_boundaries import (
     FAR,
     NOBODY,
+    Boundaries,
     boundaries_of,
     fill,
     load_token,
@@ -238,7 +239,7 @@ def _best_sum(values, start, stop, takes):
 
 
 @njit(**UNCOUNTED)
-def keep_groups(boundaries, q, is_kept):
+def keep_groups(boundaries: Boundaries, q: np.ndarray, is_kept: np.ndarray) -> None:
     """Marks the groups that the group mask keeps; equal scores: the lower index."""
     fill(is_kept, boundaries.num_kept == boundaries.num_groups)
     if boundaries.num_kept == boundaries.num_groups:
@@ -489,7 +490,7 @@ def _add_fills(boundaries, work, members, radius):
 
 
 @njit(**UNCOUNTED)
-def tops_of(q, start, stop):
+def tops_of(q: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     """The largest and the second largest of a range of experts, -1 where there is none."""
     first = start
     for expert in range(start, stop):
