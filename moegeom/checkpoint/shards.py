@@ -206,6 +206,7 @@ class ShardedStore:
         self.log: ReadLog = folder.log
         self._shards = shards
         self.shard_of = shard_of
+        self._open: set[str] = set()  # files whose headers were read
 
     @property
     def label(self) -> str:
@@ -247,6 +248,9 @@ class ShardedStore:
 
     def info(self, name: str) -> TensorInfo:
         return self._shard(name).info(name)
+
+    def is_open(self, name: str) -> bool:
+        return self.shard_of.get(name) in self._open
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         return self._shard(name).read(name)
@@ -301,6 +305,7 @@ class ShardedStore:
                 f"{shard.label}: tensor {name!r} is missing; the index says that it is here.",
                 "Do index and shards come from the same download?",
             )
+        self._open.add(self.shard_of[name])
         return shard
 
 

@@ -91,6 +91,10 @@ class TensorStore(Protocol):
         """Where a tensor lies, checked against the size of its file."""
         ...
 
+    def is_open(self, name: str) -> bool:
+        """Whether ``info`` of a tensor reads no further byte."""
+        ...
+
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         """The tensor in the dtype it is stored in."""
         ...

@@ -344,6 +344,8 @@ def _not_looked_at(measured: Measured, is_training_seen: bool) -> tuple[str, ...
     lacking = ("load, margins, dead experts (no tokens)",) * (not measured.has_tokens)
     is_sampled = _ON_REQUEST["experts"][0] in measured.run
     beyond = {EXPERTS: f"{EXPERTS} beyond a sample"} if is_sampled else {}
+    if not measured.run.get("blocks", {}).get("has_experts", True):
+        beyond = {EXPERTS: f"{EXPERTS} (none in the file)"}
     rest = NOT_LOOKED_AT[1:] if is_training_seen else NOT_LOOKED_AT
     return (*lacking, *(beyond.get(part, part) for part in rest))
 

@@ -145,6 +145,12 @@ class Rule:
         return self.is_affine or (self.pick == "threshold" and self.logit_map is None)
 
     @property
+    def is_weight_one(self) -> bool:
+        """Whether one expert is chosen and its weight divided by itself."""
+        is_divided = self.weights.renormalise or self.weights.source.startswith("softmax_of")
+        return self.pick == "top_k" and self.top_k == 1 and is_divided
+
+    @property
     def selection_score_unit(self) -> str:
         """What a margin is measured in: ``logit`` for a linear rule, else the biased score."""
         if self.is_linear:
@@ -170,6 +176,10 @@ class Provenance:
     kept_bias_dtype: str = ""
 
 
+#: The part of a router that has a number for each expert and is no bias.
+EXPERT_SCALE = "scale of the experts"
+
+
 @dataclass(frozen=True, eq=False)
 class Router:
     """One router, as every later stage sees it.
@@ -178,7 +188,8 @@ class Router:
     float32. ``gain`` is the effective gain of the norm in front (offset and scale applied), so that
     ``weight * gain`` is the effective router; ``norm_bias`` is that of a layer norm.
     ``shared_rows`` are rows of experts that always run and never compete: they only count in the
-    sum that weights are divided by. ``expert_scale`` multiplies the weight of each expert.
+    sum that weights are divided by. ``expert_scale`` multiplies the weight of each expert, and the
+    sigmoid of the product of ``shared_gate`` and the input what shared experts give.
     Behind a ``projection`` the rows and the logit bias are composed with it in float64, so that
     ``W y + b`` are the logits before any division by the length of the projected input.
     ``listed`` says why the choice does not follow from router and input, where it does not: then
@@ -200,6 +211,7 @@ class Router:
     norm_bias: NDArray[np.floating] | None = None
     shared_rows: NDArray[np.floating] | None = None
     expert_scale: NDArray[np.floating] | None = None
+    shared_gate: NDArray[np.floating] | None = None
     projection: Projection | None = None
     listed: str = ""
 
@@ -220,6 +232,21 @@ class Router:
     def has_cosine_logits(self) -> bool:
         """True when logits are ``W y + b`` divided by the length of the projected input."""
         return self.projection is not None and self.projection.scale is not None
+
+    @property
+    def other_parts(self) -> Mapping[str, NDArray[np.floating]]:
+        """What is neither rows, gain nor bias, by its name; without what is not there."""
+        parts = {
+            EXPERT_SCALE: self.expert_scale,
+            "gate of the shared experts": self.shared_gate,
+            "rows of the shared experts": self.shared_rows,
+            "bias of the norm in front": self.norm_bias,
+        }
+        if self.projection is not None and self.projection.scale is not None:
+            # else the rows are composed with it, and it is in them
+            parts["projection of the input"] = self.projection.weight
+            parts["scale of the cosines"] = np.array([self.projection.scale])
+        return {name: values for name, values in parts.items() if values is not None}
 
     @property
     def affine_bias(self) -> NDArray[np.floating] | None:

@@ -141,15 +141,25 @@ def router_facts(router: Router) -> dict[str, Any]:
         "score": router.rule.score,
         "rule": rule_in_words(router),
         "weights_from": router.rule.weights.source,
+        "is_weight_one": router.shared_rows is None and router.rule.is_weight_one,
         "has_logit_bias": router.rule.has_logit_bias,
         "has_selection_bias": router.rule.has_selection_bias,
         "num_groups": 1 if groups is None else groups.num_groups,
         "num_kept_groups": 1 if groups is None else groups.num_kept,
         "group_fill": None if groups is None else str(groups.fill),
+        "parts": {name: _state(part) for name, part in router.other_parts.items()},
         "tensors": list(router.provenance.tensors),
         "file": router.provenance.file,
         "num_non_finite_rows": int((~np.isfinite(router.weight).all(axis=1)).sum()),
     }
+
+
+def _state(part: np.ndarray) -> str:
+    """What is odd about the numbers of a part: not finite, or all the same; empty for others."""
+    if not np.isfinite(part).all():
+        return "not finite"
+    first = part.flat[0] if part.size else 0.0
+    return f"{first:g} everywhere" if part.size > 1 and (part == first).all() else ""
 
 
 def column_versions(metrics: Sequence[Metric]) -> dict[str, str]:

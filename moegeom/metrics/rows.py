@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -519,6 +520,7 @@ _PROBED = 512
         Column("gain_digest", "hash of the gain of the norm in front", "", "str"),
         Column("logit_bias_digest", "hash of the logit bias", "", "str"),
         Column("selection_bias_digest", "hash of the selection bias", "", "str"),
+        Column("parts_digest", "hash of scales, gate of shared experts and projection", "", "str"),
     ),
     tables={
         "experts": (
@@ -547,11 +549,15 @@ def storage(quantities: Mapping[str, Any], facts: RouterFacts) -> Values:
     zeros[finite] = (probe == 0.0).mean(axis=1) if probe.size else np.nan
     if finite.any():
         levels[finite] = window_levels(weight[finite]) / expected
+    parts = router.other_parts.items()
     digests = {
         "weight_digest": _digest(weight),
         "gain_digest": _digest(router.gain),
         "logit_bias_digest": _digest(router.logit_bias),
         "selection_bias_digest": _digest(router.selection_bias),
+        "parts_digest": digest_of(*chain(*parts))
+        if (parts := router.other_parts.items())
+        else None,
     }
     return {
         "layers": {

@@ -124,6 +124,10 @@ class ModelStore:
         self._bytes_read += info.size_bytes
         return np.ascontiguousarray(as_array(whole))
 
+    def is_open(self, name: str) -> bool:
+        """All are."""
+        return name in self.names()
+
     def prepare(self, names: Iterable[str]) -> None:
         """Nothing: everything is open."""
 

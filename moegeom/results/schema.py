@@ -113,6 +113,7 @@ TEXTS = frozenset(
         "logit_bias_digest",
         "margin_unit",
         "matrix",
+        "parts_digest",
         "quantity",
         "reach",
         "selection_bias_digest",

@@ -26,6 +26,7 @@ from moegeom.geometry.experts import (
     over_rms,
 )
 from moegeom.router.expert_tensors import (
+    SHARED_GATE,
     ExpertTensors,
     ExpertWeights,
     experts_settings,
@@ -268,7 +269,6 @@ def open_expert_functions(store: TensorStore, router: Router) -> ExpertFunctions
 _MODULE = re.compile(
     r"(?:.*\.)?(?:shared?_(?:experts?|mlp)\.(?P<leaf>[a-z0-9_]+)|ffn_(?P<gguf>gate|up|down)_shexp)"
 )
-_GATE = re.compile(r"(?:.*\.)?(?:shared_expert_gate|ffn_gate_inp_shexp)")
 
 #: Names of the first matrix or matrices (gate, up) and of the last.
 _SPELLINGS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -384,7 +384,7 @@ def _opened(
         how = replace(how, limit=settings.bound(spec.shared_limit))
     start, _ = layer_of(router)
     stems = {n: n.removesuffix(".weight") for n in store.names() if n.startswith(start)}
-    gates = [stem for stem in stems.values() if _GATE.fullmatch(stem.removeprefix(start))]
+    gates = [stem for stem in stems.values() if SHARED_GATE.fullmatch(stem.removeprefix(start))]
     names = set(store.names())
     stems = [modules[leaf] for leaf in (*first, last)]
     if biased := [stem for stem in stems if f"{stem}.bias" in names]:

@@ -17,7 +17,7 @@ from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float
 from moegeom.geometry.number_formats import NUMBER_FORMATS
-from moegeom.router.expert_tensors import CONFIG_ROOTS, ExpertTensors
+from moegeom.router.expert_tensors import CONFIG_ROOTS, LAYER, SHARED, ExpertTensors
 from moegeom.router.family import SOME, Setting
 from moegeom.router.plain_names import plain_name, with_plain_names
 from moegeom.router.settings import Settings
@@ -148,11 +148,6 @@ _NO_MATRIX = re.compile(
 #: Formats that hold a number in each element.
 _PLAIN = re.compile(r"(F|BF|I8|F8_)\w*", re.IGNORECASE)
 
-#: Experts that run for every token, which need not stand beside the others.
-_SHARED = re.compile(r"shared_(?:experts?|mlp)\.|_shexp\.")
-
-_LAYER = re.compile(r".*?(?:layers|blk|blocks|h)\.[0-9]+\.")
-
 
 @dataclass(frozen=True)
 class ExpertShape:
@@ -259,7 +254,7 @@ def _named_experts(
 
 def _of_layer(store: TensorStore, router: Router) -> list[str]:
     """All tensors of the layer: experts may be one tensor under a name of its own."""
-    layer = _LAYER.match(plain_name(router.provenance.tensors[0]))
+    layer = LAYER.match(plain_name(router.provenance.tensors[0]))
     if layer is None:
         return []
     return sorted(name for name in store.names() if name.startswith(layer[0]))
@@ -301,7 +296,7 @@ def _shared_names(store: TensorStore, router: Router) -> list[str]:
     return [
         name
         for name in _of_layer(store, router)
-        if _SHARED.search(name) and not _NO_MATRIX.search(name)
+        if SHARED.search(name) and not _NO_MATRIX.search(name)
     ]
 
 

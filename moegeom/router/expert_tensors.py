@@ -24,7 +24,7 @@ from moegeom.router.storage import Stored, find_storage
 
 #: Names of the first matrix or matrices (gate, up) and of the last; longer names come first. A
 #: single first matrix is gate and up in one where it has twice as many rows as the last columns.
-_SPELLINGS: tuple[tuple[tuple[str, ...], str], ...] = (
+SPELLINGS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("gate_up_proj",), "down_proj"),
     (("gate_proj", "up_proj"), "down_proj"),
     (("up_proj",), "down_proj"),
@@ -43,18 +43,21 @@ _SPELLINGS: tuple[tuple[tuple[str, ...], str], ...] = (
 #: Matrices whose even rows are the gate, whatever the family.
 _ALTERNATING = frozenset({"w13_weight"})
 
-_LEAVES = sorted({n for first, last in _SPELLINGS for n in (*first, last)}, key=len, reverse=True)
+LEAVES = sorted({n for first, last in SPELLINGS for n in (*first, last)}, key=len, reverse=True)
 
 #: ``<folder>experts.<number>.<leaf><rest>``, ``<folder>experts.<leaf><rest>``, ``<folder><leaf>``.
 _TENSOR = re.compile(
     r"(?P<folder>(?:.*?\.)?)(?P<number>experts\.(?:expert_)?(?P<expert>[0-9]{1,5})\.)?"
-    rf"(?P<leaf>{'|'.join(_LEAVES)})(?P<rest>(?:[._].*)?)"
+    rf"(?P<leaf>{'|'.join(LEAVES)})(?P<rest>(?:[._].*)?)"
 )
 
-_LAYER = re.compile(r".*?(?:layers|layer|blk|blocks|block|h)\.[0-9]+\.")
+LAYER = re.compile(r".*?(?:layers|layer|blk|blocks|block|h)\.[0-9]+\.")
 
 #: Experts that run for every token.
-_SHARED = re.compile(r"shared?_(?:experts?|mlp|w\d)|_shexp")
+SHARED = re.compile(r"shared?_(?:experts?|mlp|w\d)|_shexp")
+
+#: The number that shared experts are gated by.
+SHARED_GATE = re.compile(r"(?:.*\.)?(?:shared_expert_gate|ffn_gate_inp_shexp)")
 
 _BIAS = re.compile(r"[._]bias")
 
@@ -284,7 +287,7 @@ def open_experts(
         )
     query = _ExpertQuery(store, router, spec, settings, of_router_inputs)
     groups = _groups(store, router)
-    for first, last in _SPELLINGS:
+    for first, last in SPELLINGS:
         for tensors in groups:
             if {*first, last} <= tensors.keys():
                 return _opened(query, tensors, first, last)
@@ -298,8 +301,7 @@ def has_shared_experts(store: TensorStore, router: Router) -> bool:
     """Whether the layer of a router has experts that run for every token, by their names."""
     store, (start, _) = with_plain_names(store), layer_of(router)
     return any(
-        name.startswith(start) and _SHARED.search(name.removeprefix(start))
-        for name in store.names()
+        name.startswith(start) and SHARED.search(name.removeprefix(start)) for name in store.names()
     )
 
 
@@ -358,7 +360,7 @@ def read_module(store: TensorStore, stem: str) -> Float32[np.ndarray, "*shape"]:
 def layer_of(router: Router) -> tuple[str, str]:
     """How the names of the tensors of its layer begin, and the name of its own weight."""
     own = plain_name(router.provenance.tensors[0])
-    layer = _LAYER.match(own)
+    layer = LAYER.match(own)
     return layer[0] if layer else "", own
 
 
@@ -372,7 +374,7 @@ def _groups(store: TensorStore, router: Router) -> list[_Group]:
     groups: dict[str, _Group] = {}
     for name in sorted(store.names()):
         match = _TENSOR.fullmatch(name) if name.startswith(start) else None
-        if match is None or _SHARED.search(name.removeprefix(start)):
+        if match is None or SHARED.search(name.removeprefix(start)):
             continue
         by_expert = groups.setdefault(match["folder"], {}).setdefault(match["leaf"], {})
         by_expert.setdefault(int(match["expert"] or -1), {})[match["rest"]] = name

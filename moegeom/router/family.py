@@ -352,7 +352,7 @@ class ExpertsSpec(_Spelled):
     name, where the config does not hold it; the numbers in it (``geometry.expert_block.Neurons``)
     are ``limit``, where gate and up are cut off (``limits_activation``: the activation of the gate
     is, in the gate's place), ``slope``, ``gate_cap`` and ``up_cap``. ``shared_limit`` is the limit
-    of shared experts, where theirs is another one.
+    of shared experts, where theirs is another one; ``has_shared_gate``: their output is gated.
 
     What experts give is multiplied by the routing weight (with ``weighs_inputs`` their input is,
     instead) and by ``factor``, where there are shared experts by ``factor_beside_shared``, and by
@@ -367,6 +367,7 @@ class ExpertsSpec(_Spelled):
     activation: str = ""
     limit: AnySetting = field(default=Setting(), metadata=CAP.metadata)
     shared_limit: AnySetting | None = field(default=None, metadata=CAP.metadata)
+    has_shared_gate: bool = False
     limits_activation: bool = False
     slope: AnySetting = field(default=Setting(value=1.702), metadata=FACTOR.metadata)
     gate_cap: AnySetting = field(default=Setting(), metadata=CAP.metadata)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
 from moegeom.checkpoint.ranks import copies_differ, difference_of
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.digest import digest_of
@@ -31,7 +31,14 @@ from moegeom.core.shapes import Float, Shaped
 from moegeom.geometry.rows import composed_rows
 from moegeom.router.facts import claims_of
 from moegeom.router.family import Family
-from moegeom.router.plain_names import plain_name, with_plain_names, without_model, wrapped_names
+from moegeom.router.inventory import RouterPlace, blocks_of
+from moegeom.router.plain_names import (
+    plain_name,
+    with_plain_names,
+    without_front,
+    without_model,
+    wrapped_names,
+)
 from moegeom.router.plan import (
     Listed,
     Match,
@@ -99,12 +106,22 @@ def plan_routers(
     layer_set = None if layers is None else parse_layers(layers)
     family = request.family(store.names())
     family = placed_family(family, store.config) if family else recognise_family(store)
-    # patterns on the command line are for names as they stand
-    store = store if request.pattern else with_plain_names(store)
-    family = with_mtp_modules(without_absent_biases(family, store.names()))
     settings = Settings(store.config, family.config_roots)
     check_required(family, settings)
-    hits = match_routers(request.names(store.names()), family, settings)
+    # patterns on the command line are for names as they stand
+    store = store if request.pattern else with_plain_names(store)
+
+    def matched(there: TensorStore) -> tuple[Family, Matches]:
+        own = with_mtp_modules(without_absent_biases(described, there.names()))
+        return own, match_routers(request.names(there.names()), own, settings)
+
+    described = family
+    family, hits = matched(store)
+    # a container that is in no list of wrappers: app.model.layers.0...
+    if not (hits.routers or hits.listed) and (inner := without_front(store)):
+        within = matched(inner)
+        if within[1].routers or within[1].listed:
+            store, (family, hits) = inner, within
     listed = hits.listed if with_listed else ()
     if not hits.routers and not listed:
         raise no_routers(store, family, hits.skipped if hits.listed else ())
@@ -156,7 +173,12 @@ def load_routers(
     hits, matches, layer_set = planned.hits, planned.matches, planned.layer_set
     listed, plans = planned.listed, planned.plans
     values, fingerprint = _read(store, plans)
-    routers = tuple(_build(plan, values, family.name) for plan in plans)
+    blocks = blocks_of(store, list(_places(planned)), settings)
+    gates = {router: _gate(store, name) for router, name in blocks.gates.items()}
+    routers = tuple(
+        replace(_build(plan, values, family.name), shared_gate=gates.get(plan.match.name))
+        for plan in plans
+    )
     chosen_elsewhere = tuple(_listed(router, settings, store, family.name) for router in listed)
     if not routers:  # no tensor was read: what there is tells the checkpoint
         digests = (
@@ -194,7 +216,10 @@ def load_routers(
         skipped=hits.skipped,
         tables=hits.tables,
         initializer_range=_initializer_range(store.config, family.config_roots),
-        claims=claims_of(family, settings, matches, plans, routers[: len(plans)], values),
+        claims={
+            **claims_of(family, settings, matches, plans, routers[: len(plans)], values),
+            "blocks": blocks.facts(),
+        },
         num_expected=num_expected,
         bytes_read=store.bytes_read,
         bytes_total=store.bytes_total,
@@ -203,6 +228,27 @@ def load_routers(
         layer_notes=layer_notes,
         revision=store.revision,
     )
+
+
+def _places(planned: PlannedRouters) -> Iterator[RouterPlace]:
+    """The routers whose blocks are looked at, those that are only listed among them."""
+    for match, plan in zip(planned.matches, planned.plans, strict=True):
+        path = f"{match.stem}{'' if match.leaf == 'weight' else match.leaf}".rstrip(".")
+        tensors = frozenset(match.names())
+        yield RouterPlace(match.name, plan.num_experts, match.spec, path, tensors, match.layer)
+    for one in planned.hits.listed:
+        if planned.layer_set is None or one.layer in planned.layer_set:
+            own = planned.settings.under(one.spec.config_roots).at(one.layer)
+            name, num = f"{one.spec.name}/{one.layer}", own.integer(one.spec.num_experts)
+            path = one.tensor.removesuffix(".weight")
+            yield RouterPlace(name, num, one.spec, path, frozenset({one.tensor}), one.layer)
+
+
+def _gate(store: TensorStore, name: str) -> Float[np.ndarray, "hidden"] | None:
+    """The gate of shared experts; None where it is not stored as it is, or is no single row."""
+    info = store.info(name)
+    is_row = info.dtype in PLAIN_FLOATS and math.prod(info.shape) == max(info.shape, default=0)
+    return upcast(store.read(name)).reshape(-1) if is_row else None
 
 
 def _initializer_range(config: Mapping[str, Any], roots: Sequence[str]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ _INSIDE = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
 
 #: What data parallelism, adapters and dictionaries around a state put in front.
 _IN_FRONT = ("module.", "base_model.model.", "state_dict.", "model_state_dict.")
+
+#: Halves of a product that is added to a weight, and what else adapters are made of.
+ADAPTER = re.compile(r"(?:^|[._])(?:lora|loha|lokr|hada|ia3|oft|vera)_")
 
 
 def plain_name(name: str) -> str:
@@ -72,6 +76,14 @@ def with_plain_names(store: TensorStore) -> TensorStore:
     return _Renamed(store, raw)
 
 
+def without_front(store: TensorStore) -> TensorStore | None:
+    """The same tensors without the one component that all their names begin with; None without."""
+    fronts = {name.partition(".")[0] for name in store.names()}
+    if len(fronts) != 1:
+        return None
+    return _Renamed(store, {name.partition(".")[2]: name for name in store.names()})
+
+
 @dataclass(frozen=True)
 class _Renamed:
     """A ``TensorStore`` by other names; ``raw`` gives the names in the files."""
@@ -105,6 +117,9 @@ class _Renamed:
     def info(self, name: str) -> TensorInfo:
         info = self.store.info(self.raw.get(name, name))
         return TensorInfo(name, info.dtype, info.shape, info.file, info.offset, info.size_bytes)
+
+    def is_open(self, name: str) -> bool:
+        return self.store.is_open(self.raw.get(name, name))
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         return self.store.read(self.raw.get(name, name))

@@ -16,6 +16,7 @@ from moegeom.core.limits import FAMILY_NAME_LENGTH
 from moegeom.core.router import Skipped
 from moegeom.core.text import number_of, quoted
 from moegeom.router.family import Family, families, family_of, load_family
+from moegeom.router.plain_names import ADAPTER
 from moegeom.router.plan import Match
 from moegeom.router.settings import Settings
 
@@ -45,6 +46,13 @@ def recognise_family(store: TensorStore) -> Family:
             f"--family {next(iter(inner.values())).name} loads the routers of one.",
         )
     if not isinstance(model_type, str):
+        adapters = [name for name in store.names() if ADAPTER.search(name)]
+        if 2 * len(adapters) > len(store.names()):
+            raise RouterError(
+                f"{store.label}: {len(adapters)} of {len(store.names())} tensors are of an adapter "
+                f"('{adapters[0]}' ...), which is added to the weights of another model.",
+                "Merge it into that model (peft: merge_and_unload), and open the result.",
+            )
         found_type = f"model_type {quoted(model_type)}" if store.config else "no config.json"
         raise RouterError(
             f"{store.label}: found {found_type}, expected a config.json with a model_type. "
@@ -446,7 +454,7 @@ def expert_counts(store: TensorStore) -> set[int]:
 def _by_pattern(names: Collection[str]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for name in names:
-        if not _NEVER.search(name):
+        if not (_NEVER.search(name) or ADAPTER.search(name)):
             groups.setdefault(_NUMBER.sub("{i}", name), []).append(name)
     # one number is the layer; two are a layer and an expert or a block of a decoder
     return {p: group for p, group in groups.items() if 1 <= p.count("{i}") <= 2}

@@ -21,7 +21,7 @@ from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
 from moegeom.checkpoint.shards import CONFIGS, FILES_BESIDE, QUANTISATION_PLACES, QuantisationPlace
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.documents import value_at
-from moegeom.core.errors import STORAGE_UNKNOWN, RouterError
+from moegeom.core.errors import PART_MISSING, STORAGE_UNKNOWN, RouterError
 from moegeom.core.limits import (
     QUANTISED_MODULES,
     QUANTISER_GROUPS,
@@ -34,6 +34,7 @@ from moegeom.core.registry import Rooms, record_of_function
 from moegeom.core.shapes import Float, Float32, Int32, Shaped, UInt8
 from moegeom.core.text import quoted
 from moegeom.router.family import Setting
+from moegeom.router.plain_names import ADAPTER
 from moegeom.router.settings import Settings
 
 # ------------------------------------------------------------------------------------------ tensors
@@ -458,6 +459,21 @@ def _not_recognised(tensors: RouterTensors) -> RouterError:
         listed = ", ".join(f"'{info.name}' ({info.dtype})" for info in parts[:8])
         more = ", ..." if len(parts) > 8 else ""
         name = tensors.name("weight") if parts else tensors.leaf
+        if any(ADAPTER.search(key) for key in tensors.infos):
+            return RouterError(
+                f"{tensors.router}: an adapter stands in its module: {listed}{more}; the router is "
+                "the base weight plus B A.",
+                "Merge the adapter into the model (peft: merge_and_unload), and open that.",
+                code=STORAGE_UNKNOWN,
+            )
+        if len(parts) == 1 and len(parts[0].shape) == 2 and parts[0].dtype in PLAIN_FLOATS:
+            return RouterError(
+                f"{tensors.router}: its weight is stored as '{parts[0].name}' ({parts[0].dtype}, "
+                f"{parts[0].shape[0]} x {parts[0].shape[1]}), and loaders read '{name}': they "
+                "leave the router at its initial values.",
+                "Rename the tensor in every layer.",
+                code=PART_MISSING,
+            )
         method = str(look_up(tensors.settings, "quant_method")[1])[:60]
         return RouterError(
             f"{tensors.router}: there is no tensor '{name}', only {listed or 'none'}{more}, "

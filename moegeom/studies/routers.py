@@ -15,6 +15,8 @@ from moegeom.document.place import layers_without_router
 from moegeom.document.rule_words import assumed, rule_brief
 from moegeom.engine.request import ModelTerms
 from moegeom.engine.run_facts import router_facts
+from moegeom.router.expert_tensors import SHARED, SHARED_GATE
+from moegeom.router.inventory import is_of_experts
 from moegeom.router.load import load_routers
 from moegeom.router.rule import (
     describe_router,
@@ -23,6 +25,7 @@ from moegeom.router.rule import (
     rule_in_words,
     rule_origin,
 )
+from moegeom.studies.changes.record import where
 
 #: Facts of a router that are columns; the first says which router it is.
 _COLUMNS = ("router", "experts", "top_k", "hidden", "stored", "boundaries", "selection")
@@ -85,6 +88,42 @@ def _header(model: RouterSet) -> Iterator[Block]:
         for part, count in parts.items():
             of = f" ({count} of {len(model.routers)})" if len(parts) > 1 else ""
             yield _fact(label, f"{part}{of}")
+    yield _fact("blocks", block_text(model))
+
+
+#: Kinds of blocks that are told before the rest is counted.
+_MOST_BLOCKS = 2
+
+
+def block_text(model: RouterSet) -> str:
+    """What stands behind the routers, by layers that hold the same: ``experts 0-63``."""
+    facts = model.claims["blocks"]
+    if not facts["has_experts"]:
+        return "no experts in the file."
+    kinds: dict[str, list[str]] = {}
+    for part in facts["parts"]:
+        kinds.setdefault(_parts_text(part["modules"]), []).extend(part["routers"])
+    every = [name for names in kinds.values() for name in names]
+    texts = [f"{text} in {where(names, every)}" for text, names in kinds.items()]
+    texts = texts if len(texts) > 1 else list(kinds)
+    more, flaws = len(texts) - _MOST_BLOCKS, len(facts["flaws"])
+    text = "; ".join([*texts[:_MOST_BLOCKS], *[f"{more} kinds more"] * (more > 0)])
+    return f"{text}. {number_of(flaws, 'flaw')}: moegeom check." if flaws else f"{text}."
+
+
+def _parts_text(modules: Mapping[str, str]) -> str:
+    """The experts of a block by number, and what stands beside them."""
+    parts: list[str] = []
+    for module, experts in modules.items():
+        if SHARED_GATE.fullmatch(module):
+            parts.append("gate of shared experts")
+        elif SHARED.search(module):
+            parts.append("shared experts")
+        elif is_of_experts(module):
+            parts.append(f"experts {experts}" if experts else "experts in one tensor")
+        else:
+            parts.append(module)
+    return ", ".join(dict.fromkeys(parts)) or "nothing"
 
 
 def _fact(label: str, text: str) -> Fact:

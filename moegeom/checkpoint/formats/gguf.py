@@ -478,7 +478,13 @@ class GgufStore(ShardedStore):
 
 
 def recognises(location: Location) -> bool:
-    """True for a GGUF file, or a folder that holds one and no safetensors."""
+    """True for a GGUF file, or a folder that holds one and no safetensors.
+
+    A file without a suffix is known by its first bytes: stores of models name files by digests.
+    """
+    if location.file is not None and "." not in location.file:
+        file = location.folder.file(location.file)
+        return file.size_bytes() >= len(_MAGIC) and file.read(0, len(_MAGIC)) == _MAGIC
     files = location.files
     return any(name.endswith(_SUFFIX) for name in files) and not any(
         name.endswith(".safetensors") for name in files

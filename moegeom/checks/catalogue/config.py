@@ -127,6 +127,38 @@ def gating_unsaid(measured: Measured, limits: Limits) -> Iterator[Finding]:
         yield dataclasses.replace(finding, severity="warning")
 
 
+def _no_weights(measured: Measured) -> str:
+    routers = measured.run.get("routers", ())
+    return OLDER if any("is_weight_one" not in one for one in routers) else ""
+
+
+@check(
+    "MGN121",
+    "routing weights are 1 whatever the scores are",
+    "note",
+    too_little=_no_weights,
+    severities={"training": "error"},
+)
+def weights_constant(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    """Routing weights follow the scores.
+
+    Looked for: rules that choose one expert and divide its weight by itself: by renormalising, or
+    in a softmax over the chosen.
+
+    A finding means: every routing weight is 1, and the loss gives the router no gradient. It is
+    trained by its balance loss alone, if by any. A finished model may have been trained so.
+
+    What to do: leave the division out for one expert (norm_topk_prob false; softmax before top-k).
+    """
+    routers = [one for one in measured.run.get("routers", ()) if one["is_weight_one"]]
+    if routers:
+        yield weights_constant.finding(
+            tuple(one["name"] for one in routers),
+            "one expert is chosen and its weight divided by itself: it is always 1.",
+            f"Weights come from {routers[0]['weights_from'].replace('_', ' ')}.",
+        )
+
+
 @check(
     "MGI116",
     "a number is out of its range",

@@ -24,6 +24,7 @@ from moegeom.studies.changes.edit import EDITS, Edit, EditFit
 from moegeom.studies.changes.operators.biases import CHANGED, rest_of
 from moegeom.studies.changes.operators.matrices import FOLDED, NOT_FOLLOWED
 from moegeom.studies.changes.operators.other_routers import UNRELATED
+from moegeom.studies.changes.operators.parts import PART, part_changes
 from moegeom.studies.changes.operators.rounding import ROUNDED, rounding_of_broken
 from moegeom.studies.changes.operators.rows import LEFT_BEHIND, MOVED_ALONE, NOT_COMPARED
 from moegeom.studies.changes.record import Change, RouterChange
@@ -73,7 +74,8 @@ def compare_routers(
     moved: list[float] = []
     if _is_finite(a) and _is_finite(b):
         moved = row_pair(a, b, place).row_sizes(b.rule.is_affine).tolist()
-    changes, notes = (*rows, *biases, *experts), (*_beside(a, b), *gaps)
+    parts = part_changes(a, b, place)
+    changes, notes = (*rows, *biases, *parts, *experts), (*_beside(a, b), *gaps)
     return RouterChange(a.name, changes, notes, place.tolist(), moved)
 
 
@@ -420,7 +422,8 @@ class ProjectedRouter:
     """A router without its weights, from results or from a baseline.
 
     ``rule`` is known as far as the meaning of a change depends on it; ``shape`` are experts and
-    hidden size. ``digests`` are hashes of ``weight`` and ``gain``, without what is not there.
+    hidden size. ``digests`` are hashes of ``weight``, ``gain`` and ``parts`` (what is neither these
+    nor a bias), without what is not there.
     ``projections`` are those of the effective rows, means included, ``half_step`` the largest
     rounding error of each as it was stored, ``lengths`` the true ones of the centred rows; None
     where they were not measured.
@@ -465,7 +468,7 @@ def _projected(facts: Mapping[str, Any], layer: Row, experts: Sequence[Row]) -> 
         step = 2.0 ** -(stored_bits(facts["stored_dtype"]) + 1)
         lengths = np.linalg.norm(rows, axis=1, keepdims=True) / np.sqrt(rows.shape[1])
         half_step = np.ones_like(rows) * lengths * step
-    digests = {part: layer.get(f"{part}_digest") for part in ("weight", "gain")}
+    digests = {part: layer.get(f"{part}_digest") for part in ("weight", "gain", "parts")}
     biases = {kind: finite_column(experts, kind.replace(" ", "_")) for kind in KINDS}
     return ProjectedRouter(
         facts["name"],
@@ -535,6 +538,10 @@ def compare_projected(a: ProjectedRouters, b: ProjectedRouters, router: str) -> 
 def _biases(
     a: ProjectedRouters, b: ProjectedRouters, router: str, place: np.ndarray
 ) -> Iterator[Change]:
+    digests = [one[router].digests.get("parts") for one in (a, b)]
+    if None not in digests and digests[0] != digests[1]:
+        kind = "scales, gate of shared experts or projection changed"
+        yield PART.change(b[router].rule, kind=kind, subject="parts")
     for kind in KINDS:
         others = {
             name: values

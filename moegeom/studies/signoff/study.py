@@ -39,13 +39,12 @@ from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.reference import same_set
 from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
-from moegeom.studies.changes.edit import EDITS, EndState, Exported, Judgement
+from moegeom.studies.changes.edit import EDITS, Exported, Judgement
 from moegeom.studies.changes.operators.matrices import FOLDED, ROTATED
 from moegeom.studies.changes.operators.rows import NOT_COMPARED, PERMUTED, PRUNED
 from moegeom.studies.changes.record import Change, RouterChange, phrase_of, where
 from moegeom.studies.changes.router import (
     compare_routers,
-    is_same,
     is_same_norm,
     rule_differences,
     shape_text,
@@ -383,6 +382,8 @@ def _norm(norm: Norm | None) -> str:
 # moved along.
 #: Words for what must move the other numbers of a router as well.
 _MOVING = frozenset({FOLDED.name, ROTATED.name, PERMUTED.name, PRUNED.name})
+_FOLLOWING = frozenset({"bias of the norm in front", "rows of the shared experts"})
+_FOLLOWS = Judgement("inconclusive", "it changed, as the rows did; the two are not compared.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -433,36 +434,28 @@ def judge(a: Router, b: Router, others: RoutersOfA | None = None) -> JudgedRoute
     comparison = compare_routers(a, b, None, others)
     place = np.array(comparison.place or range(b.num_experts), np.int64)
     pair = Exported(a, b, place)
-    changes = tuple((one, EDITS[one.word].judge(one, pair)) for one in comparison.changes)
+    has_moved = bool(_MOVING & {one.word for one in comparison.changes})
+    changes = tuple(
+        (
+            one,
+            _FOLLOWS
+            if has_moved and one.subject in _FOLLOWING
+            else EDITS[one.word].judge(one, pair),
+        )
+        for one in comparison.changes
+    )
     return JudgedRouter(
-        a.name, changes, tuple(_unequal_parts(comparison, pair)), place, comparison.beside
+        a.name, changes, tuple(_broken_parts(comparison, pair)), place, comparison.beside
     )
 
 
-def _unequal_parts(comparison: RouterChange, pair: Exported) -> Iterator[Judgement]:
-    """Judgements of unequal parts that are neither rows, gain nor biases.
-
-    What a fold, a rotation or another order must change as well is not judged where there was one.
-    """
-    words = {one.word for one in comparison.changes}
-    if NOT_COMPARED.name in words:
+def _broken_parts(comparison: RouterChange, pair: Exported) -> Iterator[Judgement]:
+    """Judgements of what is no change, and no router that works."""
+    if NOT_COMPARED.name in {one.word for one in comparison.changes}:
         return
     a, b = pair.a, pair.b
     if not (np.isfinite(a.weight).all() and np.isfinite(b.weight).all()):
         yield Judgement("failed", "holds values that are not finite, as in A.")
-    scale = None if a.expert_scale is None else a.expert_scale[pair.place]
-    cosines = [None if r.projection is None else r.projection.scale for r in (a, b)]
-    follows: EndState = "inconclusive" if words & _MOVING else "failed"
-    verdicts: dict[str, tuple[bool, EndState]] = {
-        "scale of the experts": (is_same(scale, b.expert_scale), "failed"),
-        "scale of the cosines": (cosines[0] == cosines[1], "failed"),
-        "bias of the norm in front": (is_same(a.norm_bias, b.norm_bias), follows),
-        "rows of the shared experts": (is_same(a.shared_rows, b.shared_rows), follows),
-    }
-    for name, (same, state) in verdicts.items():
-        if not same:
-            unknown = ", as the rows did; the two are not compared" if state != "failed" else ""
-            yield Judgement(state, f"the {name} changed{unknown}.")
 
 
 _NOTHING_IN_COMMON = "the two have no router in common."

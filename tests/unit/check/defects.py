@@ -153,6 +153,25 @@ def upcycled(tensors: Tensors, config: dict[str, Any]) -> None:
             tensors[EXPERT.format(1, expert, leaf)] = (first + noise).astype(BF16)
 
 
+def without_tensors(part: str) -> Spoil:
+    def spoil(tensors: Tensors, config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if part in name]:
+            del tensors[name]
+
+    return spoil
+
+
+SHARED_GATE = "model.layers.{}.mlp.shared_expert_gate.weight"
+
+
+def gated(tensors: Tensors, config: dict[str, Any]) -> None:
+    """A shared expert and its gate in every layer of a qwen2_moe."""
+    config |= {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"]}
+    for layer in range(3):
+        tensors[SHARED_GATE.format(layer)] = _random(1, 64).astype(BF16)
+        tensors[f"model.layers.{layer}.mlp.shared_expert.down_proj.weight"] = _random(64, 8)
+
+
 OFFSET = 6.94 + 0.05 * _random(16)
 
 #: Weights alone.
@@ -177,6 +196,17 @@ WEIGHTS: dict[str, Case] = {
     "MGI113": Case(without("scoring_func"), "deepseek_v3", made=setting(**SAID)),
     "MGI114": Case(stored_twice(lambda w: 2 * w), made=stored_twice(lambda w: w)),
     "MGI116": Case(tensor(GAIN, lambda gain: gain * 1e30)),
+    "MGI118": Case(without_tensors("layers.1.mlp.experts.3."), made=with_experts),
+    "MGI119": Case(without_tensors("layers.1.mlp.experts.3.up_proj"), made=with_experts),
+    "MGI120": Case(
+        tensor("model.layers.{}.mlp.old_gate.weight", lambda none: _random(16, 64)),
+        made=with_experts,
+    ),
+    "MGI123": Case(tensor(SHARED_GATE, lambda gate: 0 * gate), made=gated),
+    "MGN121": Case(
+        setting(num_experts_per_tok=1, norm_topk_prob=True),
+        made=setting(num_experts_per_tok=1, norm_topk_prob=False),
+    ),
     "MGN119": Case(
         setting(quantization_config={"quant_method": "fp8", "ignore": ["lm_head"]}),
         made=setting(quantization_config={"quant_method": "fp8", "ignore": ["re:.*mlp.gate$"]}),

@@ -1,0 +1,128 @@
+"""Blocks behind routers, by names and shapes: experts that are missing, parts that are lost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moegeom.checks.check import OLDER, Limits, check
+from moegeom.checks.measured import Measured
+from moegeom.core.finding import Finding
+from moegeom.core.text import number_of
+
+
+def _too_little(measured: Measured) -> str:
+    blocks = measured.run.get("blocks")
+    if blocks is None:
+        return OLDER
+    return "" if blocks["has_experts"] else "the file holds no experts"
+
+
+def _flaws(measured: Measured, *kinds: str) -> Iterator[Mapping[str, Any]]:
+    flaws = [one for one in measured.run.get("blocks", {}).get("flaws", ()) if one["kind"] in kinds]
+    yield from sorted(flaws, key=lambda one: (kinds.index(one["kind"]), -len(one["routers"])))
+
+
+@check("MGI118", "experts and rows do not match", "error", too_little=_too_little)
+def experts_counted(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    """Every block holds one expert for each row of its router.
+
+    Looked for: experts by number in the names of tensors, the first axis of tensors that hold all
+    of them in headers that are open anyway, and blocks without any beside others that have some.
+    Experts that copy their input need no tensors where the family says so.
+
+    A finding means: a shard or a slice of experts is not in the file, or experts were pruned and
+    rows were not, or the reverse. Tokens are sent to experts that are not there.
+
+    What to do: look whether all shards are in the folder and in its index; prune rows and biases
+    with the experts, and set the number of experts in the config.
+    """
+    for flaw in _flaws(measured, "none", "missing", "surplus"):
+        num, count = flaw["num_experts"], flaw["count"]
+        rows = f"the router has {number_of(num, 'row')} for experts with weights"
+        which = f": {flaw['experts']}" if flaw["experts"] else ""
+        where = f" in '{flaw['module']}'" if flaw["module"] else ""
+        title = {
+            "none": f"none of {number_of(num, 'expert')} is in the file; other layers have theirs.",
+            "missing": f"{count} of {number_of(num, 'expert')} are not in the file{which}{where}.",
+            "surplus": f"{number_of(count, 'expert')} more than rows{which}{where}.",
+        }[flaw["kind"]]
+        yield experts_counted.finding(tuple(flaw["routers"]), title, f"{rows.capitalize()}.")
+
+
+@check("MGI119", "a part of a block is lost", "error", too_little=_too_little)
+def parts_there(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    """Every block has the parts that its family, its config and its other layers say.
+
+    Looked for: in names, and in headers that are open anyway, matrices of single experts and of
+    all, scales beside packed weights, shared experts that the config counts, the gate of shared
+    experts, modules that most blocks of the stack have; and experts of another shape than most.
+
+    A finding means: whatever loads the model fills the part in, with zeros or at random, or leaves
+    it out: an expert gives nothing, packed numbers count without their scale.
+
+    What to do: compare the names with those of the source; a conversion dropped or renamed them.
+    """
+    for flaw in _flaws(measured, "lost", "differ"):
+        which = f" of {_experts(flaw)}" if flaw["experts"] else ""
+        lost = flaw["kind"] == "lost"
+        title = (
+            f"part '{flaw['module']}'{which} is not in the file."
+            if lost
+            else f"part '{flaw['module']}'{which} has another shape than those of the other experts."
+        )
+        yield parts_there.finding(tuple(flaw["routers"]), title)
+
+
+@check("MGI120", "a tensor stands in few blocks", "warning", too_little=_too_little)
+def parts_alike(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    """No block has a module that most blocks of its stack lack.
+
+    Looked for: modules by name, in stacks of at least three blocks with experts.
+
+    A finding means: a loader that goes by the other layers leaves the tensor out, or a tensor of
+    another layer or model got in. Models whose layers are built apart have it by design.
+
+    What to do: compare with the source; accept the code in a profile where it is by design.
+    """
+    for flaw in _flaws(measured, "alone"):
+        yield parts_alike.finding(
+            tuple(flaw["routers"]), f"part '{flaw['module']}' stands here and in no other layer."
+        )
+
+
+def _no_parts(measured: Measured) -> str:
+    routers = measured.run.get("routers", ())
+    if any("parts" not in one for one in routers):
+        return OLDER
+    return "" if any(one["parts"] for one in routers) else "routers have no part of the kind"
+
+
+@check("MGI123", "a part beside the rows holds nothing", "error", too_little=_no_parts)
+def parts_hold(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    """Scales of experts, the gate of shared experts and its kin hold trained numbers.
+
+    Looked for: values that are not finite, and parts that are one number everywhere: zeros, or
+    scales that are all alike, which is a warning. A bias of a norm may be zero.
+
+    A finding means: a gate of zeros lets half of the shared experts through for every token, a
+    scale of zeros switches experts off; one number everywhere is what a model starts from, or what
+    a conversion filled in for a tensor that it did not find.
+
+    What to do: take the tensor from the source again.
+    """
+    routers_by_flaw: dict[tuple[str, str], list[str]] = {}
+    for one in measured.run.get("routers", ()):
+        for name, state in one["parts"].items():
+            if state and (name, state) != ("bias of the norm in front", "0 everywhere"):
+                routers_by_flaw.setdefault((name, state), []).append(one["name"])
+    for (name, state), routers in routers_by_flaw.items():
+        finding = parts_hold.finding(tuple(routers), f"the {name} is {state}.")
+        is_broken = state in ("not finite", "0 everywhere")
+        yield finding if is_broken else dataclasses.replace(finding, severity="warning")
+
+
+def _experts(flaw: Mapping[str, Any]) -> str:
+    noun = "expert" if flaw["count"] == 1 else "experts"
+    return f"{noun} {flaw['experts']} ({flaw['count']} of {flaw['num_experts']})"
