@@ -152,7 +152,6 @@ def cells(
     out: str | Path | None = ...,
     plot: str | Path | None = ...,
     view: str = ...,
-    expert: int | None = ...,
     band: float | None = ...,
     frame: float | None = ...,
     pixels: int = ...,

@@ -21,7 +21,7 @@ class CellsRequest(StudyRequest, WorkerOptions):
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
         *(*StudyRequest.PYTHON_ONLY, "random_routers"),
-        *("expert", "band", "frame", "pixels", "width", "dpi"),
+        *("band", "frame", "pixels", "width", "dpi"),
     )
 
     checkpoint: str = argument(f"Checkpoint: {CHECKPOINT}; or --weights with --top-k.", default="")
@@ -42,7 +42,6 @@ class CellsRequest(StudyRequest, WorkerOptions):
     out: Path | None = option("Folder for cells.parquet and facets.parquet.")
     plot: Path | None = option("Picture: .svg, .pdf or .png.")
     view: str = option("cells, expert:E or tropical (the surface of e_k).", "cells")
-    expert: int | None = option('The expert of `view="expert"`.')
     band: float | None = option("Shade in the picture what lies within so far of a facet.")
     frame: float | None = option(
         "Half the side of what the picture shows; without it there is room for the tokens."
@@ -60,7 +59,7 @@ class CellsRequest(StudyRequest, WorkerOptions):
         """
         view, colon, expert = self.view.partition(":")
         if not colon:
-            return view, self.expert
+            return view, None
         if not expert.isdecimal():
             raise UsageError(f"--view {self.view}: expected a number of an expert, as in {view}:3.")
         return view, int(expert)
