@@ -24,7 +24,7 @@ DRAWN = {
     "cells_balanced": ("olmoe-balanced", {"subspace": "pca:2"}),
     "cells_collapsed": ("olmoe-collapsed", {"subspace": "pca:2"}),
     "cells_plane_of_tokens": ("olmoe-balanced", {"subspace": "plane:5,900,2500"}),
-    "cells_of_one_expert": ("olmoe-balanced", {"subspace": "pca:2", "view": "expert", "expert": 7}),
+    "cells_of_one_expert": ("olmoe-balanced", {"subspace": "pca:2", "view": "expert:7"}),
     "cells_grouped": ("deepseek-tiny", {"subspace": "pca:2"}),
 }
 

@@ -120,7 +120,6 @@ FLAME_FILES = 4096
 #: Lists in each other: sequences, tokens, layers and slots, and some to spare.
 LIST_DEPTH = 8
 SEQUENCE_TOKENS = 1 << 31
-TRACE_LAYERS = 4096
 TRACE_EXPERTS = 65_536
 #: Layers times slots of a row.
 TRACE_SLOTS = 65_536
@@ -132,7 +131,6 @@ CHOICES_BYTES = 1 << 30
 #: Of each side: document, position and token id are held.
 ALIGNED_TOKENS = 100_000_000
 LIST_BYTES = 27_000_000
-COUNTS = 4_000_000
 MAP_BYTES = 16_000_000
 MAP_PLACES = 65_536
 NPZ_ARRAYS = 20_000

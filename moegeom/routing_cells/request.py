@@ -20,8 +20,8 @@ class CellsRequest(StudyRequest, WorkerOptions):
     """What was asked for, by the command line or, for some fields, from Python alone."""
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
-        *(*StudyRequest.PYTHON_ONLY, "box", "hops", "at", "inradius", "random_routers"),
-        *("expert", "band", "frame", "pixels", "width", "dpi"),
+        *(*StudyRequest.PYTHON_ONLY, "random_routers"),
+        *("band", "frame", "pixels", "width", "dpi"),
     )
 
     checkpoint: str = argument(f"Checkpoint: {CHECKPOINT}; or --weights with --top-k.", default="")
@@ -32,19 +32,9 @@ class CellsRequest(StudyRequest, WorkerOptions):
     )
     weights: Path | None = option("A bare matrix instead: npz with weight and bias.")
     radius: float | None = option("Only within so far of the centre.")
-    box: float | None = option(
-        "Only what lies within so far of the centre along every direction of the slice."
-    )
-    hops: int | None = option(
-        "Only the cells that so many facets, or fewer, part from those of the tokens `at`."
-    )
-    at: tuple[int, ...] = option("Tokens to begin at, with `hops`.", ())
     expert_set: tuple[int, ...] | None = option("Is this set a cell? Experts, such as 3,17,40.")
     certify: bool = option("Check every witness or proof again in integers.", False)
     tie_broken: bool = option("Of equal experts the lower number wins.", False)
-    inradius: bool = option(
-        "The radius of the largest ball in each cell, in the table of `out`.", False
-    )
     random_routers: int = option(
         "Count the cells of so many random routers with the same row norms too.", 0
     )
@@ -52,7 +42,6 @@ class CellsRequest(StudyRequest, WorkerOptions):
     out: Path | None = option("Folder for cells.parquet and facets.parquet.")
     plot: Path | None = option("Picture: .svg, .pdf or .png.")
     view: str = option("cells, expert:E or tropical (the surface of e_k).", "cells")
-    expert: int | None = option('The expert of `view="expert"`.')
     band: float | None = option("Shade in the picture what lies within so far of a facet.")
     frame: float | None = option(
         "Half the side of what the picture shows; without it there is room for the tokens."
@@ -70,7 +59,7 @@ class CellsRequest(StudyRequest, WorkerOptions):
         """
         view, colon, expert = self.view.partition(":")
         if not colon:
-            return view, self.expert
+            return view, None
         if not expert.isdecimal():
             raise UsageError(f"--view {self.view}: expected a number of an expert, as in {view}:3.")
         return view, int(expert)
@@ -87,21 +76,13 @@ def check_request(request: CellsRequest) -> None:
         raise UsageError("--weights needs --top-k K: a matrix does not say how many are chosen.")
     if request.weights is not None and request.tokens is not None:
         raise UsageError("--tokens goes with a checkpoint, not with --weights.")
-    bounds = bounds_of(request)
-    if len(bounds) > 1:
-        raise UsageError(f"{bounds[0]} and {bounds[1]} exclude each other.")
-    for name in ("radius", "box", "frame"):
+    for name in ("radius", "frame"):
         value = getattr(request, name)
         if value is not None and not 0.0 < value < np.inf:
             raise UsageError(f"{_typed(name)} {value:g}: expected a positive number.")
     for name, (least, most, words) in _RANGES.items():
-        value = getattr(request, name)
-        if value is not None and not least <= value <= most:
-            raise UsageError(f"{name} {value}: expected {words}.")
-    if (request.hops is None) != (not request.at):
-        raise UsageError("hops goes with at, the tokens to begin at.")
-    if request.at and request.tokens is None:
-        raise UsageError("at names tokens of a recording: add --tokens REC.")
+        if not least <= getattr(request, name) <= most:
+            raise UsageError(f"{name} {getattr(request, name)}: expected {words}.")
     _refuse_alone(request)
     _check_plot(request)
     if request.certify and request.expert_set is None and request.out is None:
@@ -110,7 +91,6 @@ def check_request(request: CellsRequest) -> None:
 
 #: The least and the largest of what such a field may be, and that in words.
 _RANGES = {
-    "hops": (0, 2**31, "how many facets to cross, such as 1 or 2; with 0 the token's own cell"),
     "random_routers": (0, 1000, "0 to 1,000 routers"),
     "pixels": (8, 4096, "8 to 4,096 pixels a side"),
 }
@@ -121,25 +101,17 @@ def _typed(name: str) -> str:
     return name if name in CellsRequest.PYTHON_ONLY else option_of(name)
 
 
-def bounds_of(request: CellsRequest) -> list[str]:
-    """What bounds the search, as it was given: nobody is told of what they did not type."""
-    names = ("radius", "box", "hops")
-    return [_typed(name) for name in names if getattr(request, name) is not None]
-
-
 #: Options that mean nothing without another one, and what they are when they are not given.
 _GOES_WITH: dict[str, tuple[str, object]] = {
     "view": ("plot", "cells"),
     "band": ("plot", None),
     "frame": ("plot", None),
     "caption": ("plot", False),
-    "inradius": ("out", False),
 }
 
 #: Options that a question about one set of experts has no use for.
 _NOT_WITH_EXPERT_SET: dict[str, object] = {
     "radius": None,
-    "hops": None,
     "plot": None,
     "out": None,
     "tie_broken": False,
@@ -166,9 +138,9 @@ def _check_plot(request: CellsRequest) -> None:
         return
     from moegeom.routing_cells.pictures.views import check_picture
 
-    for name in bounds_of(request):
+    if request.radius is not None:
         raise UsageError(
-            f"--plot draws the whole slice, not what {name} leaves of it.",
+            "--plot draws the whole slice, not what --radius leaves of it.",
             "frame=R, from Python, is half the side of what is drawn.",
         )
     check_picture(request)

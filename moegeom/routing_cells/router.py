@@ -22,8 +22,7 @@ from moegeom.geometry.capacity import expected_diagram, most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.routing_cells.ball import ball_cells
 from moegeom.routing_cells.exact.certificate import strict_witnesses
-from moegeom.routing_cells.exact.certificate_check import CellPoint
-from moegeom.routing_cells.exact.dictionary import common_tie, equal_classes, independent_columns_of
+from moegeom.routing_cells.exact.dictionary import common_tie, equal_classes
 from moegeom.routing_cells.facet_graph import facet_graph, visited_graph
 from moegeom.routing_cells.plane.raster import (
     Frame,
@@ -42,7 +41,7 @@ from moegeom.routing_cells.record import (
     RandomRouterCells,
     RouterCells,
 )
-from moegeom.routing_cells.request import CellsRequest, bounds_of
+from moegeom.routing_cells.request import CellsRequest
 from moegeom.routing_cells.slices import RequestedSlice, SliceTokens, frame_of
 from moegeom.routing_cells.walk.enumeration import (
     MOST_EXPERTS,
@@ -93,7 +92,7 @@ class SlicedRouter(RouterOnSlice):
     """
 
     record: RouterCells
-    cells: tuple[Enumeration, ...] = ()
+    cells: Enumeration | None = None
     tokens: TokensOnSlice | None = None
     instance: Instance | None = None
     arcs: Arcs | None = None
@@ -207,8 +206,8 @@ def refuse_early(router: Router, subspace: str, dims: int | None, request: Cells
             f"--out writes lists of cells; router {name} has none on {subspace}.",
             "--plot writes the arcs or pixels as CSV beside the picture.",
         )
-    for bound in () if router.rule.is_affine else bounds_of(request):
-        raise UsageError(f"{bound} is for routers whose facets are straight.")
+    if request.radius is not None and not router.rule.is_affine:
+        raise UsageError("--radius is for routers whose facets are straight.")
 
 
 def _refuse_expert_set(router: Router, experts: tuple[int, ...], is_circle: bool) -> None:
@@ -231,61 +230,57 @@ class _Slicing(RouterOnSlice):
         router, requested, sample, request = self.router, self.requested, self.sample, self.request
         part, (weight, bias) = requested.part, instance_of(router, requested)
         k, dims = router.rule.top_k, weight.shape[1]
-        points = starts = np.empty((0, dims))
-        if sample is not None:
-            points = sample.inputs if part is None else part.coordinates(sample.inputs)
-            if request.at:
-                starts = points[sample.rows_of(request.at, "at")].astype(np.float64)
-        if dims > MOST_DIMS and (request.radius is not None or request.hops is not None):
+        if dims > MOST_DIMS and request.radius is not None:
             raise UsageError(
-                f"{bounds_of(request)[0]} is for slices of at most {MOST_DIMS} dimensions; this "
+                f"--radius is for slices of at most {MOST_DIMS} dimensions; this "
                 f"one is {requested.text} with {dims:,}.",
                 "Add --subspace pca:D or random:D.",
             )
         with stopwatch() as took:
             try:
-                answer = cells_of_slice(weight, bias, k, request, starts, watch)
+                answer = cells_of_slice(weight, bias, k, request, watch)
             except UsageError as error:
                 raise UsageError(f"router {router.name}: {error.message}", error.hint) from error
             if not isinstance(answer, AllSubsets):
-                answer = [with_witnesses(cells, weight, bias, request) for cells in answer]
+                answer = with_witnesses(answer, weight, bias, request)
         equal = [] if k == len(weight) else equal_experts(weight, bias, request)
         facts, tokens, domain = None, None, domain_text(request)
         outcome: Outcome = "all subsets"
         more: dict[str, Any] = {"num_equal": sum(map(len, equal))}
         if isinstance(answer, AllSubsets):
-            if request.box is not None or request.out is not None:
+            if request.out is not None:
                 raise UsageError(
                     f"router {router.name}: every set of {k} experts is a cell of "
                     f"{requested.text}, so there is no list.",
                     f"Add --subspace pca:D or random:D with D below {router.num_experts - 1}.",
                 )
-            cells = ()
+            cells = None
         else:
-            cells, is_whole = tuple(answer), all(each.is_whole for each in answer)
-            outcome = "cells" if is_whole else "unfinished"
+            cells = answer
+            outcome = "cells" if cells.is_whole else "unfinished"
             size = router.num_experts, k, dims, _is_central(weight, bias)
             expected = expected_vertices(*size)
             more |= {"most_cells": most_cells(*size), "expected_vertices": expected}
-            if is_whole:
+            if cells.is_whole:
                 facts = facts_of(cells)
             else:
                 # the limit of a search or a walk, and one that should do
-                is_cut = any(each.road == "search" and not each.is_whole for each in cells)
+                is_cut = cells.road == "search"
                 enough = enough_vertices(None if is_cut else expected, request.vertices)
                 what = "cells" if is_cut else "vertices"
                 more["cut_short"] = CutShort(request.vertices, what, enough)
-            if cells[0].is_cone:
+            if cells.is_cone:
                 domain += (
                     ", where all experts tie at one point: the cells are those of the whole slice"
                 )
             if sample is not None and part is not None:
-                listed = cells[0].expert_set if len(cells) == 1 and is_whole else None
+                listed = cells.expert_set if cells.is_whole else None
+                points = part.coordinates(sample.inputs)
                 logits = points @ weight.T + bias
                 choice = np.sort(np.argsort(-logits, axis=1, kind="stable")[:, :k], axis=1)
                 tokens = _on_slice(points, choice, listed, sample)
                 more["num_on_ties"] = _on_ties(choice, equal) if equal else None
-            if request.random_routers and part and is_whole and request.hops is None:
+            if request.random_routers and part and cells.is_whole:
                 more["random"] = random_routers_of(router, part, request)
         record = self._record(dims, outcome, facts, tokens, took, domain=domain, **more)
         return SlicedRouter(
@@ -418,7 +413,7 @@ def _on_slice(
 
 def prediction(router: Router, requested: RequestedSlice, request: CellsRequest) -> str:
     """The expected number of vertices in words; empty where none are walked."""
-    is_walked = request.expert_set is None and not set(bounds_of(request)) - {"box"}
+    is_walked = request.expert_set is None and request.radius is None
     if not is_walked or not router.rule.is_affine or requested.circle is not None:
         return ""
     weight, bias = instance_of(router, requested)
@@ -442,28 +437,22 @@ def _is_central(weight: np.ndarray, bias: np.ndarray) -> bool:
 _SEGMENTS = 1000
 
 
-def facts_of(cells: tuple[Enumeration, ...]) -> Cells:
-    """The figures of all searches together, and of the graph of facets where there is one."""
-    first = cells[0]
-    graph = {}
-    if first.at is None and len(first.expert_set):
-        graph = vars(facet_graph(len(first.expert_set), first.facets))
-    gaps = [part.gap for part in cells if part.road != "search"]
-    num_cells = len(first.expert_set)
-    if len(cells) > 1:
-        num_cells = len({tuple(row) for part in cells for row in part.expert_set.tolist()})
+def facts_of(cells: Enumeration) -> Cells:
+    """The figures of a search, and of the graph of facets where there is one."""
+    num_cells = len(cells.expert_set)
+    graph = vars(facet_graph(num_cells, cells.facets)) if num_cells else {}
     return Cells(
         num_cells=num_cells,
-        road=first.road,
-        num_bounded=None if first.is_bounded is None else int(first.is_bounded.sum()),
-        num_facets=len(first.facets) if first.at is None else None,
+        road=cells.road,
+        num_bounded=None if cells.is_bounded is None else int(cells.is_bounded.sum()),
+        num_facets=len(cells.facets),
         **graph,
-        num_vertices=sum(part.num_vertices for part in cells),
-        num_exact=sum(part.num_exact for part in cells),
-        num_concurrent=first.num_concurrent if first.road in ("walk", "charts") else None,
-        gap=min(gaps, default=None),
-        num_rational=sum(len(part.exact) for part in cells),
-        num_tied=None if first.tied is None else len(first.tied),
+        num_vertices=cells.num_vertices,
+        num_exact=cells.num_exact,
+        num_concurrent=cells.num_concurrent if cells.road in ("walk", "charts") else None,
+        gap=None if cells.road == "search" else cells.gap,
+        num_rational=len(cells.exact),
+        num_tied=None if cells.tied is None else len(cells.tied),
     )
 
 
@@ -472,15 +461,14 @@ def random_routers_of(
 ) -> RandomRouterCells | None:
     """The number of cells of random routers on the same slice and in the same bounds."""
     counts = []
-    nothing = np.empty((0, part.dims))
     for number in range(request.random_routers):
         other = random_router(router, request.seed + number)
         rows, offset = part.instance(other.weight, other.affine_bias)
-        cells = cells_of_slice(rows, offset, router.rule.top_k, request, nothing, None)
+        cells = cells_of_slice(rows, offset, router.rule.top_k, request, None)
         if isinstance(cells, AllSubsets):
             counts.append(cells.num_cells)
-        elif cells[0].is_whole:
-            counts.append(len(cells[0].expert_set))
+        elif cells.is_whole:
+            counts.append(len(cells.expert_set))
         else:
             return None
     sd = float(np.std(counts, ddof=1)) if len(counts) > 1 else 0.0
@@ -527,15 +515,7 @@ _SPREAD = 200
 
 def domain_text(request: CellsRequest) -> str:
     """What bounds the search, in words; empty for the whole slice."""
-    if request.radius is not None:
-        return f"within {request.radius:g} of its centre"
-    if request.box is not None:
-        return f"within {request.box:g} of its centre along every direction"
-    if request.hops is not None:
-        facets, tokens = number_of(request.hops, "facet"), number_of(len(request.at), "token")
-        whose = "a token" if len(request.at) == 1 else f"{tokens}, one by one"
-        return f"at most {facets} from the cell of {whose}"
-    return ""
+    return "" if request.radius is None else f"within {request.radius:g} of its centre"
 
 
 def cells_of_slice(
@@ -543,10 +523,9 @@ def cells_of_slice(
     bias: Float64[np.ndarray, "experts"],
     k: int,
     request: CellsRequest,
-    points: Float64[np.ndarray, "points dims"],
     watch: WalkWatch | None,
-) -> list[Enumeration] | AllSubsets:
-    """The cells of a request: a list of one entry, or of one entry for each of ``points``.
+) -> Enumeration | AllSubsets:
+    """The cells of a request.
 
     Rows, biases and coordinates are taken to the size of 1 first, each by a power of two, which
     changes no bit of them. Raises UsageError for instances with more ties than exact arithmetic is
@@ -555,14 +534,8 @@ def cells_of_slice(
     try:
         scaled = Scaled.of(weight, bias, request)
         search = _Search(scaled.weight, scaled.bias, k, scaled.request, watch)
-        if request.hops is not None:
-            starts = zip(request.at, np.ldexp(points, -scaled.exponent), strict=True)
-            return [scaled.back(search.around(token, point)) for token, point in starts]
-        if request.radius is not None:
-            cells = search.in_ball()
-        else:
-            cells = search.whole() if request.box is None else search.in_box()
-        return cells if isinstance(cells, AllSubsets) else [scaled.back(cells)]
+        cells = search.whole() if request.radius is None else search.in_ball()
+        return cells if isinstance(cells, AllSubsets) else scaled.back(cells)
     except ValueError as error:
         raise UsageError(
             f"{error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
@@ -587,8 +560,7 @@ class Scaled:
     ) -> Scaled:
         """Where distances are measured (``is_metric``) all columns share one power of two."""
         columns = np.frexp(np.abs(weight).max(axis=0, initial=0.0))[1].astype(np.int64)
-        is_metric |= request.radius is not None or request.hops is not None
-        if np.ptp(columns) < _SPREAD or is_metric:
+        if np.ptp(columns) < _SPREAD or is_metric or request.radius is not None:
             columns[:] = columns.max()
         largest = np.abs(bias).max(initial=0.0)
         offset = int(np.frexp(largest)[1]) if largest else int(columns.max())
@@ -599,13 +571,14 @@ class Scaled:
         exponent = offset - columns
         is_exact = np.array_equal(np.ldexp(rows, columns), weight)
         is_exact &= np.array_equal(np.ldexp(free, offset), bias)
-        if not is_exact or (request.box is not None and np.ptp(columns)):
-            return same  # a box has one side
-        names = [name for name in ("radius", "box") if getattr(request, name) is not None]
-        bounds = {n: float(np.ldexp(getattr(request, n), -int(exponent.max()))) for n in names}
-        if not all(0.0 < value < np.inf for value in bounds.values()):
+        if not is_exact:
             return same
-        return Scaled(rows, free, replace(request, **bounds), exponent)
+        if request.radius is not None:
+            radius = float(np.ldexp(request.radius, -int(exponent.max())))
+            if not 0.0 < radius < np.inf:
+                return same
+            request = replace(request, radius=radius)
+        return Scaled(rows, free, request, exponent)
 
     @property
     def longer(self) -> int:
@@ -627,15 +600,14 @@ def with_witnesses(
     bias: Float64[np.ndarray, "experts"],
     request: CellsRequest,
 ) -> Enumeration:
-    """The cells with points that are proved to lie strictly inside them and the domain.
+    """The cells with points that are proved to lie strictly inside them and the ball.
 
     Raises InternalError for a cell without a point: it would be none.
     """
     radius = np.inf if request.radius is None else request.radius
-    half = np.inf if request.box is None else request.box
     sets, ties = cells.expert_set, request.tie_broken
     try:
-        point, exact = strict_witnesses(weight, bias, sets, cells.witness, radius, half, ties)
+        point, exact = strict_witnesses(weight, bias, sets, cells.witness, radius, ties)
     except ValueError as error:
         raise InternalError(f"a cell has no witness: {error}") from error
     return replace(cells, witness=point, exact=exact)
@@ -663,19 +635,6 @@ class _Search:
             watch=self.watch,
             most_simple=0 if self.request.out is None else MOST_MEASURED,
         )
-
-    def in_box(self) -> Enumeration | AllSubsets:
-        """The cells that meet the box."""
-        whole = self.whole()
-        if isinstance(whole, AllSubsets) or not whole.is_whole:
-            return whole
-        assert self.request.box is not None
-        met = ball_cells.filter_box(self.weight, self.bias, whole, self.request.box)
-        points = [proof.point for proof in met.cells if isinstance(proof, CellPoint)]
-        witness = np.array([[float(x) for x in point] for point in points])
-        part = whole.part(met.has_cell, met.has_facet)
-        shape = len(points), self.weight.shape[1]
-        return replace(part, road="walk and filter", witness=witness.reshape(shape))
 
     def in_ball(self) -> Enumeration | AllSubsets:
         """The cells that meet the ball: by a search, or by a walk where too many experts tie."""
@@ -745,19 +704,6 @@ class _Search:
             if "degenerate" not in str(error):
                 raise
         return None
-
-    def around(self, token: int, point: Float64[np.ndarray, "dims"]) -> Enumeration:
-        """Cells a few facets away from the cell of a token, where the rows span the slice."""
-        hops, most = self.request.hops, self.request.vertices
-        assert hops is not None
-        columns, dims = independent_columns_of(self.weight), self.weight.shape[1]
-        if len(columns) < dims:
-            raise ValueError(
-                f"the rows have rank {len(columns)} on {dims} dimensions: distances need a slice "
-                "that they span"
-            )
-        near = ball_cells.cells_within_hops(self.weight, self.bias, self.k, point, hops, most)
-        return replace(near, at=token)
 
 
 def _tip_inside(weight: np.ndarray, bias: np.ndarray, radius: float) -> tuple[Fraction, ...] | None:

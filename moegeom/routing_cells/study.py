@@ -29,7 +29,7 @@ from moegeom.routing_cells.exact.certificate_check import CellPoint, Weights, ch
 from moegeom.routing_cells.facet_graph import Swaps, swaps
 from moegeom.routing_cells.pictures import page as pages
 from moegeom.routing_cells.pictures.views import figure_csv, write_picture
-from moegeom.routing_cells.plane.polygons import cell_sides, inradii, polygons
+from moegeom.routing_cells.plane.polygons import cell_sides, polygons
 from moegeom.routing_cells.plane.raster import PixelState
 from moegeom.routing_cells.plane.subspace import Arcs
 from moegeom.routing_cells.record import Answer, Enumerations, RouterCells
@@ -146,18 +146,16 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
 def answer(
     router: Router, part: RequestedSlice, expert_set: tuple[int, ...], request: CellsRequest
 ) -> Answer:
-    """A certificate for one set of experts on one slice, in the box of the request if it has one:
-    of a set that :func:`~moegeom.routing_cells.router.refuse_early` lets pass.
+    """A certificate for one set of experts on one slice, which
+    :func:`~moegeom.routing_cells.router.refuse_early` lets pass.
     """
-    started, box = time.perf_counter(), request.box
+    started = time.perf_counter()
     k, experts, chosen = router.rule.top_k, router.num_experts, tuple(sorted(expert_set))
     weight, bias = instance_of(router, part)
-    upper = None if box is None else np.full(weight.shape[1], box)
-    lower = None if upper is None else -upper
-    proof = cell_certificate(weight, bias, chosen, lower, upper)
+    proof = cell_certificate(weight, bias, chosen)
     margin, weights = None, None
     if isinstance(proof, CellPoint):
-        if box is None and not bias.any():
+        if not bias.any():
             proof = _of_usual_size(proof)
         point = np.array([float(value) for value in proof.point])
         logits = weight @ point + bias
@@ -166,11 +164,11 @@ def answer(
     else:
         weights = _rounded(proof.inside), _rounded(proof.outside)
     if request.certify:
-        check_certificate(weight, bias, chosen, proof, lower=lower, upper=upper)
+        check_certificate(weight, bias, chosen, proof)
     return Answer(
         router=router.name,
         expert_set=chosen,
-        subspace=part.text + ("" if box is None else f", within {box:g} along every direction"),
+        subspace=part.text,
         is_cell=isinstance(proof, CellPoint),
         margin=margin,
         weights=weights,
@@ -235,11 +233,11 @@ class CellFiles:
         """
         num_checked = 0
         self._routers.append(sliced.router)
-        for cells in sliced.cells:
-            if cells.is_whole:
-                self._tables["cells"].append(_cell_rows(sliced, cells))
-                self._tables["facets"].append(_facet_rows(sliced, cells))
-                num_checked += len(cells.expert_set)
+        cells = sliced.cells
+        if cells is not None and cells.is_whole:
+            self._tables["cells"].append(_cell_rows(sliced, cells))
+            self._tables["facets"].append(_facet_rows(sliced, cells))
+            num_checked = len(cells.expert_set)
         part = sliced.requested.part
         if part is not None and sliced.instance is not None:
             path = self._partial / "slices" / f"{slug(sliced.router.name)}.npz"
@@ -268,25 +266,21 @@ def _cell_rows(sliced: SlicedRouter, cells: Enumeration) -> Any:
     columns: dict[str, Any] = {
         "router": pa.repeat(sliced.router.name, count),
         "cell": np.arange(count),
-        "token": None if cells.at is None else pa.repeat(cells.at, count),
         "expert_set": _rows(cells.expert_set),
         "witness": _rows(cells.witness, np.isin(np.arange(count), list(cells.exact))),
         "witness_exact": _rational(cells),
         "witness_input": _inputs(sliced, cells.witness),
         "num_facets": np.bincount(cells.facets.ravel(), minlength=count),
         "is_bounded": cells.is_bounded,
-        "hops": cells.hops,
         **_bracket(cells.cell_distance),
     }
-    if sliced.tokens is not None and cells.at is None:
+    if sliced.tokens is not None:
         inside = sliced.tokens.cell
         columns["num_tokens"] = np.bincount(inside[inside >= 0], minlength=count)
         own = inside[sliced.tokens.is_own & (inside >= 0)]
         columns["num_own_tokens"] = np.bincount(own, minlength=count)
     assert sliced.instance is not None
     weight, bias = sliced.instance
-    if request.inradius:
-        columns["inradius"] = _inradii(sliced, cells)
     if request.certify:
         _check(weight, bias, cells, request.tie_broken)
         columns["is_checked"] = pa.repeat(True, count)
@@ -298,7 +292,6 @@ def _facet_rows(sliced: SlicedRouter, cells: Enumeration) -> Any:
     ends = np.cumsum(swapped.num)
     columns = {
         "router": pa.repeat(sliced.router.name, count),
-        "token": None if cells.at is None else pa.repeat(cells.at, count),
         "cell": cells.facets[:, 0],
         "other_cell": cells.facets[:, 1],
         "experts_out": _lists(swapped.out, ends),
@@ -308,18 +301,9 @@ def _facet_rows(sliced: SlicedRouter, cells: Enumeration) -> Any:
     return cell_table("facets", columns)
 
 
-def _inradii(sliced: SlicedRouter, cells: Enumeration) -> list[float | None]:
-    """None where no radius could be proved."""
-    assert sliced.instance is not None
-    scaled = Scaled.of(*sliced.instance, sliced.request, is_metric=True)
-    equal = equal_experts(scaled.weight, scaled.bias, sliced.request)
-    radii = np.ldexp(inradii(cell_sides(scaled.weight, scaled.bias, cells, equal)), scaled.longer)
-    return [None if np.isnan(radius) else radius for radius in radii.tolist()]
-
-
 def _distances(sliced: SlicedRouter, cells: Enumeration, swapped: Swaps) -> np.ndarray | None:
     """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
-    if cells.at is not None or cells.facet_distance is not None:
+    if cells.facet_distance is not None:
         return cells.facet_distance
     if len(cells.facets) > MOST_MEASURED or (swapped.num != 1).any():
         return None
@@ -394,24 +378,20 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
     "cells": (
         ("router", pa.string(), "", "identity <stack>/<layer>[/slot]"),
         ("cell", pa.int64(), "", "number of the cell, from 0 at each router"),
-        ("token", pa.int64(), "", "token that the search began at; missing for the whole slice"),
         ("expert_set", pa.list_(pa.int32()), "", "experts that are chosen there, ascending"),
         ("witness", pa.list_(pa.float64()), "input", "a point inside, in coordinates of the slice"),
         ("witness_exact", pa.string(), "", "where no float64 point was found inside: a rational"),
         ("witness_input", pa.list_(pa.float32()), "input", "the same point as router input"),
         ("num_facets", pa.int64(), "", "facets of the cell"),
-        ("is_bounded", pa.bool_(), "", "missing where a ball, a box or steps bound the search"),
+        ("is_bounded", pa.bool_(), "", "missing where a ball bounds the search"),
         ("is_checked", pa.bool_(), "", "the witness was verified in integers (--certify)"),
-        ("inradius", pa.float64(), "input", "radius of the largest ball inside (inradius)"),
-        ("distance_lower", pa.float64(), "input", "to the cell, from the centre or the token"),
+        ("distance_lower", pa.float64(), "input", "to the cell, from the centre"),
         ("distance_upper", pa.float64(), "input", "upper end of the same bracket"),
-        ("hops", pa.int64(), "", "facets between the token's cell and this one"),
         ("num_tokens", pa.int64(), "tokens", "tokens drawn inside"),
         ("num_own_tokens", pa.int64(), "tokens", "of these, tokens whose own choice this is"),
     ),
     "facets": (
         ("router", pa.string(), "", "identity <stack>/<layer>[/slot]"),
-        ("token", pa.int64(), "", "token that the search began at; missing for the whole slice"),
         ("cell", pa.int64(), "", "the cell that comes first"),
         ("other_cell", pa.int64(), "", "the cell on the other side"),
         ("experts_out", pa.list_(pa.int32()), "", "experts that only the first cell has"),
@@ -463,8 +443,7 @@ def _picture(sliced: SlicedRouter, model: str) -> pages.SlicePicture:
         assert sliced.frame is not None
         label, state, sets = sliced.pixels.label, sliced.pixels.state, sliced.pixels.expert_sets
         return pages.RasterCells(caption, sliced.frame, label, state, sets, _marks(sliced))
-    cells = sliced.cells[0] if len(sliced.cells) == 1 else None
-    dims = sliced.record.dims
+    cells, dims = sliced.cells, sliced.record.dims
     if cells is None or not cells.is_whole:
         raise UsageError(f"--plot: no list of all cells of {sliced.requested.text} to draw.")
     if not len(cells.expert_set) or not np.isfinite(cells.witness).all():

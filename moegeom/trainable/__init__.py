@@ -27,7 +27,6 @@ _PUBLIC: dict[str, str] = {
     "OSRRouter": "osr",
     "ExpressionProjector": "osr",
     "GRURouter": "sequences",
-    "SoftMoE": "sequences",
     "SMEAR": "sequences",
     "CentredRouter": "top_k",
     "export_checkpoint": "export",

@@ -11,10 +11,9 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.paths import exit_boundaries, simulate_exit
-from moegeom.geometry.selection import SCORES, mapped_logits, route, score_slopes
+from moegeom.geometry.selection import SCORES, mapped_logits, route, score_slopes, selection_scores
 from moegeom.kernels.cpu.barriers import CompiledBarriers
 from tests.by_day import by_day
 
@@ -46,7 +45,7 @@ class Made:
         self.inputs = random.standard_normal((inputs, HIDDEN))
         self.logits = self.inputs @ self.weight.T
         chosen, rows = self.chosen(self.logits), self.weight @ self.factor
-        self.barriers = Barriers.of(rule, self.bias, chosen, rows, row_distances(rows))
+        self.barriers = CompiledBarriers.of(rule, self.bias, chosen, rows, row_distances(rows))
 
     def chosen(self, logits):
         return route(logits, self.rule, self.bias).chosen
@@ -107,29 +106,80 @@ COMPILED = {
 }
 
 
+def differences(made, cell, logits):
+    """The gap of each barrier over the length of its slope along the noise, by differences of scores.
+
+    Who is masked stays as at the point. Of the masked others the first stands for all.
+    """
+    rule, bias, experts = made.barriers.rule, made.barriers.bias, np.arange(EXPERTS)
+    groups = rule.groups or GroupMask(1, 1, "max", 0.0)
+    size, best = EXPERTS // groups.num_groups, 1 + (groups.score == "top2_sum")
+
+    def scores(z):
+        return selection_scores(z, rule, bias)
+
+    moves, h = made.barriers.moves, 1e-5
+    for c, z in zip(cell, logits, strict=True):
+        ours, others = made.barriers.inside[c], made.barriers.outside[c]
+        value = scores(z[None])[0]
+        slope = (scores(z + h * moves.T) - scores(z - h * moves.T)).T / (2.0 * h)
+        by_group = np.sort(value.reshape(-1, size), axis=1)[:, -best:].sum(axis=1)
+        order = np.argsort(value.reshape(-1, size), axis=1)[:, -best:]
+        kept = np.isin(
+            np.arange(groups.num_groups), np.argsort(-by_group, kind="stable")[: groups.num_kept]
+        )
+        masked = np.where(kept[experts // size], value, groups.fill)
+        row = np.where(kept[experts // size], slope.T, 0.0).T
+        behind, hidden = masked[others], ~kept[others // size]
+        behind[hidden & (np.cumsum(hidden) > 1)] = -np.inf
+        gaps = [*np.subtract.outer(masked[ours], behind).ravel()]
+        slopes = [*(row[ours][:, None] - row[others]).reshape(-1, moves.shape[1])]
+        tops = [slope[g * size + order[g]].sum(axis=0) for g in range(groups.num_groups)]
+        last = masked[ours].min()
+        for g, h_ in np.ndindex((groups.num_groups,) * 2) if rule.groups else ():
+            is_there = (ours // size == g).any() or value[h_ * size : (h_ + 1) * size].max() > last
+            gaps.append(by_group[g] - by_group[h_] if kept[g] > kept[h_] and is_there else np.inf)
+            slopes.append(tops[g] - tops[h_])
+        ratio = np.array(gaps) / np.linalg.norm(slopes, axis=1)  # 0 / 0: both are masked
+        yield np.where(np.isnan(ratio), 0.0, ratio) / made.barriers.scale[c]
+
+
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_loops_have_the_barriers_of_their_definition(name):
+def test_barriers_are_gaps_over_slopes_by_differences(name):
     made, random = Made(COMPILED[name], 6), np.random.default_rng(1)
-    plain = dataclasses.replace(made.barriers, scale=random.uniform(0.5, 2.0, 6))
-    loops = CompiledBarriers(**vars(plain))
-    cell = random.integers(0, 6, 400)
-    z = made.logits[cell] + random.choice([0.0, 0.05, 0.6], (400, 1)) * random.normal(
-        size=(400, EXPERTS)
+    made.barriers = dataclasses.replace(made.barriers, scale=random.uniform(0.5, 2.0, 6))
+    cell = random.integers(0, 6, 200)
+    z = made.logits[cell] + random.choice([0.0, 0.05, 0.6], (200, 1)) * random.normal(
+        size=(200, EXPERTS)
     )
-    z[:9, 3] = z[:9, 5]
-    ahead, after = (plain.sigmas(cell, at) for at in (z, 0.99 * z))
-    assert_allclose(loops.sigmas(cell, z), ahead, rtol=1e-9, atol=1e-12)
-    assert np.isinf(ahead).any() == (plain.rule.groups is not None)
-    for step in (0.0, 1e-4, 0.3):
-        staying = loops.staying(ahead, after, step)
-        assert_allclose(staying, plain.staying(ahead, after, step), rtol=1e-9, atol=1e-12)
-        assert (staying[0] < staying[1]).any() == (step > 0.1) or step == 1e-4
-    for is_start in (True, False):
-        ahead[:50] = np.round(ahead[:50], 1)
-        for mine, theirs in zip(
-            loops.two_least(ahead, is_start), plain.two_least(ahead, is_start), strict=True
-        ):
-            assert_allclose(mine, theirs, rtol=0.0)
+    ahead = made.barriers.sigmas(cell, z)
+    with np.errstate(all="ignore"):
+        expected = [*differences(made, cell, z)]
+    assert_allclose(ahead, expected, rtol=3e-5, atol=1e-8)
+    assert np.isinf(ahead).any() == (made.barriers.rule.groups is not None)
+
+
+@pytest.mark.parametrize("step", [0.0, 1e-4, 0.3])
+def test_staying_is_bracketed_by_the_sum_and_the_largest_of_the_bridges(step):
+    random = np.random.default_rng(2)
+    before, after = random.uniform(-0.1, 2.0, (2, 300, 40))
+    before[0], after[0] = np.inf, np.inf
+    with np.errstate(divide="ignore", over="ignore"):
+        crossing = np.exp(-2.0 * before * after / np.float64(step))
+    crossing[(before <= 0.0) | (after <= 0.0)] = 1.0
+    bounds = np.maximum(1.0 - crossing.sum(axis=1), 0.0), 1.0 - crossing.max(axis=1)
+    barriers = Made(BIASED).barriers
+    assert_allclose(barriers.staying(before, after, step), bounds, rtol=1e-9, atol=1e-12)
+
+
+def test_the_two_least_are_one_where_they_coincide_but_at_the_start():
+    ahead = np.array([[3.0, 1.0, 1.0 + 1e-9, 2.0], [np.inf, 5.0, 7.0, 6.0], [4.0, 4.0, 4.0, 4.0]])
+    barriers = Made(BIASED).barriers
+    for is_start, following in ((True, [1.0 + 1e-9, 6.0, 4.0]), (False, [2.0, 6.0, np.inf])):
+        number, least, after = barriers.two_least(ahead, is_start)
+        assert_allclose(number, [1, 1, 0])
+        assert_allclose(least, [1.0, 5.0, 4.0])
+        assert_allclose(after, following, rtol=0.0)
 
 
 @each_rule
@@ -197,7 +247,7 @@ def test_walks_leave_through_the_exchanges_of_inputs_in_small_steps(name):
 
 def test_the_nearest_barrier_of_a_biased_sigmoid_is_nearly_that_of_slsqp():
     made = Made(BIASED, 12)
-    plain = Barriers.of(
+    plain = CompiledBarriers.of(
         BIASED, made.bias, made.chosen(made.logits), made.weight, row_distances(made.weight)
     )
     sigmas = plain.sigmas(np.arange(12), made.logits)

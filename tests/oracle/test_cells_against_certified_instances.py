@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from scipy.spatial import ConvexHull
 
-from moegeom.routing_cells.ball.ball_cells import cells_within_hops
+from moegeom.routing_cells.ball.ball_cells import BallProblem, cells_of_ball
 from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, independent_columns_of
 from moegeom.routing_cells.walk import enumeration
 from moegeom.routing_cells.walk._level_vertex import UNORDERED
@@ -196,9 +196,8 @@ def test_the_walk_has_what_a_search_by_least_distances_has(seeds):
     for seed in seeds:
         weight, bias, k = instance(seed)
         walked = enumerate_cells(weight, bias, k)
-        searched = cells_within_hops(
-            weight, bias, k, np.zeros(weight.shape[1]), helpers.PLENTY, helpers.PLENTY
-        )
+        ball = BallProblem.of(weight, bias, k, np.zeros(weight.shape[1]), 1e6)
+        searched = cells_of_ball(ball, helpers.PLENTY)
         assert_array_equal(walked.expert_set, searched.expert_set)
         facets = [sorted(pair) for pair in searched.facets.tolist()]
         assert sorted(walked.facets.tolist()) == sorted(facets)

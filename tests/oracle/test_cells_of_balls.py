@@ -2,20 +2,16 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays as some_array
 from numpy.testing import assert_array_equal
 
 from moegeom.core.errors import UsageError
 from moegeom.routing_cells.ball import ball_cells as balls
 from moegeom.routing_cells.ball.cell_distance import nearest_vertices
-from moegeom.routing_cells.exact.certificate_check import CellPoint, check_certificate
 from moegeom.routing_cells.exact.dictionary import Arrangement, common_tie
 from moegeom.routing_cells.exact.exact_nearest import exact_nearest
 from moegeom.routing_cells.facet_graph import swaps
@@ -194,43 +190,6 @@ def test_a_point_of_four_experts_a_touching_ball_and_a_centre_on_a_tie_do_no_har
     assert (close_by.cell_distance[:, 1] < 1e-6).all()
 
 
-def assert_are_hops(weight, bias, k, point, hops, facets) -> set:
-    """Cells within so many hops are those of breadth-first search over all facets."""
-    start = rows_of(choices(point[None], weight, bias, k))[0]
-    steps, frontier = {start: 0}, {start}
-    for step in range(1, hops + 1):
-        beside = {a for pair in facets for a, b in (pair, pair[::-1]) if b in frontier}
-        frontier = beside - steps.keys()
-        steps.update(dict.fromkeys(frontier, step))
-    result = balls.cells_within_hops(weight, bias, k, point, hops, PLENTY)
-    rows = rows_of(result.expert_set)
-    assert result.is_whole
-    assert dict(zip(rows, result.hops.tolist(), strict=True)) == steps
-    near = {pair for pair in facets if min(steps.get(cell, 99) for cell in pair) < hops}
-    assert named(result)[1] == near
-    exact, centre = Arrangement.of(weight, bias), in_fractions(point)
-    for n in range(0, len(rows), 7):
-        squared = exact_nearest(exact, frozenset(rows[n]), centre).squared
-        assert holds(result.cell_distance[n, 0], squared, result.cell_distance[n, 1])
-    for n in range(0, len(result.facets), 5):
-        pair = tuple(int(side[n]) for side in result.exchanged)
-        squared = exact_nearest(exact, frozenset(rows[result.facets[n, 0]]), centre, pair).squared
-        assert holds(result.facet_distance[n, 0], squared, result.facet_distance[n, 1])
-    return set(rows)
-
-
-def test_hops_are_those_of_breadth_first_search_over_all_facets():
-    weight, bias = router(16, 3)
-    facets = named(walked(weight, bias, 4)[0])[1]
-    for hops in (0, 1, 3, 50):
-        assert_are_hops(weight, bias, 4, np.array([0.3, -0.2, 0.5]), hops, facets)
-    weight, tip = coarse_rows(8, 3), np.array([0.5, -0.25, 0.5])
-    cells, facets = cones(weight, 3)
-    for hops in (0, 1, 2, 99):
-        near = assert_are_hops(weight, -weight @ tip, 3, np.array([1.0, 0.25, -0.5]), hops, facets)
-        assert (near == cells) == (hops == 99)
-
-
 def test_what_has_no_meaning_and_facets_on_which_others_tie_are_refused():
     weight, bias = router(6, 2)
     for k, centre, radius, match in [
@@ -260,7 +219,7 @@ def test_what_has_no_meaning_and_facets_on_which_others_tie_are_refused():
         ball_cells(weight, np.zeros(4), 2, point, 1.0, PLENTY)
     cones = np.array([[1.0, 0.0], [-1.0, 0.0], [3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     with pytest.raises(ValueError, match="degenerate"):
-        balls.cells_within_hops(cones, np.zeros(6), 3, np.array([0.1, 0.5]), 3, PLENTY)
+        ball_cells(cones, np.zeros(6), 3, np.array([0.1, 0.5]), 9.0, PLENTY)
 
 
 # -------------------------------------------------------------------------------------------- cones
@@ -301,11 +260,11 @@ def found_in(weight, bias, k: int, radius: float, is_near: bool = True, **change
     """What is found in a ball, with points that are proved; none of a cone needs a second try."""
     request = CellsRequest("", weights=Path("w.npz"), radius=radius, num_workers=1, **changes)
     bias = np.zeros(len(weight)) if bias is None else bias
-    found = cells_of_slice(weight, bias, k, request, np.empty((0, weight.shape[1])), None)
-    assert isinstance(found, list)
-    proved = with_witnesses(found[0], weight, bias, request)
+    found = cells_of_slice(weight, bias, k, request, None)
+    assert isinstance(found, Enumeration)
+    proved = with_witnesses(found, weight, bias, request)
     if proved.is_cone and is_near:
-        assert_array_equal(proved.witness, found[0].witness)
+        assert_array_equal(proved.witness, found.witness)
     return proved
 
 
@@ -420,7 +379,7 @@ def test_experts_tie_at_a_point_when_fractions_say_so_and_every_set_may_be_a_cel
     assert common_tie(np.array([[1.0, 0.0], [3.0, 0.0]]), np.array([0.0, 1.0])) is None
     weight = np.random.default_rng(1).standard_normal((6, 5))
     request = CellsRequest("", weights=Path("w.npz"), radius=1e-3)
-    found = cells_of_slice(weight, np.zeros(6), 3, request, np.empty((0, 5)), None)
+    found = cells_of_slice(weight, np.zeros(6), 3, request, None)
     assert isinstance(found, AllSubsets)
     assert found.num_cells == len(cones(weight, 3)[0]) == 20
 
@@ -501,80 +460,3 @@ def test_brackets_with_and_without_vertices_hold_the_same_distance(away):
     half = np.arange(0, len(cells.facets), 2)
     some = nearest_vertices(weight, bias, replace(cells, facets=cells.facets[half]), centre)
     assert_array_equal(some[is_seen[half]], seen[half][is_seen[half]])
-
-
-# -------------------------------------------------------------------------------------------- boxes
-@pytest.mark.parametrize(
-    ("experts", "d", "k", "half", "is_witnessed"), [(9, 2, 3, 0.7, True), (8, 3, 2, 0.5, False)]
-)
-def test_cells_and_facets_of_a_box_are_those_of_all_subsets(experts, d, k, half, is_witnessed):
-    weight, bias = router(experts, d, experts)
-    upper, box, everyone = np.full(d, half), [(-half, half)] * d, set(range(experts))
-    subsets = np.array(list(combinations(range(experts), k)), np.int16)
-    number = {row: i for i, row in enumerate(rows_of(subsets))}
-    facets, swapped = [], []
-    for row in subsets[:: 5 if d == 3 else 9].tolist():
-        for out, into in product(row, sorted(everyone - set(row))):
-            facets.append([number[tuple(row)], number[tuple(sorted({*row, into} - {out}))]])
-            swapped.append((out, into))
-    witness = np.full((len(subsets), d), 0.0 if is_witnessed else np.nan)
-    listed = Enumeration(expert_set=subsets, witness=witness, facets=np.array(facets), road="walk")
-    result = balls.filter_box(weight, bias, listed, half)
-    for row, proof in zip(subsets.tolist(), result.cells, strict=True):
-        check_certificate(weight, bias, row, proof, lower=-upper, upper=upper)
-        margin = helpers.largest_margin(
-            *ahead(weight, bias, row, sorted(everyone - {*row})), None, box
-        )
-        assert abs(margin) > 1e-7  # no close call among these seeds
-        assert isinstance(proof, CellPoint) == (margin > 0)
-    for (first, _), (out, into), is_met in zip(facets, swapped, result.has_facet, strict=True):
-        row = subsets[first].tolist()
-        # all others that are chosen above the pair, which ties, and the pair above all others
-        rest = [i for i in row if i != out]
-        others = [j for j in range(experts) if j not in row and j != into]
-        sides = ahead(weight, bias, rest, [out]), ahead(weight, bias, [out], others)
-        leads = map(np.concatenate, zip(*sides, strict=True))
-        tie = weight[out] - weight[into], bias[out] - bias[into]
-        margin = helpers.largest_margin(*leads, tie, box)
-        assert abs(margin) > 1e-7
-        assert is_met == (margin > 0)
-    assert 0 < result.has_cell.sum() < len(subsets)
-    assert 0 < result.has_facet.sum() < len(facets)
-
-
-def test_experts_that_tie_all_over_a_facet_leave_it_in_the_box():
-    """On a line of rows 2 is between 0 and 1 wherever they tie, at x = 0, and beyond it at x = 3."""
-    weight, bias = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]), np.zeros(3)
-    whole = enumerate_cells(weight, bias, 1)
-    assert balls.filter_box(weight, bias, whole, 1.0).has_facet.tolist() == [True]
-    far = np.array([3.0, -3.0, 0.0])  # 0 and 1 tie at x = -3
-    whole = enumerate_cells(weight, far, 1)
-    for half, is_met in ((2.0, False), (4.0, True)):
-        assert balls.filter_box(weight, far, whole, half).has_facet.tolist() == [is_met]
-
-
-numbers = (
-    st.floats(-3, 3) | st.integers(-2, 2).map(float) | st.sampled_from([1e-200, -1e200, 5e-324])
-)
-
-
-@given(
-    some_array(np.float64, (4, 2), elements=numbers),
-    some_array(np.float64, 4, elements=numbers),
-    st.floats(0.01, 2),
-)
-def test_what_is_surely_above_is_so_at_every_corner(weight, bias, half):
-    corners = list(product((Fraction(-half), Fraction(half)), repeat=2))
-    for i, j in np.argwhere(balls.surely_above(weight, bias, half)).tolist():
-        ahead = [Fraction(a) - Fraction(b) for a, b in zip(weight[i], weight[j], strict=True)]
-        level = Fraction(bias[i]) - Fraction(bias[j])
-        for corner in corners:
-            assert sum(a * x for a, x in zip(ahead, corner, strict=True)) + level > 0
-
-
-def test_what_is_above_is_seen():
-    weight, bias = router(40, 3, 2)
-    corners = np.array(list(product((-0.2, 0.2), repeat=3)))
-    gaps = ((weight[:, None] - weight) @ corners.T).min(axis=2) + bias[:, None] - bias
-    assert (np.abs(gaps[~np.eye(40, dtype=bool)]) > 1e-12).all()
-    assert_array_equal(balls.surely_above(weight, bias, 0.2), gaps > 0)

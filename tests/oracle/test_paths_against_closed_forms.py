@@ -16,7 +16,6 @@ from scipy.stats import levy, norm
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry import noise as noises
 from moegeom.geometry import paths as paths_of
-from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.paths import (
     Ties,
@@ -28,6 +27,7 @@ from moegeom.geometry.paths import (
     simulate_exit,
 )
 from moegeom.geometry.selection import top_k
+from moegeom.kernels.cpu.barriers import CompiledBarriers
 from tests.by_day import by_day, one_of_each
 from tests.oracle import helpers
 
@@ -51,7 +51,7 @@ class Cell:
         return found.lower[0], found.upper[0]
 
     def curve(self, times, paths, seed=0, drift=None):
-        barriers = Barriers.of(RULE, None, self.chosen, self.rows, self.distances)
+        barriers = CompiledBarriers.of(RULE, None, self.chosen, self.rows, self.distances)
         ours, generators = np.zeros(1, np.int64), [np.random.default_rng(seed)]
         curve = simulate_exit(self.z[None], barriers, ours, times[None], paths, generators, drift)
         assert curve.step_error == [0.0]  # of linear rules nothing is biased
@@ -257,7 +257,7 @@ def walked(weight, logits, k, factor=1.0, walks=WALKS, seed=0, **most):
     weight, z = np.array(weight, dtype=np.float64), np.array([logits], dtype=np.float64)
     distances = noises.noisy_distances(weight, factor, np.arange(len(weight)) / 7.0)
     rows, generator = noises.noisy_rows(weight, factor), np.random.default_rng(seed)
-    barriers = Barriers.of(RULE, None, top_k(z, k), rows, distances)
+    barriers = CompiledBarriers.of(RULE, None, top_k(z, k), rows, distances)
     return exit_boundaries(z, barriers, np.zeros(1, np.int64), walks, generator, **most)
 
 
@@ -415,7 +415,9 @@ def occupied(weight, z, k, orders, width, draws, factor=1.0, drift=None, seed=0)
     bias, z = np.arange(len(weight)) / 7.0, np.array(z)
     apart = row_distances(weight, bias)
     chosen, rows = top_k(z[None], k), noises.noisy_rows(weight, factor)
-    barriers = Barriers.of(RULE, None, chosen, rows, noises.noisy_distances(weight, factor, bias))
+    barriers = CompiledBarriers.of(
+        RULE, None, chosen, rows, noises.noisy_distances(weight, factor, bias)
+    )
 
     def distance(logits):
         nearest = noises.boundary_sigmas(logits, top_k(logits, k), apart).min(axis=1)

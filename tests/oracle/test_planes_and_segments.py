@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.optimize import linprog
 from sklearn.decomposition import PCA
 
 from moegeom.core.router import GroupMask, LogitMap, Projection, Provenance, Router, Rule, Weights
@@ -22,7 +21,7 @@ from moegeom.geometry.selection import route
 from moegeom.routing_cells.plane import raster, subspace
 from moegeom.routing_cells.plane import raster as pixels
 from moegeom.routing_cells.plane import segments as on_segments
-from moegeom.routing_cells.plane.polygons import cell_sides, inradii, polygons
+from moegeom.routing_cells.plane.polygons import cell_sides, polygons
 from moegeom.routing_cells.plane.raster import (
     Frame,
     PixelState,
@@ -39,7 +38,7 @@ from moegeom.routing_cells.walk.segment_crossings import (
 )
 from tests.by_day import by_day
 from tests.oracle.exact_cells import exact_cells, expert_sets
-from tests.oracle.helpers import ahead, choices, exact_logits, in_fractions, router, rows_of
+from tests.oracle.helpers import choices, exact_logits, in_fractions, router, rows_of
 
 EXPERTS, HIDDEN, TOP_K = 16, 7, 4
 INF = np.inf
@@ -475,7 +474,7 @@ def test_polygons_fill_the_frame_and_facets_tie_two_experts():
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_polygons_and_balls_end_where_equal_experts_leave_no_cell(k):
+def test_polygons_end_where_equal_experts_leave_no_cell(k):
     """Every point of the frame is inside the polygon of what it chooses, or of none at a tie."""
     weight, bias = router(9, 2, k)
     weight[[4, 6, 8]], bias[[4, 6, 8]] = weight[[1, 2, 2]], bias[[1, 2, 2]]
@@ -493,32 +492,6 @@ def test_polygons_and_balls_end_where_equal_experts_leave_no_cell(k):
     for point, tie, row in zip(points, is_tied, chosen, strict=True):
         around = {n for n, polygon in corners if _is_inside(polygon, point)}
         assert around == (set() if tie else {cells[row]})
-    radii = inradii(sides)
-    for expert_set, radius in zip(found.expert_set.tolist(), radii, strict=True):
-        rows, offsets = ahead(weight, bias, expert_set, sorted({*range(9)} - {*expert_set}))
-        largest = _largest_ball(rows, offsets, np.linalg.norm(rows, axis=1))
-        assert radius == pytest.approx(largest, rel=1e-5)
-
-
-@pytest.mark.parametrize("squeeze", [1.0, 2.0**-10, 2.0**-20])
-def test_the_largest_balls_of_thin_cells_are_those_of_programs(squeeze):
-    """Of programs in whose unknowns the cells are not thin."""
-    weight, bias = router(8, 2)
-    thin = weight * [1.0, squeeze]
-    walk = enumerate_cells(thin, bias, 2)
-    radii = inradii(cell_sides(thin, bias, walk))
-    for expert_set, radius in zip(walk.expert_set.tolist(), radii, strict=True):
-        outside = sorted({*range(8)} - {*expert_set})
-        lengths = np.linalg.norm(ahead(thin, bias, expert_set, outside)[0], axis=1)
-        largest = _largest_ball(*ahead(weight, bias, expert_set, outside), lengths)
-        assert radius == pytest.approx(largest, rel=1e-5)
-
-
-def _largest_ball(rows, offsets, lengths):
-    """By one program over all pairs of experts; inf where it has no end."""
-    table = np.column_stack([-rows, lengths])
-    solved = linprog([0.0, 0.0, -1.0], table, offsets, bounds=[(None, None)] * 3)
-    return np.inf if solved.status == 3 else -solved.fun
 
 
 def _area(corners):

@@ -8,6 +8,7 @@ tangent's at that point, whose error shrinks with the square of a step.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +17,7 @@ import numpy as np
 from moegeom.core.router import Rule
 from moegeom.core.shapes import Float, Float32, Float64, Int32, Int64
 from moegeom.geometry.boundary.curved import as_logits
-from moegeom.geometry.boundary.linear import NEVER, RowDistances
+from moegeom.geometry.boundary.linear import RowDistances
 from moegeom.geometry.boundary.orders import row_coordinates
 from moegeom.geometry.selection import group_scores, kept_groups, score_slopes, selection_scores
 from moegeom.geometry.set_code import chosen_mask
@@ -43,7 +44,7 @@ class _Scores:
 
 
 @dataclass(frozen=True, eq=False)
-class Barriers:
+class Barriers(ABC):
     """The barriers of some cells: those of ``chosen`` around inputs that noise moves.
 
     ``moves`` are the noisy rows in as few dimensions as they need, ``scale`` how much more the
@@ -116,6 +117,7 @@ class Barriers:
         groups = self.rule.groups
         return self.num_pairs + (0 if groups is None else groups.num_groups**2)
 
+    @abstractmethod
     def sigmas(
         self,
         cell: Int64[np.ndarray, "points"],
@@ -125,28 +127,8 @@ class Barriers:
         """The distance of each barrier of these cells, in deviations; not positive where another
         set is chosen, inf where there is none. Into ``out``, if that is there.
         """
-        ratios = self._ratios(cell, logits) / self.scale[cell, None]
-        if out is not None:
-            out[:] = ratios
-        return ratios if out is None else out
 
-    def _ratios(
-        self, cell: Int64[np.ndarray, "points"], logits: Float64[np.ndarray, "points experts"]
-    ) -> Float64[np.ndarray, "points barriers"]:
-        if self.rule.is_affine:
-            ahead = np.take_along_axis(logits, self.inside[cell], axis=1)
-            behind = np.take_along_axis(logits, self.outside[cell], axis=1)
-            with np.errstate(over="ignore"):  # NO_BOUNDARY times a large gap is inf: it is meant
-                ratios = (ahead[:, :, None] - behind[:, None, :]) * self._of_pairs[cell]
-            ratios[ratios > NEVER] = np.inf
-            return ratios.reshape(len(cell), self.num_pairs)
-        scores = self._scores(logits)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratios = self._pairs(cell, scores).reshape(len(cell), self.num_pairs)
-            if self.rule.groups is not None:
-                ratios = np.hstack([ratios, self._swaps(cell, scores).reshape(len(cell), -1)])
-            return ratios
-
+    @abstractmethod
     def staying(
         self,
         before: Float64[np.ndarray, "paths barriers"],
@@ -157,14 +139,8 @@ class Barriers:
         distances before and after: bridges that reach 0 with probability
         :math:`e^{-2 a_0 a_1 / h}`.
         """
-        with np.errstate(all="ignore"):  # what is beyond, or in no time, is replaced below
-            exponent = 2.0 * before * after / step
-        crossing = np.exp(-np.clip(np.nan_to_num(exponent, nan=NOTHING), 0.0, NOTHING))
-        crossing[exponent >= NOTHING] = 0.0
-        crossing[(before <= 0.0) | (after <= 0.0)] = 1.0
-        least = np.maximum(1.0 - crossing.sum(axis=1), 0.0)
-        return np.stack([least, 1.0 - crossing.max(axis=1, initial=0.0)])
 
+    @abstractmethod
     def two_least(
         self, ahead: Float64[np.ndarray, "walks barriers"], is_start: bool
     ) -> tuple[
@@ -173,13 +149,6 @@ class Barriers:
         """The nearest barrier, its distance and that of the next one: barriers of equal rows
         coincide and are one, but at the start, where others may be as far.
         """
-        row, number = np.arange(len(ahead)), ahead.argmin(axis=1)
-        least = ahead[row, number]
-        farther = ahead > (1.0 + COINCIDES) * least[:, None]
-        if is_start:
-            farther[:] = True
-            farther[row, number] = False
-        return number, least, np.min(ahead, axis=1, initial=np.inf, where=farther)
 
     def exchange(
         self,
@@ -248,52 +217,6 @@ class Barriers:
             masked = np.where(is_unmasked, values, groups.fill)
         return _Scores(values, masked, slopes, probability, of_groups, is_kept)
 
-    def _products(
-        self,
-        scores: _Scores,
-        first: Int64[np.ndarray, "points some"],
-        second: Int64[np.ndarray, "points others"],
-        gram: Float64[np.ndarray, "points some others"],
-    ) -> Float64[np.ndarray, "points some others"]:
-        """Products of the slopes of scores, two by two, from those of the rows."""
-        if scores.probability is not None:
-            with_mean = scores.probability @ self._gram
-            square = (with_mean * scores.probability).sum(axis=1)
-            gram = gram - np.take_along_axis(with_mean, first, axis=1)[:, :, None]
-            gram = gram - np.take_along_axis(with_mean, second, axis=1)[:, None, :]
-            gram = gram + square[:, None, None]
-        return gram
-
-    def _squares(self, scores: _Scores) -> Float64[np.ndarray, "points experts"]:
-        """Squared slope of each score."""
-        squares = np.broadcast_to(np.diag(self._gram), scores.values.shape)
-        if scores.probability is not None:
-            with_mean = scores.probability @ self._gram
-            mean = (with_mean * scores.probability).sum(axis=1, keepdims=True)
-            squares = squares - 2.0 * with_mean + mean
-        return squares * scores.slopes**2
-
-    def _pairs(
-        self, cell: Int64[np.ndarray, "points"], scores: _Scores
-    ) -> Float64[np.ndarray, "points k others"]:
-        ours, others = self.inside[cell], self.outside[cell]
-        is_masked = np.zeros(scores.values.shape, bool)
-        if self.rule.groups is not None:
-            size = scores.values.shape[1] // scores.is_kept.shape[1]
-            is_masked = ~np.repeat(scores.is_kept, size, axis=1)
-        slopes = np.where(is_masked, 0.0, scores.slopes)
-        squares = np.where(is_masked, 0.0, self._squares(scores))
-        ahead, behind = (np.take_along_axis(scores.masked, of, axis=1) for of in (ours, others))
-        # all that are masked have one score: the first of them stands for all
-        hidden = np.take_along_axis(is_masked, others, axis=1)
-        behind = np.where(hidden & (np.cumsum(hidden, axis=1) > 1), -np.inf, behind)
-        product = self._products(scores, ours, others, self._of_pairs[cell])
-        one, other = (np.take_along_axis(slopes, of, axis=1) for of in (ours, others))
-        product = product * one[:, :, None] * other[:, None, :]
-        one, other = (np.take_along_axis(squares, of, axis=1) for of in (ours, others))
-        square = one[:, :, None] + other[:, None, :] - 2.0 * product
-        return _over_root(ahead[:, :, None] - behind[:, None, :], square)
-
     def _tops(
         self, values: Float64[np.ndarray, "points experts"]
     ) -> Int64[np.ndarray, "points groups best"]:
@@ -311,35 +234,3 @@ class Barriers:
         groups = self.rule.groups
         number = 1 if groups is None else groups.num_groups
         return np.divmod(barrier - self.num_pairs, number)
-
-    def _swaps(
-        self, cell: Int64[np.ndarray, "points"], scores: _Scores
-    ) -> Float64[np.ndarray, "points groups groups"]:
-        """Of a kept group and a dropped one, where their exchange would change the set."""
-        tops = self._tops(scores.values)
-        points, number, best = tops.shape
-        every = tops.reshape(points, -1)
-        gram = self._gram[every[:, :, None], every[:, None, :]]
-        slopes = np.take_along_axis(scores.slopes, every, axis=1)
-        product = self._products(scores, every, every, gram)
-        product = product * slopes[:, :, None] * slopes[:, None, :]
-        of_groups = product.reshape(points, number, best, number, best).sum(axis=(2, 4))
-        own = np.einsum("pgg->pg", of_groups)
-        square = own[:, :, None] + own[:, None, :] - 2.0 * of_groups
-        gap = scores.groups[:, :, None] - scores.groups[:, None, :]
-        ours, size = self.inside[cell], scores.values.shape[1] // number
-        has_chosen = np.zeros((points, number), bool)
-        np.put_along_axis(has_chosen, ours // size, True, axis=1)
-        last = np.take_along_axis(scores.masked, ours, axis=1).min(axis=1)
-        would_come = scores.values.reshape(points, number, size).max(axis=2) > last[:, None]
-        is_there = scores.is_kept[:, :, None] & ~scores.is_kept[:, None, :]
-        is_there &= has_chosen[:, :, None] | would_come[:, None, :]
-        return np.where(is_there, _over_root(gap, square), np.inf)
-
-
-def _over_root(gap: np.ndarray, square: np.ndarray) -> np.ndarray:
-    """Gaps over the roots of squares; inf where nothing closes a gap, 0 where there is none."""
-    ratio = gap / np.sqrt(np.maximum(square, 0.0))
-    never = np.where(gap > 0.0, np.inf, np.where(gap < 0.0, -np.inf, 0.0))
-    ratio = np.where(square > 0.0, ratio, never)
-    return np.where(np.isnan(ratio) | (ratio > NEVER), np.inf, ratio)

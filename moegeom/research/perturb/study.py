@@ -417,8 +417,7 @@ class _Cells:
         exact, rule, bias = ExactRouter(router), router.rule, router.selection_bias
         logits = exact.logits(values)
         rms = np.sqrt((values**2).mean(axis=1))
-        kind = CompiledBarriers if request.backend == "cpu" else Barriers
-        barriers = kind.of(
+        barriers = CompiledBarriers.of(
             rule,
             None if rule.is_affine or bias is None else bias.astype(np.float64),
             exact.chosen(logits),

@@ -1,1 +1,1 @@
-"""Cells within a ball or a box, and distances to cells and facets."""
+"""Cells within a ball, and distances to cells and facets."""

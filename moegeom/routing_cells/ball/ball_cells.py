@@ -1,4 +1,4 @@
-r"""Cells and facets that meet an open ball, or are few steps away, breadth first over the facets.
+r"""Cells and facets that meet an open ball, breadth first over the facets.
 
 From a cell every pair (out, into) is asked whether its facet meets :math:`|x - c| < R`: no, by weak
 duality; yes, by a point where that pair alone ties; and where float64 proves neither, in exact
@@ -10,7 +10,6 @@ is missed. Source: docs/theory.md G2. Oracle in the tests: certified instances a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -31,14 +30,12 @@ from moegeom.routing_cells.ball.cell_distance import (
     nearest_vertices,
     shifted,
 )
-from moegeom.routing_cells.exact.certificate import cell_certificate, sides_of_box, solve_strictly
-from moegeom.routing_cells.exact.certificate_check import CellPoint, NoCell
 from moegeom.routing_cells.exact.dictionary import Arrangement
 from moegeom.routing_cells.exact.exact_nearest import Inner, exact_nearest, inner, root_bracket
 from moegeom.routing_cells.walk.enumeration import Enumeration
 from moegeom.routing_cells.walk.level_walk import WalkWatch
 
-_UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
+_UNIT = 2.0**-53
 
 
 class TooManyTies(ValueError):
@@ -233,26 +230,9 @@ def cells_of_ball(
     """
     if not math.isfinite(problem.ball.limits.radius):
         raise ValueError(f"radius {problem.ball.limits.radius}; must be finite")
-    cells = _GrowingCells(problem, most, most_exact, watch).run(None)
+    cells = _GrowingCells(problem, most, most_exact, watch).run()
     # at the border of a region where equal experts tie for the last place a search is refused
-    return replace(cells, hops=None, tied=cells.expert_set[:0])
-
-
-def cells_within_hops(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"],
-    k: int,
-    point: Float64[np.ndarray, "dims"],
-    hops: int,
-    most: int,
-) -> Enumeration:
-    """The strict cells at most ``hops`` one-swap facets away from the cell of a point.
-
-    Facets are those of the cells with fewer hops. Of a point on a tie the first cell is one close
-    by. Raises ValueError as ``cells_of_ball`` does. Where the rows less the first have a rank below
-    d, most answers are left to exact arithmetic: take independent columns first.
-    """
-    return _GrowingCells(BallProblem.of(weight, bias, k, point, math.inf), most).run(hops)
+    return replace(cells, tied=cells.expert_set[:0])
 
 
 def filter_ball(
@@ -321,19 +301,17 @@ class _GrowingCells:
         self._watch = watch
         start = problem.start()
         self._inside = [start[None]]
-        self._hops = [np.zeros(1, np.int64)]
         self._number = {np.packbits(start).tobytes(): 0}
         self._facets: list[Int64[np.ndarray, "facets 4"]] = []
         self._brackets: list[Float64[np.ndarray, "facets 2"]] = []
         self._num_exact = 0
         self._is_whole = True
 
-    def run(self, hops: int | None) -> Enumeration:
-        """Crosses facets until no new cell appears, at most ``hops`` times."""
-        frontier, first, level = self._inside[0], 0, 0
+    def run(self) -> Enumeration:
+        """Crosses facets until no new cell appears."""
+        frontier, first = self._inside[0], 0
         listed = np.empty((0, 3), np.int64)
-        while len(frontier) and self._is_whole and (hops is None or level < hops):
-            level += 1
+        while len(frontier) and self._is_whole:
             facet, bracket = self._facets_of(frontier, listed)
             new, facets = self._entered(frontier, first, facet)
             # of a facet inside the frontier, which both cells find, the first finding is kept
@@ -343,7 +321,6 @@ class _GrowingCells:
             self._facets.append(facets[is_kept])
             self._brackets.append(bracket[is_kept])
             self._inside.append(new)
-            self._hops.append(np.full(len(new), level, np.int64))
             back = facets[facets[:, 1] >= stop][:, [1, 3, 2]] - [stop, 0, 0]
             listed = np.ascontiguousarray(back[np.argsort(back[:, 0], kind="stable")])
             frontier, first = new, stop
@@ -415,7 +392,7 @@ class _GrowingCells:
 
     def _result(self) -> Enumeration:
         problem = self._problem
-        inside, hops = np.concatenate(self._inside), np.concatenate(self._hops)
+        inside = np.concatenate(self._inside)
         whole = np.zeros((len(inside), problem.experts), np.bool_)
         whole[:, problem.fixed] = True
         whole[:, problem.contested] = inside
@@ -438,7 +415,6 @@ class _GrowingCells:
             road="search",
             cell_distance=bracket[order],
             facet_distance=brackets[by_cell],
-            hops=hops[order],
             num_exact=self._num_exact,
             is_whole=self._is_whole,
         )
@@ -461,141 +437,3 @@ class _GrowingCells:
             bracket[n] = root_bracket(exact.squared)
             step[n] = [float(x - c) for x, c in zip(exact.point, centre, strict=True)]
         return bracket, step
-
-
-# ------------------------------------------------------------------------------------------- boxes
-#: Points of the box whose top k are tried before any linear program.
-_POINTS = 4096
-
-
-@dataclass(frozen=True, eq=False)
-class InBox:
-    """For each cell the proof that it meets the open box, or that it does not; which facets do."""
-
-    cells: tuple[CellPoint | NoCell, ...]
-    has_facet: Bool[np.ndarray, "facets"]
-
-    @property
-    def has_cell(self) -> Bool[np.ndarray, "cells"]:
-        """Cells with a point in the box."""
-        return np.array([isinstance(proof, CellPoint) for proof in self.cells], bool)
-
-
-def surely_above(
-    weight: Float64[np.ndarray, "experts dims"], bias: Float64[np.ndarray, "experts"], half: float
-) -> Bool[np.ndarray, "experts experts"]:
-    r"""[i, j]: i is above j in the whole box, ends included; False where float64 cannot tell.
-
-    .. math:: b_i - b_j - h \sum_m |w_i - w_j|_m > 0
-
-    less a bound of its rounding, underflow included. Oracle in tests: fractions.
-    """
-    above, dims = np.zeros((len(weight), len(weight)), bool), weight.shape[1]
-    with np.errstate(all="ignore"):
-        for i in range(len(weight)):
-            change, free = np.abs(weight[i] - weight) * half, bias[i] - bias
-            change = change.sum(axis=1)
-            slack = 1.01 * (dims + 10) * _UNIT * (change + np.abs(free)) + (dims + 4) * _TINY
-            above[i] = free - change > slack
-    return above
-
-
-def filter_box(
-    weight: Float64[np.ndarray, "experts dims"],
-    bias: Float64[np.ndarray, "experts"],
-    whole: Enumeration,
-    half: float,
-) -> InBox:
-    """The cells and facets of an enumeration that meet the open box of this half side around 0.
-
-    A cell is excluded where one of the others is above a chosen expert in the whole box, and proved
-    by its witness or a point of a sample where that lies inside; a program decides the rest. A
-    facet is excluded with one of its cells, and looked for in exact arithmetic between the points
-    of both, then by a program.
-
-    Raises ValueError as ``cell_certificate``.
-    """
-    upper = np.full(weight.shape[1], half)
-    above = surely_above(weight, bias, half)
-    guesses = _sampled(weight, bias, whole.expert_set.shape[1], half)
-    cells: list[CellPoint | NoCell] = []
-    for row, witness in zip(whole.expert_set.tolist(), whole.witness, strict=True):
-        proof = _excluded(above, row)
-        if proof is None:
-            is_inside = (np.abs(witness) < half).all()
-            guess = witness if is_inside else guesses.get(frozenset(row))
-            proof = cell_certificate(weight, bias, row, -upper, upper, guess)
-        cells.append(proof)
-    router = Arrangement.of(weight, bias)
-    logits = [router.at(proof.point) if isinstance(proof, CellPoint) else None for proof in cells]
-    inside, has_facet = chosen_mask(whole.expert_set, len(bias)).tolist(), []
-    for (first, second), *pair in zip(whole.facets.tolist(), *whole.exchanged, strict=True):
-        start, stop, (out, into) = logits[first], logits[second], map(int, pair)
-        has_facet.append(
-            start is not None
-            and stop is not None
-            and _is_crossed(router, inside[first], (out, into), (start, stop), half)
-        )
-    return InBox(tuple(cells), np.array(has_facet, bool))
-
-
-def _is_crossed(
-    router: Arrangement,
-    inside: list[bool],
-    pair: tuple[int, int],
-    ends: tuple[list[Fraction], list[Fraction]],
-    half: float,
-) -> bool:
-    """Whether the pair alone ties somewhere in the box, from logits at a point on either side.
-
-    Experts that tie wherever the pair does are left out. The facet is met on the way between the
-    two points, or a program decides.
-    """
-    (out, into), (start, stop) = pair, ends
-    ahead = start[out] - start[into]
-    share = ahead / (ahead - stop[out] + stop[into])
-    at = [a + share * (b - a) for a, b in zip(start, stop, strict=True)]
-    rows = [(offset, *row) for row, offset in zip(router.weight, router.bias, strict=True)]
-    across = _difference(rows[out], rows[into])
-    signs = {j: 1 if inside[j] else -1 for j in range(len(rows)) if j not in pair}
-    if all(sign * (at[j] - at[out]) > 0 for j, sign in signs.items()):
-        return True
-    column = next(m for m, value in enumerate(across) if value and m)
-    others = []
-    for j, sign in signs.items():
-        own = _difference(rows[j], rows[out])
-        if any(a * across[column] != b * own[column] for a, b in zip(own, across, strict=True)):
-            others.append([sign * value for value in own])
-    others += sides_of_box(router.dimension, half)
-    return isinstance(solve_strictly([across, *others], is_tied=True), tuple)
-
-
-def _difference(one: Sequence[Fraction], other: Sequence[Fraction]) -> list[Fraction]:
-    return [a - b for a, b in zip(one, other, strict=True)]
-
-
-def _excluded(above: np.ndarray, row: list[int]) -> NoCell | None:
-    """A chosen expert with one of the others above it."""
-    outside = np.ones(len(above), bool)
-    outside[row] = False
-    pairs = np.argwhere(above[np.ix_(outside, ~outside)])
-    if not len(pairs):
-        return None
-    j, i = np.flatnonzero(outside)[pairs[0, 0]], np.flatnonzero(~outside)[pairs[0, 1]]
-    return NoCell(((int(i), Fraction(1)),), ((int(j), Fraction(1)),))
-
-
-def _sampled(
-    weight: np.ndarray, bias: np.ndarray, k: int, half: float
-) -> dict[frozenset[int], np.ndarray]:
-    """Expert sets met by a sample of the box, with the widest margin of each."""
-    if not np.isfinite(2.0 * half) or not 0 < k < len(weight):
-        return {}
-    points = np.random.default_rng(0).random((_POINTS, weight.shape[1])) * (2.0 * half) - half
-    logits = points @ weight.T + bias
-    order = np.argsort(-logits, axis=1, kind="stable")
-    ends = np.take_along_axis(logits, order[:, [k - 1, k]], axis=1)
-    point_of: dict[frozenset[int], np.ndarray] = {}
-    for number in np.argsort(ends[:, 1] - ends[:, 0], kind="stable").tolist():
-        point_of.setdefault(frozenset(order[number, :k].tolist()), points[number])
-    return point_of

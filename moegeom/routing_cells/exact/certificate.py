@@ -35,17 +35,12 @@ _UNIT, _TINY = 2.0**-53, float(np.finfo(np.float64).tiny)
 
 
 class ExactProblem:
-    """One question about one cell, with its numbers and its open box."""
+    """One question about one cell, with its numbers."""
 
     def __init__(
-        self,
-        weight: np.ndarray,
-        bias: np.ndarray | None,
-        expert_set: Sequence[int],
-        lower: np.ndarray | None = None,
-        upper: np.ndarray | None = None,
+        self, weight: np.ndarray, bias: np.ndarray | None, expert_set: Sequence[int]
     ) -> None:
-        experts, dims = weight.shape
+        experts = len(weight)
         self.weight: np.ndarray = np.ascontiguousarray(weight) + 0.0  # no -0.0: rows are compared
         self.bias: np.ndarray = np.zeros(experts) if bias is None else bias + 0.0
         if not (np.isfinite(self.weight).all() and np.isfinite(self.bias).all()):
@@ -55,11 +50,6 @@ class ExactProblem:
             raise ValueError(f"the expert set is no set of experts below {experts}")
         self.mask: np.ndarray = np.zeros(experts, bool)
         self.mask[sorted(chosen)] = True
-        self.is_boxed: bool = lower is not None or upper is not None
-        self.lower: np.ndarray = np.full(dims, -np.inf) if lower is None else lower
-        self.upper: np.ndarray = np.full(dims, np.inf) if upper is None else upper
-        if not (self.lower < self.upper).all():
-            raise ValueError("the box has a lower end that is not below the upper one")
         self.sign: np.ndarray = np.where(self.mask, 1.0, -1.0)
 
     def equal_rows(self) -> Multipliers | None:
@@ -77,9 +67,6 @@ class ExactProblem:
 
     def holds(self, point: Point) -> bool:
         """Whether the point proves the cell: by error bounds, exactly where they fail."""
-        sides = zip(point, self.lower.tolist(), self.upper.tolist(), strict=True)
-        if self.is_boxed and not all(low < x < high for x, low, high in sides):
-            return False
         low, high = self._intervals(point)
         inside, outside = np.flatnonzero(self.mask).tolist(), np.flatnonzero(~self.mask).tolist()
         if not outside:
@@ -109,18 +96,15 @@ class ExactProblem:
     def _value(self, expert: int, point: Point) -> Fraction:
         return exact_logit(self.weight[expert], self.bias[expert], point)
 
-    def most(self, coefficients: dict[int, Fraction]) -> tuple[Fraction, np.ndarray]:
-        """The maximum of a combination of logits in the box, and where it is unbounded."""
+    def combined(self, coefficients: dict[int, Fraction]) -> tuple[Fraction, np.ndarray]:
+        """The constant of a combination of logits, and the coordinates that it depends on."""
         terms = list(coefficients.items())
         total = sum((c * Fraction(self.bias[i]) for i, c in terms), Fraction(0))
-        in_the_way = []
-        for m in range(self.weight.shape[1]):
-            value = sum((c * Fraction(self.weight[i, m]) for i, c in terms), Fraction(0))
-            end = self.upper[m] if value > 0 else self.lower[m]
-            if value and np.isfinite(end):
-                total += value * Fraction(end)
-            elif value:
-                in_the_way.append(m)
+        in_the_way = [
+            m
+            for m in range(self.weight.shape[1])
+            if sum((c * Fraction(self.weight[i, m]) for i, c in terms), Fraction(0))
+        ]
         return total, np.array(in_the_way, np.int64)
 
     def no_cell(self, multipliers: Multipliers) -> NoCell:
@@ -141,12 +125,10 @@ def exact_logit(row: np.ndarray, offset: float, point: Sequence[Fraction]) -> Fr
     return sum(terms, Fraction(offset))
 
 
-def solve_strictly(
-    rows: Sequence[Sequence[Fraction]], is_tied: bool = False
-) -> tuple[Fraction, ...] | list[Fraction]:
-    """u with r[0] + r[1:] u > 0 for all rows, = 0 for the first if it ``is_tied``, or multipliers.
+def solve_strictly(rows: Sequence[Sequence[Fraction]]) -> tuple[Fraction, ...] | list[Fraction]:
+    """u with r[0] + r[1:] u > 0 for all rows, or multipliers.
 
-    Multipliers, >= 0 but for a tied row, sum the rows up to a constant that is <= 0. The shortest
+    Multipliers, >= 0, sum the rows up to a constant that is <= 0. The shortest
     (s, v) with s >= 1 and r[0] s + r[1:] v >= max |r| for all rows has u = v / s, with a wide
     margin; where there is none, the multipliers of Farkas are those of the rows.
     """
@@ -157,7 +139,6 @@ def solve_strictly(
     whole = [[int(value * unit) for value in row] for row, unit in zip(even, scale, strict=True)]
     size = len(units)
     strict = dict(enumerate([*whole, [1, *[0] * (size - 1)]]))
-    equation = ((0, 0), strict.pop(0), 0) if is_tied else None
     margin = {n: max(1, *map(abs, row)) for n, row in strict.items()}
 
     def worst(step: Over) -> Constraint | None:
@@ -166,7 +147,7 @@ def solve_strictly(
         least = min(share, key=share.__getitem__)
         return None if share[least] >= 1 else ((least, least), strict[least], -margin[least])
 
-    shortest, names, weights = shortest_vector(size, worst, equation)
+    shortest, names, weights = shortest_vector(size, worst, None)
     if shortest is not None:
         (lead, *rest), _ = shortest
         pairs = zip(rest, units[1:], strict=True)
@@ -184,15 +165,6 @@ def _power(value: Fraction) -> Fraction:
     return Fraction(2) ** bits if value else Fraction(1)
 
 
-def sides_of_box(dims: int, half: float) -> list[list[Fraction]]:
-    """Rows that are positive inside the box around 0 of this half side."""
-    return [
-        [Fraction(half), *(Fraction(sign * (n == m)) for n in range(dims))]
-        for m in range(dims)
-        for sign in (1, -1)
-    ]
-
-
 # -------------------------------------------------------------------------------- certificates
 #: Significant bits to which a proposed point is cut down while it still is a proof.
 _BITS = (6, 12, 26, 53)
@@ -202,21 +174,19 @@ def cell_certificate(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"] | None,
     expert_set: Sequence[int],
-    lower: Float64[np.ndarray, "dims"] | None = None,
-    upper: Float64[np.ndarray, "dims"] | None = None,
     guess: Float64[np.ndarray, "dims"] | None = None,
 ) -> CellPoint | NoCell:
-    """A point strictly inside the cell of an expert set and the box, or a proof of none.
+    """A point strictly inside the cell of an expert set, or a proof of none.
 
-    The numbers are taken as they are, exact dyadic rationals; sides of the open box may be infinite
-    and ``bias`` None is a central router. For rank E - 1 (whole routers) a linear system gives the
-    point; else a linear program of E rows in d + 1 unknowns begins an exact one. ``guess`` is tried
-    before, and taken where it proves the cell.
+    The numbers are taken as they are, exact dyadic rationals; ``bias`` None is a central router.
+    For rank E - 1 (whole routers) a linear system gives the point; else a linear program of E rows
+    in d + 1 unknowns begins an exact one. ``guess`` is tried before, and taken where it proves the
+    cell.
 
-    Raises ValueError for numbers that are not finite, an empty box or an expert set that is none.
+    Raises ValueError for numbers that are not finite or an expert set that is none.
     Oracle in tests: the certified instances of docs/theory.md G1, and ``check_certificate``.
     """
-    problem = ExactProblem(weight, bias, expert_set, lower, upper)
+    problem = ExactProblem(weight, bias, expert_set)
     proof = _solve(problem, guess)
     return CellPoint(proof) if isinstance(proof, tuple) else problem.no_cell(proof)
 
@@ -228,7 +198,7 @@ def _solve(problem: ExactProblem, guess: np.ndarray | None) -> Point | Multiplie
             problem.equal_rows()
             or _checked(problem, [] if guess is None else [guess])
             or _checked(problem, _closed_form(problem))
-            or _checked(problem, [_middle(problem)])
+            or _checked(problem, [np.zeros(problem.weight.shape[1])])
             or _program(problem)
         )
 
@@ -244,15 +214,10 @@ def _checked(problem: ExactProblem, proposals: Iterable[np.ndarray]) -> Point | 
     return None
 
 
-def _middle(problem: ExactProblem) -> np.ndarray:
-    """The middle of the box: a proof for k = E, and sometimes otherwise."""
-    return (np.maximum(problem.lower, -1e6) + np.minimum(problem.upper, 1e6)) / 2
-
-
 def _closed_form(problem: ExactProblem) -> list[np.ndarray]:
     """Where W has rank E - 1, x with logits 1 and -1, but for a common shift."""
     experts, dims = problem.weight.shape
-    if problem.is_boxed or dims < experts - 1 or experts == 1:
+    if dims < experts - 1 or experts == 1:
         return []
     rows, free = problem.weight[1:] - problem.weight[0], problem.bias[1:] - problem.bias[0]
     row_scale = np.exp2(-np.frexp(np.abs(rows).max(axis=1))[1].astype(float))
@@ -273,13 +238,10 @@ def _closed_form(problem: ExactProblem) -> list[np.ndarray]:
 
 def _program(problem: ExactProblem) -> Point | Multipliers:
     """The exact answer from a proposal of HiGHS, with columns added until it holds in all."""
-    experts, dims = problem.weight.shape
-    columns = np.arange(dims)
-    if not problem.is_boxed:
-        columns = _columns(problem.weight - problem.weight.mean(axis=0), experts - 1)
+    columns = _columns(problem.weight - problem.weight.mean(axis=0), len(problem.weight) - 1)
     while True:
-        point, multipliers, support = _proposal(problem, columns)
-        proof = _checked(problem, [point]) or _rounded_proof(problem, multipliers)
+        point, support = _proposal(problem, columns)
+        proof = _checked(problem, [point])
         if proof is None and len(support):
             proof = _exact_program(problem, columns, support)
         if proof is None or (isinstance(proof, tuple) and not problem.holds(proof)):
@@ -287,21 +249,17 @@ def _program(problem: ExactProblem) -> Point | Multipliers:
         if isinstance(proof, tuple):
             assert problem.holds(proof), "an exact point is a proof"
             return proof
-        total, in_the_way = problem.most(proof)
+        total, in_the_way = problem.combined(proof)
         if not len(in_the_way):
             assert total <= 0, "exact multipliers are a proof"
             return proof
         columns = np.union1d(columns, in_the_way[: len(columns) + 1])
 
 
-def _proposal(
-    problem: ExactProblem, columns: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The answer of HiGHS: a point of the widest margin, multipliers, and rows.
+def _proposal(problem: ExactProblem, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The answer of HiGHS: a point of the widest margin, and experts.
 
-    The rows are those that alone may be a proof: where there is room, none.
-
-    Rows are the experts, and then the lower and the upper sides of the box; the unknowns
+    The experts are those that alone may be a proof: where there is room, none. The unknowns
     x, t and the margin are scaled to the size of the numbers.
     """
     from scipy.optimize import linprog
@@ -313,19 +271,13 @@ def _proposal(
     unit = float(np.abs(bias).max()) or 1.0
     lifted = np.column_stack([weight / column_scale, -np.ones(len(bias))])
     size, sign = len(columns), problem.sign
-    low, high = (side[columns] * column_scale / unit for side in (problem.lower, problem.upper))
-    half = np.where(np.isfinite(high - low), (high - low) / 2, 1.0)
-    axes, low_rows, high_rows = np.eye(size, size + 1), np.isfinite(low), np.isfinite(high)
-    matrix = np.vstack([-sign[:, None] * lifted, -axes[low_rows], axes[high_rows]])
-    margin = np.concatenate([np.ones(len(sign)), half[low_rows], half[high_rows]])
-    right = np.concatenate([sign * bias / unit, -low[low_rows], high[high_rows]])
-    point, multipliers = np.zeros(problem.weight.shape[1]), np.zeros(len(sign))
-    support = np.empty(0, np.int64)
-    if not all(np.isfinite(part).all() for part in (matrix, margin, right, bias / unit)):
-        return point, multipliers, support
+    matrix, right = -sign[:, None] * lifted, sign * bias / unit
+    point, support = np.zeros(problem.weight.shape[1]), np.empty(0, np.int64)
+    if not (np.isfinite(matrix).all() and np.isfinite(right).all()):
+        return point, support
     solved = linprog(
         np.append(np.zeros(size + 1), -1.0),
-        np.column_stack([matrix, margin]),
+        np.column_stack([matrix, np.ones(len(sign))]),
         right,
         bounds=[(None, None)] * (size + 1) + [(None, 1.0)],
         method="highs",
@@ -333,25 +285,9 @@ def _proposal(
     if solved.status == 0:
         point[columns] = solved.x[:size] * unit / column_scale
         tightness = -solved.ineqlin.marginals
-        multipliers = sign * np.maximum(tightness[: len(sign)], 0.0)
         if -solved.fun < 1e-6:
             support = np.flatnonzero(tightness > 1e-9 * tightness.max())
-    return point, multipliers, support
-
-
-def _rounded_proof(problem: ExactProblem, multipliers: np.ndarray) -> Multipliers | None:
-    """Rounded multipliers of HiGHS, where they are a proof in a box without open ends."""
-    is_open = np.isinf(problem.lower).any() or np.isinf(problem.upper).any()
-    if is_open or not np.isfinite(multipliers).all() or not multipliers.any():
-        return None
-    cut = np.rint(multipliers / np.abs(multipliers).max() * 2.0**40)
-    rounded = {int(i): Fraction(cut[i]) for i in np.flatnonzero(cut)}
-    chosen = sum((value for value in rounded.values() if value > 0), Fraction(0))
-    others = chosen - sum(rounded.values(), Fraction(0))
-    if not chosen or not others:
-        return None
-    rounded = {i: v if v > 0 else v * chosen / others for i, v in rounded.items()}
-    return rounded if problem.most(rounded)[0] <= 0 else None
+    return point, support
 
 
 def _exact_program(
@@ -363,14 +299,7 @@ def _exact_program(
         row = [problem.bias[i], *problem.weight[i, columns], -1.0]
         return [Fraction(value) for value in row]
 
-    def side(m: int, end: float, sign: int) -> list[Fraction]:
-        row = [Fraction(0)] * (len(columns) + 2)
-        row[0], row[1 + m] = -sign * Fraction(end), Fraction(sign)
-        return row
-
     rows = [[int(sign) * value for value in logit(i)] for i, sign in enumerate(problem.sign)]
-    for ends, sign in ((problem.lower[columns], 1), (problem.upper[columns], -1)):
-        rows += [side(m, ends[m], sign) for m in np.flatnonzero(np.isfinite(ends)).tolist()]
     order = range(len(rows)) if some is None else some.tolist()
     solution = solve_strictly([rows[r] for r in order])
     if isinstance(solution, tuple):
@@ -378,8 +307,7 @@ def _exact_program(
         for column, value in zip(columns.tolist(), solution[:-1], strict=True):
             point[column] = value
         return tuple(point)
-    experts = zip(order, solution, strict=True)
-    return {i: int(problem.sign[i]) * v for i, v in experts if i < len(problem.sign) and v}
+    return {i: int(problem.sign[i]) * v for i, v in zip(order, solution, strict=True) if v}
 
 
 def _rounded(point: np.ndarray, bits: int) -> Point:
@@ -416,10 +344,9 @@ def strict_witnesses(
     expert_set: Int16[np.ndarray, "cells k"],
     proposed: Float64[np.ndarray, "cells dims"],
     radius: float = math.inf,
-    half: float = math.inf,
     tie_broken: bool = False,
 ) -> tuple[Float64[np.ndarray, "cells dims"], dict[int, CellPoint]]:
-    r"""A point of each open cell, inside the open ball :math:`|x| < R` and the open box.
+    r"""A point of each open cell, inside the open ball :math:`|x| < R`.
 
     Proposed points are kept where error bounds of float64 prove them, or exact arithmetic does. Of
     the others the certificate of the cell gives a rational point q; in a ball the point is on the
@@ -428,13 +355,13 @@ def strict_witnesses(
     number ahead. Returns the points, nan where no float64 point was found, and a rational one for
     each of those.
 
-    Raises ValueError for an expert set that is no cell, or does not meet the ball or the box.
+    Raises ValueError for an expert set that is no cell, or does not meet the ball.
     Oracle in tests: logits in fractions.
     """
     point = proposed.copy()
     exact: dict[int, CellPoint] = {}
-    for n in np.flatnonzero(~_surely(weight, bias, expert_set, proposed, radius, half)).tolist():
-        cell = _Cell(weight, bias, expert_set[n].tolist(), radius, half, tie_broken)
+    for n in np.flatnonzero(~_surely(weight, bias, expert_set, proposed, radius)).tolist():
+        cell = _Cell(weight, bias, expert_set[n].tolist(), radius, tie_broken)
         guess = proposed[n]
         if np.isfinite(guess).all() and cell.holds(tuple(map(Fraction, guess.tolist()))):
             continue
@@ -474,7 +401,6 @@ def _surely(
     expert_set: Int16[np.ndarray, "cells k"],
     point: Float64[np.ndarray, "cells dims"],
     radius: float,
-    half: float,
 ) -> Bool[np.ndarray, "cells"]:
     """Where float64 proves the points: logits less a bound of their rounding."""
     dims = weight.shape[1]
@@ -492,7 +418,6 @@ def _surely(
             least, most = lower.min(axis=1), upper.max(axis=1)
             share = ((x / radius) ** 2).sum(axis=1)
             within = share < 1.0 - 2.0 * (dims + 8) * _UNIT
-            within &= (np.abs(x) < half).all(axis=1)
             is_sure[start : start + _AT_ONCE] = (least > most) & within & np.isfinite(error).all(1)
     return is_sure
 
@@ -532,18 +457,14 @@ class _Cell:
         bias: np.ndarray,
         expert_set: Sequence[int],
         radius: float,
-        half: float,
         tie_broken: bool,
     ) -> None:
         self._weight, self._bias, self.expert_set = weight, bias, list(expert_set)
-        self._radius, self._half = radius, half
-        self._sides = None if math.isinf(half) else np.full(weight.shape[1], half)
+        self._radius = radius
         self._parts = _parts(weight, bias, expert_set, tie_broken)
 
     def holds(self, point: Point) -> bool:
-        """Whether a point is strictly inside the cell, the ball and the box."""
-        if math.isfinite(self._half) and not all(abs(x) < Fraction(self._half) for x in point):
-            return False
+        """Whether a point is strictly inside the cell and the ball."""
         squared = sum((x * x for x in point), Fraction(0))
         if math.isfinite(self._radius) and squared >= Fraction(self._radius) ** 2:
             return False
@@ -577,15 +498,12 @@ class _Cell:
                 yield on_way
 
     def _inside(self, guess: np.ndarray) -> Point:
-        """Any point of the cell and the box."""
+        """Any point of the cell."""
         if len(self._parts) == 1:
-            lower = None if self._sides is None else -self._sides
             proof = cell_certificate(
                 self._weight,
                 self._bias if self._bias.any() else None,
                 self.expert_set,
-                lower,
-                self._sides,
                 guess if np.isfinite(guess).all() else None,
             )
             if isinstance(proof, NoCell):
@@ -606,8 +524,7 @@ class _Cell:
             own = [Fraction(v) for v in (self._bias[i], *self._weight[i].tolist())]
             sign = 1 if i in chosen else -1
             rows.append([sign * (a - b) for a, b in zip(own, level, strict=True)])
-        box = [] if math.isinf(self._half) else sides_of_box(len(origin), self._half)
-        solution = solve_strictly([*rows, *box])
+        solution = solve_strictly(rows)
         if not isinstance(solution, tuple):
             raise ValueError(f"{self.expert_set} is no cell")
         return solution

@@ -68,16 +68,12 @@ def check_certificate(
     bias: Float64[np.ndarray, "experts"] | None,
     expert_set: Sequence[int],
     certificate: Certificate,
-    *,
-    lower: Float64[np.ndarray, "dims"] | None = None,
-    upper: Float64[np.ndarray, "dims"] | None = None,
 ) -> None:
     """Returns where the certificate proves what its kind says; raises ValueError otherwise.
 
-    The statement is about the cell of the expert set in the open box. Every sign is that of an
-    integer: numbers are taken as they are, and nothing is rounded.
+    Every sign is that of an integer: numbers are taken as they are, and nothing is rounded.
     """
-    claim = _Claim(weight, bias, expert_set, lower, upper)
+    claim = _Claim(weight, bias, expert_set)
     if isinstance(certificate, CellPoint):
         claim.check_point(certificate.point)
     else:
@@ -99,12 +95,7 @@ class _Claim:
     """A statement about an expert set, with all numbers as integers."""
 
     def __init__(
-        self,
-        weight: np.ndarray,
-        bias: np.ndarray | None,
-        expert_set: Sequence[int],
-        lower: np.ndarray | None,
-        upper: np.ndarray | None,
+        self, weight: np.ndarray, bias: np.ndarray | None, expert_set: Sequence[int]
     ) -> None:
         experts, self._dims = weight.shape
         offsets = np.zeros(experts) if bias is None else bias
@@ -114,18 +105,10 @@ class _Claim:
         if len(self._inside) != len(expert_set) or not self._inside <= set(range(experts)):
             raise ValueError(f"the expert set is no set of experts below {experts}")
         self._outside = frozenset(range(experts)) - self._inside
-        self._lower = [-np.inf] * self._dims if lower is None else lower.tolist()
-        self._upper = [np.inf] * self._dims if upper is None else upper.tolist()
-        sides = list(zip(self._lower, self._upper, strict=True))
-        if len(sides) != self._dims or not all(a < b for a, b in sides):
-            raise ValueError("the box has a lower end that is not below the upper one")
 
     def check_point(self, point: Sequence[Fraction]) -> None:
         if len(point) != self._dims:
             raise ValueError(f"the point has {len(point)} coordinates, not {self._dims}")
-        for m, (x, low, high) in enumerate(zip(point, self._lower, self._upper, strict=True)):
-            if not low < x < high:
-                raise ValueError(f"coordinate {m} is not inside the box")
         common = lcm(*(x.denominator for x in point))
         scaled = [x.numerator * (common // x.denominator) for x in point]
         terms = [(m, x) for m, x in enumerate([*scaled, common]) if x]
@@ -152,18 +135,11 @@ class _Claim:
             raise ValueError("the weights leave a difference that is positive somewhere")
 
     def _most(self, coefficients: Mapping[int, Fraction]) -> Fraction | None:
-        """The least upper bound of the combination of logits in the box; None where infinite."""
+        """The combination of logits where it is constant; None where it is not."""
         common = lcm(*(value.denominator for value in coefficients.values()))
         terms = [
             (self._rows[i], value.numerator * (common // value.denominator))
             for i, value in coefficients.items()
         ]
         total = [sum(row[m] * factor for row, factor in terms) for m in range(self._dims + 1)]
-        most = Fraction(total[-1])
-        for value, low, high in zip(total[:-1], self._lower, self._upper, strict=True):
-            if value:
-                end = high if value > 0 else low
-                if not np.isfinite(end):
-                    return None
-                most += value * Fraction(end)
-        return most
+        return None if any(total[:-1]) else Fraction(total[-1])

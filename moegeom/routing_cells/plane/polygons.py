@@ -1,13 +1,11 @@
-"""Sides of cells, and what follows: polygons in a frame of the plane, the largest balls inside."""
+"""Sides of cells, and their polygons in a frame of the plane."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy.optimize import linprog, nnls
 
 from moegeom.core.shapes import Float64, Int64
 from moegeom.routing_cells.walk.enumeration import Enumeration
@@ -121,100 +119,3 @@ def cut_frame(sides: CellSides, frame: Frame) -> tuple[Float64[np.ndarray, "_ 2"
         if not corners:
             break
     return np.array(corners, np.float64).reshape(-1, 2), label
-
-
-#: Relative width of the bracket that counts as an answer.
-_CLOSE = 1e-6
-
-#: Programs that are solved, each in units of the radius that the one before found.
-_ROUNDS = 12
-
-
-def inradii(sides: Iterable[CellSides]) -> list[float]:
-    r"""Radius of the largest ball in each cell, :math:`\max r: a_w x + c_w \ge r |a_w|`.
-
-    Linear programs over the sides of the cell (scipy, HiGHS), each around the centre and in units
-    of the radius that the one before found, for a solver with an absolute tolerance says nothing
-    about what is far smaller or larger than 1. What is kept is the ball around the last centre,
-    where the multipliers prove that none is larger by 1e-6; inf where a direction leaves all facets
-    behind, which proves balls of any size; nan where neither is proved.
-    Source: the Chebyshev centre; oracle in tests: distances of the centre to all pairs of experts,
-    and the same cells in other units.
-    """
-    radii = []
-    with np.errstate(all="ignore"):
-        for own in sides:
-            # of equal rows the one with the larger bias is ahead everywhere: that is no side
-            is_side = own.normal.any(axis=1)
-            normal, offset = own.normal[is_side], own.offset[is_side]
-            length = np.linalg.norm(normal, axis=1)
-            radii.append(_inradius(normal / length[:, None], offset / length))
-    return radii
-
-
-def _inradius(
-    normal: Float64[np.ndarray, "facets dims"], offset: Float64[np.ndarray, "facets"]
-) -> float:
-    """The radius of one cell; ``normal`` are unit vectors that point inside."""
-    if not (np.isfinite(normal).all() and np.isfinite(offset).all()):
-        return float("nan")
-    if not len(normal) or _is_wide(normal):
-        return float("inf")
-    centre = np.zeros(normal.shape[1])
-    scale = float(np.abs(offset).max())
-    for _ in range(_ROUNDS):
-        if not 0.0 < scale < np.inf:
-            break
-        limits = (offset + normal @ centre) / scale
-        # the centre of the ball, from the last centre on, and its radius: both in units of scale
-        solved = _widest(-normal, limits, [(None, None)] * (len(centre) + 1))
-        if solved is None:
-            break
-        (*step, radius), multipliers = solved.x, np.maximum(-solved.ineqlin.marginals, 0.0)
-        centre = centre + np.array(step) * scale
-        inner = float((offset + normal @ centre).min())
-        outer = _upper(normal, offset + normal @ centre, multipliers)
-        if inner > 0.0 and outer - inner <= _CLOSE * inner:
-            return inner
-        scale = max(radius * scale, inner) if max(radius * scale, inner) > 0.0 else scale * 2.0**-20
-    return float("nan")
-
-
-def _widest(rows: np.ndarray, limits: np.ndarray, bounds: list[tuple[Any, Any]]) -> Any:
-    """The program of the largest r with rows x + r <= limits; None where it has no answer."""
-    solved = linprog(
-        np.append(np.zeros(rows.shape[1]), -1.0),
-        np.column_stack([rows, np.ones(len(rows))]),
-        limits,
-        bounds=bounds,
-        method="highs",
-    )
-    return solved if solved.status == 0 and np.isfinite(solved.x).all() else None
-
-
-def _upper(
-    normal: Float64[np.ndarray, "facets dims"],
-    height: Float64[np.ndarray, "facets"],
-    multipliers: Float64[np.ndarray, "facets"],
-) -> float:
-    r"""What multipliers prove: :math:`r \le \sum \lambda_w h_w` where they sum to 1 and cancel.
-
-    On the few facets of the solver's multipliers they are found anew, to rounding.
-    """
-    active = np.flatnonzero(multipliers > 1e-9 * multipliers.max(initial=0.0))
-    if not len(active):
-        return float("inf")
-    system = np.vstack([normal[active].T, np.ones(len(active))])
-    target = np.append(np.zeros(normal.shape[1]), 1.0)
-    exact, left = nnls(system, target)
-    return float(exact @ height[active]) if left <= 1e-12 else float("inf")
-
-
-def _is_wide(normal: Float64[np.ndarray, "facets dims"]) -> bool:
-    """Whether some direction goes away from all facets: then balls of any size fit."""
-    bounds = [*[(-1.0, 1.0)] * normal.shape[1], (None, 1.0)]
-    solved = _widest(-normal, np.zeros(len(normal)), bounds)
-    if solved is None:
-        return False
-    direction = solved.x[:-1]
-    return bool((normal @ direction).min() > 1e-12 * np.abs(direction).max(initial=0.0))

@@ -51,11 +51,11 @@ class Enumeration:
     ``is_whole`` is False where a limit was reached and more is left: then a walk has no cells.
     ``simple`` are vertices of the diagram, where a caller needs
     them and they are few. ``tied`` are sets that would be cells with ties broken: equal experts tie
-    all over an open set of inputs. Where a ball, a box or steps bound the search, ``is_bounded`` is
-    None; distances from its centre to closed cells and facets are proved brackets, and ``hops`` the
-    facets crossed from the first cell, that of the token ``at``. ``exact`` has a rational point of
-    each cell in which no float64 point was found: there the witness is nan. ``is_cone`` where all
-    experts tie at one point of the ball: then these are the cells of the whole slice.
+    all over an open set of inputs. Where a ball bounds the search, ``is_bounded`` is None, and
+    distances from its centre to closed cells and facets are proved brackets. ``exact`` has a
+    rational point of each cell in which no float64 point was found: there the witness is nan.
+    ``is_cone`` where all experts tie at one point of the ball: then these are the cells of the
+    whole slice.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
@@ -72,8 +72,6 @@ class Enumeration:
     simple: SimpleVertices | None = None
     cell_distance: Float64[np.ndarray, "cells 2"] | None = None
     facet_distance: Float64[np.ndarray, "facets 2"] | None = None
-    hops: Int64[np.ndarray, "cells"] | None = None
-    at: int | None = None
     exact: Mapping[int, CellPoint] = field(default_factory=dict)
     is_cone: bool = False
 

@@ -55,6 +55,7 @@ from moegeom.studies.faults.score import (
     with_composed,
 )
 from moegeom.studies.log_probs import log_probs
+from moegeom.studies.study import watched
 from moegeom.tokens.traces.alignment import RunB, match_run_b
 from moegeom.tokens.traces.source import CountedSource
 from moegeom.tokens.validity import fingerprint_test
@@ -171,8 +172,6 @@ def _layers(
     watch: Watch | None,
 ) -> tuple[list[LayerEvidence], list[Fault], Spread]:
     """Evidence of every router, the faults on their scopes, and how the remaining flips spread."""
-    if watch:
-        watch.start(len(rows) * len(choices))
     sites: list[ReadySite] = []
 
     def ready(number: int) -> ReadySite:
@@ -180,15 +179,10 @@ def _layers(
         return look(choices, number, sides, of_b, rows, lambda place: sites[place].values)
 
     sites += on_all_cores(ready, range(len(choices)))
-    scores = []
+    names = [one.site.router.name for one in sites]
     # closed here, and not whenever it is collected: it holds threads, and the limit of BLAS
     with closing(on_all_cores(lambda one: score_site(one.site, one.values), sites)) as scored:
-        for one in sites:
-            if watch:
-                watch.begin(one.site.router.name)
-            scores.append(next(scored))
-            if watch:
-                watch.advance(len(rows))
+        scores = list(watched(scored, names, watch))
     where = Where.of(sides.columns.at(rows), sides.token[rows])
     causes = with_composed(faults(scores, where), scores, where)
     best = believed(causes)

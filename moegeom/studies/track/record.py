@@ -34,7 +34,5 @@ class TrackRequest(RunTerms):
     out: Path | None = option("Where results stay [default: runs/<folder of them>.track].")
     expert: int | None = option("Also show the load of this expert.", min=0)
     fail_on: Severity | None = option(FAIL_ON)
-    export: tuple[str, ...] = option(
-        "csv:FILE, openmetrics:FILE, tensorboard:FOLDER or wandb:PROJECT.", ()
-    )
+    export: tuple[str, ...] = option("csv:FILE, tensorboard:FOLDER or wandb:PROJECT.", ())
     engine: str | None = option("ray, or ray:ADDRESS: workers of a cluster fold each step.")

@@ -135,9 +135,7 @@ def in_experts(
     )
     if trace.counts is not None:
         counts = _counts(trace, tables, routers)
-        return replace(
-            trace, counts=counts, counts_zeros=True, ids_are="logical", notes=(*trace.notes, note)
-        )
+        return replace(trace, counts=counts, ids_are="logical", notes=(*trace.notes, note))
     dtypes = (r.ids.dtype.name for r in trace.requests if r.ids.dtype.kind in "iu")
     refuse_narrow(dtypes, max(len(table) for table in tables), "places", trace.where)
     requests = tuple(_request(request, trace, tables, routers) for request in trace.requests)

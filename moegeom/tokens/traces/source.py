@@ -286,9 +286,6 @@ def counted_source(
         )
     if num_others := counts.shape[1] - len(columns):
         notes = (*notes, f"layers without router, which count nothing: {num_others}")
-    widest = max(router.num_experts for router in routers)
-    if not trace.counts_zeros and counts.shape[2] < widest:
-        counts = np.pad(counts, ((0, 0), (0, 0), (0, widest - counts.shape[2])))
     by_router = {r.name: counts[:, c] for r, c in zip(routers, columns, strict=True)}
     for router in routers:
         if by_router[router.name].shape[1] != router.num_experts:

@@ -83,8 +83,6 @@ class Trace:
         In the order of the file; empty for a log of counts.
     counts
         Slots by step, layer and expert, where that is all that was recorded.
-    counts_zeros
-        False where experts that were never chosen are left out of the counts, at their end too.
     layers
         What the file calls its layers, where it says so.
     has_documents
@@ -101,7 +99,6 @@ class Trace:
     dialect: str
     requests: tuple[RequestTrace, ...] = ()
     counts: Integer[np.ndarray, "steps layers experts"] | None = None
-    counts_zeros: bool = True
     layers: tuple[int, ...] | None = None
     ids_are: IdsAre = "unknown"
     has_documents: bool = True

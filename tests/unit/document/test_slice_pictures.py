@@ -140,7 +140,7 @@ PICTURES = {"plane": PLANE, "raster": raster(), "space": space(), "circle": circ
 #: Every view of every kind of picture.
 WAYS = {
     "cells": ("plane", {"view": "cells", "band": 0.05, "width": 183.0}),
-    "expert": ("plane", {"view": "expert", "expert": 3}),
+    "expert": ("plane", {"view": "expert:3"}),
     "tropical": ("plane", {"view": "tropical"}),
     "raster": ("raster", {}),
     "space": ("space", {}),
@@ -207,7 +207,7 @@ def test_settings_of_the_caller_change_nothing(tmp_path):
 NO_OPTIONS = [
     ("plane", {"view": "cell"}),
     ("plane", {"view": "expert"}),
-    ("plane", {"view": "expert", "expert": 7}),
+    ("plane", {"view": "expert:7"}),
     ("plane", {"width": 5.0}),
     ("plane", {"width": float("nan")}),
     ("plane", {"band": -1.0}),
@@ -382,7 +382,7 @@ def test_the_convexity_of_a_region_is_that_of_sampled_segments():
 def test_the_title_says_whether_the_region_is_convex(top_k, expert, tmp_path):
     titles = {None: "serves in no cell", True: "a convex region", False: "not a convex region"}
     is_convex = views.region_of(BY_TOP_K[top_k], expert).is_convex
-    content = written(BY_TOP_K[top_k], tmp_path, ".svg", view="expert", expert=expert).decode()
+    content = written(BY_TOP_K[top_k], tmp_path, ".svg", view=f"expert:{expert}").decode()
     assert titles[is_convex] in re.sub(r"<[^>]*>|\s+", " ", content)
     assert ("not a convex" in content) == (is_convex is False)
 
@@ -487,7 +487,7 @@ def test_a_picture_of_nothing_is_a_picture(suffix, tmp_path):
     one, whole = ((0, 1),), (np.array([0.0]), np.array([2 * np.pi]))
     undecided = np.full((2, 2), -1, np.int32), np.full((2, 2), 2, np.uint8)
     plane_of_nothing = dataclasses.replace(outside, tokens=no_tokens)
-    assert written(plane_of_nothing, tmp_path, suffix, view="expert", expert=0)
+    assert written(plane_of_nothing, tmp_path, suffix, view="expert:0")
     for picture in (
         plane_of_nothing,
         SpaceCells(CAPTION, np.zeros((1, 3)), one, nothing, no_number, no_number),

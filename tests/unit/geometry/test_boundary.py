@@ -409,9 +409,6 @@ def test_conventions_of_a_width_are_told_apart_by_draws_in_three_dimensions():
     assert border.log_order_ratio(sums[0], sums[0], 3, eps, "spread") == 0.0
 
 
-# ------------------------------------------------------------------------------------------- bounds
-
-
 # --------------------------------------------------------------------------------- slabs and tubes
 @pytest.mark.parametrize(("dimension", "order"), [(3, 1), (6, 4), (7168, 1), (7168, 3)])
 def test_half_binomials_are_quotients_of_gammas(dimension, order):

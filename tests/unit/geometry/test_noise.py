@@ -10,10 +10,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry import noise, paths
-from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.noise import noise_between
 from moegeom.geometry.selection import top_k
+from moegeom.kernels.cpu.barriers import CompiledBarriers
 
 RANDOM = np.random.default_rng(1)
 WEIGHT = RANDOM.standard_normal((6, 4))
@@ -28,7 +28,7 @@ def draw(seed: int = 0) -> np.random.Generator:
 
 
 def simulated(logits, chosen, weight, times, number):
-    barriers = Barriers.of(RULE, None, chosen, weight, row_distances(weight))
+    barriers = CompiledBarriers.of(RULE, None, chosen, weight, row_distances(weight))
     every = np.arange(len(logits))
     return paths.simulate_exit(logits, barriers, every, times, number, [*map(draw, every)])
 

@@ -63,7 +63,6 @@ def test_the_page_has_the_costs_of_the_formulas():
     assert costs["CosineRouter"] == str(cosine)
     assert costs["GRURouter"] == str(macs.gru)
     assert costs["OSRRouter"] == str(2 * macs.projector + 64)
-    assert costs["SoftMoE(experts, hidden)"] == str(3 * 8 * 4096)
 
 
 #: Oracle: the products that torch counts while a module runs.
@@ -107,8 +106,6 @@ def test_products_of_mixtures_are_those_of_the_formula_beside_their_experts():
         nn.Sequential(nn.Linear(HIDDEN, 8, bias=False), nn.Linear(8, HIDDEN, bias=False))
         for _ in range(4)
     ]
-    soft = trainable.SoftMoE(experts, HIDDEN, slots=2)
-    assert counted(soft) == TOKENS * soft.macs_per_token + BATCH * 4 * 2 * one
     for causal in (False, True):
         merged = trainable.SMEAR(experts, HIDDEN, causal=causal)
         assert counted(merged) == BATCH * merged.macs(LENGTH) + TOKENS * one
@@ -123,7 +120,6 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "top-k": (trainable.TopKRouter(5, 2, 4, z_coef=0.1, has_bias=True), (6, 4)),
     "cosine": (trainable.CosineRouter(5, 2, 4, z_coef=0.1, projected=3), (6, 4)),
     "recurrent": (trainable.GRURouter(4, 2, 6, router_dim=3, balance_coef=0.1), (1, 3, 6)),
-    "soft": (trainable.SoftMoE(_experts(), 6), (3, 6)),
     "merged": (trainable.SMEAR(_experts(), 6, causal=True), (3, 6)),
 }
 
@@ -203,7 +199,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "expected a positive eps": lambda: trainable.OSRRouter(6, 2, 32, router_dim=5, eps=0.0),
     "different parameters": lambda: trainable.SMEAR([nn.Linear(3, 3), nn.Linear(3, 4)], 3),
     "buffers": lambda: trainable.SMEAR([nn.BatchNorm1d(3)], 3),
-    "0 experts of 1 slot": lambda: trainable.SoftMoE([], 3),
 }
 
 

@@ -1,5 +1,5 @@
 """Top-k, rules that fade, and rows kept orthonormal: as NumPy, torch and transformers have them; what
-their controllers find. Modules that read sequences: the recurrent router, soft mixtures, merged
+their controllers find. Modules that read sequences: the recurrent router, merged
 experts, centring.
 """
 
@@ -24,7 +24,7 @@ from moegeom.geometry.selection import SCORES
 from moegeom.geometry.space import input_pull
 from moegeom.geometry.whatif import gaps, osr_cost, relu_gate, smooth_gate, smoothing_budget
 from moegeom.geometry.whatif import sinkhorn as numpy_plan
-from moegeom.trainable import SMEAR, CentredRouter, GRURouter, ReLURouter, SoftMoE, TopKRouter, osr
+from moegeom.trainable import SMEAR, CentredRouter, GRURouter, ReLURouter, TopKRouter, osr
 from moegeom.trainable.continuous import eps_for_budget
 from moegeom.trainable.top_k import entropy_loss
 from tests.oracle.helpers import extra_experts
@@ -603,22 +603,6 @@ def experts(count: int = EXPERTS) -> list[nn.Module]:
     ]
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_a_soft_mixture_is_its_definition(slots):
-    layer = SoftMoE(experts(), HIDDEN, slots=slots).double()
-    x = sequences(2)
-    logits = torch.einsum("blh,sh->bls", x, layer.phi)
-    dispatch = logits.exp() / logits.exp().sum(dim=1, keepdim=True)
-    combine = logits.exp() / logits.exp().sum(dim=2, keepdim=True)
-    mixed = torch.einsum("bls,blh->bsh", dispatch, x)
-    out = torch.stack(
-        [layer.experts[s // slots](mixed[:, s]) for s in range(EXPERTS * slots)], dim=1
-    )
-    expected = torch.einsum("bls,bsh->blh", combine, out)
-    assert_allclose(layer(x).detach(), expected.detach(), atol=1e-12)
-    assert_allclose(layer(x[0]).detach(), expected[0].detach(), atol=1e-12)
-
-
 def merged_by_hand(layer: SMEAR, share: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """A two-layer expert with parameters added up in a loop."""
     first, bias, second, last = (
@@ -641,11 +625,7 @@ def test_a_merged_expert_is_its_definition(causal):
 
 
 def test_mixtures_run_in_bfloat16_and_under_autocast():
-    for layer in (
-        SoftMoE(experts(), HIDDEN),
-        SMEAR(experts(), HIDDEN),
-        SMEAR(experts(), HIDDEN, causal=True),
-    ):
+    for layer in (SMEAR(experts(), HIDDEN), SMEAR(experts(), HIDDEN, causal=True)):
         layer.float()
         x = sequences(2).float()
         exact = layer(x)

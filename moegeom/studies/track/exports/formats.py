@@ -1,11 +1,11 @@
-"""A series as a table, OpenMetrics text, TensorBoard events, and a run of Weights & Biases."""
+"""A series as a table, TensorBoard events, and a run of Weights & Biases."""
 
 from __future__ import annotations
 
 import csv
 import io
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,43 +26,6 @@ def write_csv(series: Series, path: Path) -> None:
 
 
 CSV = SeriesExport("csv", write_csv)
-
-
-def write_openmetrics(series: Series, path: Path) -> None:
-    """A gauge for each figure of the last step, and one for its slope.
-
-    Samples carry no time: collectors refuse old ones, and the step stands in a label.
-    """
-    last = series.steps[-1]
-    lines: list[str] = []
-    for column in SERIES_COLUMNS:
-        curves = [c for c in series.of_column(column.name) if c.values[-1] is not None]
-        if not curves:
-            continue
-        name, words, step = f"moegeom_{column.name}", column.words, f"{last.step:g}"
-        values = [(curve, curve.values[-1]) for curve in curves]
-        lines += _gauge(name, f"{words}.", series, step, values)
-        slopes = [(curve, curve.slope) for curve in curves if curve.slope is not None]
-        text = f"{words}, change per 1000 steps."
-        lines += _gauge(f"{name}_slope", text, series, step, slopes) if slopes else []
-    write_whole(path, "\n".join([*lines, "# EOF"]) + "\n")
-
-
-def _gauge(
-    name: str, words: str, series: Series, step: str, values: Sequence[tuple[Curve, float | None]]
-) -> Iterator[str]:
-    yield f"# TYPE {name} gauge"
-    yield f"# HELP {name} {_escaped(words)}"
-    for curve, value in values:
-        labels = f'series="{_escaped(series.name)}",router="{_escaped(curve.router)}"'
-        yield f'{name}{{{labels},step="{step}"}} {value!r}'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-OPENMETRICS = SeriesExport("openmetrics", write_openmetrics)
 
 
 def write_tensorboard(series: Series, path: Path) -> None:

@@ -459,10 +459,8 @@ def first_lines(path: Path, most: int = 3) -> list[bytes]:
     return [line.rstrip(b"\r\n") for line in lines if line]
 
 
-def csv_numbers(
-    path: Path, names: Sequence[str], num_headers: int = 0
-) -> Int64[np.ndarray, "lines columns"]:
-    """Every line behind the headers, as many numbers to a line as there are ``names``.
+def csv_numbers(path: Path, names: Sequence[str]) -> Int64[np.ndarray, "lines columns"]:
+    """Every line, as many numbers to a line as there are ``names``.
 
     Raises
     ------
@@ -481,7 +479,7 @@ def csv_numbers(
     try:
         table = csv.read_csv(
             path,
-            csv.ReadOptions(column_names=list(names), skip_rows=num_headers, use_threads=False),
+            csv.ReadOptions(column_names=list(names), use_threads=False),
             csv.ParseOptions(quote_char=False, double_quote=False),
             csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.int64()),

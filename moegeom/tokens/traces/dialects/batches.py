@@ -1,4 +1,4 @@
-"""Tokens of batches, whose sequences nobody wrote down: Megatron-LM, FLAME-MoE, moe-atlas.
+"""Tokens of batches, whose sequences nobody wrote down: Megatron-LM and FLAME-MoE.
 
 Megatron-LM writes with ``--moe-routing-trace-path`` a line of JSON for each step, layer and
 microbatch. A line has no token ids and no requests: tokens of a batch, in its order. In training
@@ -10,10 +10,6 @@ FLAME-MoE's published traces are a folder ``actives/iter_<n>`` with a Parquet fi
 (lists of k numbers), best first, and their probabilities in ``scores``. Layers count from 1, as in
 Megatron-LM. Row i of each is row i of all files of ``samples`` beside ``actives``, which hold token
 ids and do not say where a sequence begins.
-
-moe-atlas writes a line of JSON for each choice, ``{layer, token_idx, expert_idx, gate_weight}``.
-Known are these four fields and not their writer, so that nothing else is read. The slots of a token
-are ordered by ``gate_weight``.
 """
 
 from __future__ import annotations
@@ -22,10 +18,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from moegeom.core.documents import DocumentError
 from moegeom.core.errors import RecordingError, first_line
@@ -35,7 +31,7 @@ from moegeom.core.shapes import Int32, Integer
 from moegeom.core.text import number_of, quoted
 from moegeom.tokens.foreign.parquet_rows import ParquetTable
 from moegeom.tokens.stages import EXPERT_DTYPES
-from moegeom.tokens.traces.dialects._text import Number, json_records, nested_ids, shows
+from moegeom.tokens.traces.dialects._text import Number, json_records, nested_ids
 from moegeom.tokens.traces.trace import (
     BEGINNING,
     PIECE_BYTES,
@@ -308,73 +304,4 @@ FLAME = Dialect(
     recognises=is_flame,
     read=read_flame,
     files=lambda folder: [folder],
-)
-
-
-# -------------------------------------------------------------------------------------- moe-atlas
-
-
-class _Choice(Struct):
-    """A line."""
-
-    layer: Number
-    token_idx: Number
-    expert_idx: Annotated[int, Meta(gt=-(2**31), lt=2**31)]
-    gate_weight: Annotated[float, Meta(ge=-(2.0**127), le=2.0**127)]
-
-
-def read_moe_atlas(path: Path) -> Trace:
-    """All tokens by number, as one batch; a token between others that has no line is empty."""
-    lines = (record.of(_Choice) for record in json_records(path))
-    rows = [(one.token_idx, one.layer, one.expert_idx, one.gate_weight) for one in lines]
-    if not rows:
-        raise RecordingError(f"{path.name}: no choices.")
-    *choices, weights = zip(*rows, strict=True)
-    layers, ids = _arranged(path.name, np.array(choices, np.int64), np.array(weights))
-    return Trace(
-        path.name,
-        "moe-atlas",
-        (RequestTrace(path.stem, ids, is_place=True),),
-        layers=layers,
-        has_documents=False,
-    )
-
-
-def _arranged(
-    name: str, choices: np.ndarray, weights: np.ndarray
-) -> tuple[tuple[int, ...], Int32[np.ndarray, "tokens layers slots"]]:
-    """Layers, and ids by token; -1 for a token that has no line at a layer."""
-    token, layer, expert = choices[:, np.lexsort((-weights, choices[1], choices[0]))]
-    first = np.concatenate([[True], (np.diff(token) != 0) | (np.diff(layer) != 0)])
-    starts = np.flatnonzero(first)
-    slots = np.diff(starts, append=len(token))
-    layers, column = np.unique(layer, return_inverse=True)
-    top_k, num_rows = int(slots.max()), int(token[-1] - token[0]) + 1
-    if slots.min() < top_k:
-        at = starts[np.argmin(slots)]
-        raise RecordingError(
-            f"{name}: token {token[at]}, layer {layer[at]}: "
-            f"{number_of(slots.min(), 'choice')}; another has {top_k}.",
-            "Several prompts in one file number their tokens from 0 each: give each a file of its "
-            "own. Or the file was cut off.",
-        )
-    if 4 * num_rows * len(layers) * top_k > TRACE_BYTES:
-        raise RecordingError(
-            f"{name}: tokens from {token[0]} to {token[-1]} in {number_of(len(layers), 'layer')}: "
-            f"more than {TRACE_BYTES:,} bytes of ids."
-        )
-    ids = np.full((num_rows, len(layers), top_k), -1, np.int32)
-    slot = np.arange(len(token)) - np.repeat(starts, slots)
-    ids[token - token[0], column, slot] = expert
-    return tuple(layers.tolist()), ids
-
-
-MOE_ATLAS = Dialect(
-    name="moe_atlas",
-    versions="the fields as users describe them",
-    source="no writer is public; layer, token_idx, expert_idx, gate_weight, one choice to a line",
-    recognises=lambda path: shows(
-        path, *(rb'"%b"\s{0,9}:' % name.encode() for name in _Choice.__struct_fields__)
-    ),
-    read=read_moe_atlas,
 )

@@ -3,9 +3,7 @@
 SGLang's recorder dumps in its mode ``stat`` ``logical_count``, (steps, layers, experts), in a file
 of ``torch.save``; the buffer is dumped whole, so steps that were not used are zeros. Ranks of
 tensor parallelism are added up: shares are right, totals may be multiples. Mode ``per_token`` holds
-physical ids without requests. Its first recorder wrote
-``expert_distribution_rank<n>_timestamp<t>.csv``, lines of ``layer_id,expert_id,count`` of what one
-rank saw; experts that were never chosen are not in it.
+physical ids without requests.
 
 Megatron-LM writes with ``--save-tokens-per-expert-interval`` counts by iteration, layer and
 microbatch: ``tokens_per_expert/rank0.jsonl`` counts the experts of its own rank, behind the
@@ -30,16 +28,9 @@ from msgspec import Struct
 from moegeom.checkpoint.formats.gguf import GgufFile
 from moegeom.checkpoint.reading import CountingFile, ReadLog
 from moegeom.core.errors import CheckpointError, RecordingError
-from moegeom.core.limits import COUNTS, EXPERT_COUNT, TRACE_BYTES, TRACE_EXPERTS, TRACE_LAYERS
+from moegeom.core.limits import EXPERT_COUNT, TRACE_BYTES, TRACE_EXPERTS
 from moegeom.core.shapes import Int64
-from moegeom.tokens.traces.dialects._text import (
-    Number,
-    csv_numbers,
-    first_lines,
-    json_records,
-    nested_ids,
-    shows,
-)
+from moegeom.tokens.traces.dialects._text import Number, json_records, nested_ids, shows
 from moegeom.tokens.traces.dialects._torch_file import has_keys, open_torch_file
 from moegeom.tokens.traces.trace import Dialect, Trace, counted_notes
 
@@ -91,51 +82,6 @@ RECORDER = Dialect(
     recognises=is_recorded,
     read=recorded_counts,
 )
-
-_NAMES = ("layer_id", "expert_id", "count")
-
-
-def counts_of_a_rank(path: Path) -> Trace:
-    """The counts as one step."""
-    lines = csv_numbers(path, _NAMES, num_headers=1)
-    if not len(lines):
-        raise RecordingError(f"{path.name}: every count is 0: nothing was recorded.")
-    most = (TRACE_LAYERS - 1, TRACE_EXPERTS - 1, EXPERT_COUNT)
-    if (lines < 0).any() or (lines > most).any():
-        raise RecordingError(
-            f"{path.name}: values from {lines.min(axis=0).tolist()} to "
-            f"{lines.max(axis=0).tolist()}; expected layers, experts and counts."
-        )
-    layers, layer = np.unique(lines[:, 0], return_inverse=True)
-    num_experts = int(lines[:, 1].max()) + 1
-    if len(layers) * num_experts > COUNTS:
-        raise RecordingError(f"{path.name}: {len(layers)} x {num_experts:,} layers and experts.")
-    key = layer * num_experts + lines[:, 1]
-    if len(np.unique(key)) < len(key):
-        raise RecordingError(
-            f"{path.name}: an expert of a layer stands twice in it.",
-            "Are these files of several ranks, one behind the other?",
-        )
-    counts = np.zeros((1, len(layers), num_experts), np.int64)
-    counts[0, layer, lines[:, 1]] = lines[:, 2]
-    return Trace(
-        path.name,
-        "SGLang's first recorder (one rank)",
-        counts=counts,
-        layers=tuple(layers.tolist()),
-        counts_zeros=False,
-        ids_are="logical",
-    )
-
-
-FIRST_RECORDER = Dialect(
-    name="sglang_csv",
-    versions="0.4.4 to 0.4.5",
-    source="python/sglang/srt/managers/expert_distribution.py (dump_record); issue 5275",
-    recognises=lambda path: first_lines(path, 1) == [",".join(_NAMES).encode()],
-    read=counts_of_a_rank,
-)
-
 
 # ------------------------------------------------------------------------------------ Megatron-LM
 

@@ -55,19 +55,7 @@ def write_megatron(path: Path, counts: np.ndarray) -> None:
     lines(path, records)
 
 
-def write_csv(path: Path, counts: np.ndarray) -> None:
-    """expert_distribution_rank0_timestamp*.csv of SGLang 0.4.5: what was never chosen is left out."""
-    rows = [
-        f"{layer},{expert},{count}\n"
-        for layer, of_layer in enumerate(counts[0], start=1)
-        for expert, count in enumerate(of_layer)
-        if count
-    ]
-    path.write_text("layer_id,expert_id,count\n" + "".join(rows))
-
-
 WRITERS = {
-    "sglang_csv": ("expert_distribution_rank0_timestamp1744347750.37.csv", write_csv, 1),
     "imatrix": ("m.gguf", write_imatrix, 1),
     "sglang": ("recorder.pt", write_recorder, 7),
     "megatron": ("rank0.jsonl", write_megatron, 7),
@@ -75,7 +63,7 @@ WRITERS = {
 
 #: The dialect of each.
 DIALECT = {
-    "sglang_csv": "sglang_csv", "imatrix": "llama_imatrix", "sglang": "sglang_recorder",
+    "imatrix": "llama_imatrix", "sglang": "sglang_recorder",
     "megatron": "megatron_counts",
 }  # fmt: skip
 
@@ -102,10 +90,6 @@ def an_expert_more(counts: np.ndarray) -> np.ndarray:
 
 
 REFUSED = [
-    ("sglang_csv", an_expert_more, "counts 65 experts; router text/1 has 64"),
-    ("sglang_csv", without_a_layer, "names the layers 1, 3; the routers"),
-    ("sglang_csv", lambda c: -c, "values from"),
-    ("sglang_csv", lambda c: 0 * c, "every count is 0"),
     ("imatrix", lambda c: np.full_like(c, 25), "converted from an older file"),
     ("imatrix", lambda c: c / 2 + 0.25, "no counts"),
     ("imatrix", without_a_layer, "no choices are counted at text/2"),
@@ -126,7 +110,7 @@ def test_counts_that_do_not_fit_are_refused(name, change, words, tmp_path):
     refuse(words, tmp_path / file)
 
 
-def test_totals_unused_steps_and_experts_that_are_left_out_are_told(tmp_path):
+def test_totals_and_unused_steps_are_told(tmp_path):
     write_recorder(tmp_path / "r.pt", some_counts(7))
     notes = opened(tmp_path / "r.pt").facts.notes
     assert "steps of the buffer that were not used, left out: 3" in notes
@@ -136,13 +120,6 @@ def test_totals_unused_steps_and_experts_that_are_left_out_are_told(tmp_path):
     write_imatrix(tmp_path / "m.gguf", counts)
     notes = opened(tmp_path / "m.gguf").facts.notes
     assert "layers count 1,600 to 1,608 slots: some saw or kept fewer tokens" in notes
-    counts = some_counts()
-    counts[..., -3:] = 0
-    write_csv(tmp_path / "d.csv", counts)
-    source = opened(tmp_path / "d.csv")
-    np.testing.assert_array_equal(source.counts(NAMES[2]), counts[:, 2])
-    (tmp_path / "d.csv").write_text(2 * (tmp_path / "d.csv").read_text())
-    refuse("expected 3 whole numbers a line", tmp_path / "d.csv")
 
 
 def test_a_dump_of_single_passes_is_refused_by_name_and_a_model_is_no_trace(tmp_path):

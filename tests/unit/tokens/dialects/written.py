@@ -480,18 +480,6 @@ def write_flame(path: Path, requests: list[Written]) -> None:
         pq.write_table(pa.table(columns), path / f"layer_{layer:02}.parquet")
 
 
-def write_moe_atlas(path: Path, requests: list[Written]) -> None:
-    """Lines with the four known fields, tokens numbered through."""
-    ids = np.concatenate([request.ids for request in requests])
-    records = [
-        {"layer": n, "token_idx": token, "expert_idx": int(expert), "gate_weight": 1 / (slot + 2)}
-        for token, row in enumerate(ids)
-        for n in range(FIRST, ids.shape[1])
-        for slot, expert in enumerate(row[n])
-    ]
-    lines(path, records)
-
-
 @dataclass(frozen=True)
 class Writer:
     """How one dialect is written, and what its files say."""
@@ -534,6 +522,5 @@ WRITERS = {
     "llama_moe_trace": writer(
         "llama_moe_trace", "moe_trace.csv", write_moe_trace, *NUMBERED_LOG, "endless"
     ),
-    "moe_atlas": writer("moe_atlas", "routes.jsonl", write_moe_atlas, *NUMBERED_LOG),
     "flame": writer("flame", "iter_7", write_flame, *NUMBERED_LOG),
 }
