@@ -32,13 +32,7 @@ from moegeom.geometry.rows import composed_rows
 from moegeom.router.facts import claims_of
 from moegeom.router.family import Family
 from moegeom.router.inventory import RouterPlace, blocks_of
-from moegeom.router.plain_names import (
-    plain_name,
-    with_plain_names,
-    without_front,
-    without_model,
-    wrapped_names,
-)
+from moegeom.router.plain_names import plain_name, with_plain_names, without_model, wrapped_names
 from moegeom.router.plan import (
     Listed,
     Match,
@@ -106,22 +100,12 @@ def plan_routers(
     layer_set = None if layers is None else parse_layers(layers)
     family = request.family(store.names())
     family = placed_family(family, store.config) if family else recognise_family(store)
-    settings = Settings(store.config, family.config_roots)
-    check_required(family, settings)
     # patterns on the command line are for names as they stand
     store = store if request.pattern else with_plain_names(store)
-
-    def matched(there: TensorStore) -> tuple[Family, Matches]:
-        own = with_mtp_modules(without_absent_biases(described, there.names()))
-        return own, match_routers(request.names(there.names()), own, settings)
-
-    described = family
-    family, hits = matched(store)
-    # a container that is in no list of wrappers: app.model.layers.0...
-    if not (hits.routers or hits.listed) and (inner := without_front(store)):
-        within = matched(inner)
-        if within[1].routers or within[1].listed:
-            store, (family, hits) = inner, within
+    family = with_mtp_modules(without_absent_biases(family, store.names()))
+    settings = Settings(store.config, family.config_roots)
+    check_required(family, settings)
+    hits = match_routers(request.names(store.names()), family, settings)
     listed = hits.listed if with_listed else ()
     if not hits.routers and not listed:
         raise no_routers(store, family, hits.skipped if hits.listed else ())

@@ -22,6 +22,20 @@ _IN_FRONT = ("module.", "base_model.model.", "state_dict.", "model_state_dict.")
 ADAPTER = re.compile(r"(?:^|[._])(?:lora|loha|lokr|hada|ia3|oft|vera)_")
 
 
+#: What names of a model begin with: none of them is a container that somebody put around it.
+_MODELS = frozenset({"model", "language_model", "transformer", "backbone", "decoder", "encoder",
+                     "thinker", "llm", "layers", "blocks", "blk", "h"})  # fmt: skip
+
+
+def _container(names: Collection[str]) -> str:
+    """``app.`` where all names begin with it, and with a model behind it; else empty."""
+    front = next(iter(names), "").partition(".")[0] + "."
+    if front[:-1] in _MODELS or not all(name.startswith(front) for name in names):
+        return ""
+    inner = {name[len(front) :].partition(".")[0] for name in names}
+    return front if inner & _MODELS else ""
+
+
 def plain_name(name: str) -> str:
     """The name without wrappers; a plain name stays as it is."""
     if any(part in name for part in _INSIDE):
@@ -62,6 +76,8 @@ def with_plain_names(store: TensorStore) -> TensorStore:
 
     Tensors that would share a name, such as a model and its average, keep their own.
     """
+    if front := _container(store.names()):
+        store = _Renamed(store, {name.removeprefix(front): name for name in store.names()})
     if not _has_wrappers(store.names()):
         return store
     raw: dict[str, str] = {}
@@ -74,14 +90,6 @@ def with_plain_names(store: TensorStore) -> TensorStore:
         pairs = ((plain_name(name), name) for name in store.names())
         raw = {name if plain in shared else plain: name for plain, name in pairs}
     return _Renamed(store, raw)
-
-
-def without_front(store: TensorStore) -> TensorStore | None:
-    """The same tensors without the one component that all their names begin with; None without."""
-    fronts = {name.partition(".")[0] for name in store.names()}
-    if len(fronts) != 1:
-        return None
-    return _Renamed(store, {name.partition(".")[2]: name for name in store.names()})
 
 
 @dataclass(frozen=True)

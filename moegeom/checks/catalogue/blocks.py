@@ -66,13 +66,11 @@ def parts_there(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """
     for flaw in _flaws(measured, "lost", "differ"):
         which = f" of {_experts(flaw)}" if flaw["experts"] else ""
-        lost = flaw["kind"] == "lost"
-        title = (
-            f"part '{flaw['module']}'{which} is not in the file."
-            if lost
-            else f"part '{flaw['module']}'{which} has another shape than those of the other experts."
-        )
-        yield parts_there.finding(tuple(flaw["routers"]), title)
+        word = {
+            "lost": "is not in the file",
+            "differ": "has another shape than that of most experts",
+        }[flaw["kind"]]
+        yield parts_there.finding(tuple(flaw["routers"]), f"part '{flaw['module']}'{which} {word}.")
 
 
 @check("MGI120", "a tensor stands in few blocks", "warning", too_little=_too_little)

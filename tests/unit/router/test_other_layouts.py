@@ -457,6 +457,7 @@ _WRAPPED: dict[str, Callable[[str], str]] = {
     "lightning": lambda name: f"state_dict.{name}",
     "megatron": lambda name: f"model_state_dict.module.{name}",
     "adapter": lambda name: f"base_model.model.{name}",
+    "a container of its own": lambda name: f"app.{name}",
     "dictionary": lambda name: f"model.{name}",
 }  # fmt: skip
 

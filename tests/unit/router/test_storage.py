@@ -118,6 +118,16 @@ def _decode(tensors: Tensors, quantisation: Any = None) -> np.ndarray:
     return weight
 
 
+def test_a_plain_weight_under_another_name_is_one_that_loaders_do_not_read():
+    with pytest.raises(RouterError) as caught:
+        _find({"linear.weight": np.ones((16, 64), np.float32)})
+    assert caught.value.code == "MGI107"
+    assert caught.value.message == (
+        "router text/1: its weight is stored as 'gate.linear.weight' (F32, 16 x 64), and loaders "
+        "read 'gate.weight': they leave the router at its initial values."
+    )
+
+
 def _why_refused(tensors: Tensors, quantisation: Any = None) -> str:
     with pytest.raises(RouterError) as caught:
         _decode(tensors, quantisation)
@@ -269,6 +279,9 @@ _OF_8_BITS = _recipe(num_bits=8, type="int", group_size=16)["config_groups"]["gr
 _CONTRADICTIONS: list[tuple[str | Tensors, Any, str]] = [
     ("gptq", None,
      "'gate.scales' (F16), which is no storage known for the quantisation method None."),
+    ({"base_layer.weight": np.ones((16, 64), np.float32),
+      "lora_A.weight": np.ones((4, 64), np.float32)}, None,
+     "an adapter stands in its module: 'gate.base_layer.weight' (F32), 'gate.lora_A.weight'"),
     ("gptq", {"bits": 8}, "holds integers of 4 bits; config.json says 8."),
     ("gptq", {"checkpoint_format": "marlin"}, "'quantization_config.checkpoint_format' is marlin;"),
     ("gptq", {"quant_method": "auto-round"}, "known for the quantisation method auto-round."),

@@ -15,6 +15,7 @@ from moegeom.core.router import LogitMap, Norm, Router
 from moegeom.core.tokens import TokenColumns
 from moegeom.router.load import load_routers
 from moegeom.studies.changes.edit import EDITS, Exported
+from moegeom.studies.changes.router import compare_routers
 from moegeom.studies.signoff.document import document
 from moegeom.studies.signoff.record import LINE_NAMES, Flips, SignOff
 from moegeom.studies.signoff.study import (
@@ -552,3 +553,24 @@ def test_only_four_passed_lines_exit_with_zero(sign, state):
         open_one = dataclasses.replace(result, lines=lines)
         assert open_one.exit_code == (1 if state == "failed" else 4)
         assert "not signed off" in shown(open_one)
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        (lambda scale: 0.0 * scale, "set to zero"),
+        (lambda scale: 2.5 * scale, "scaled by 2.5"),
+        (lambda scale: scale[::-1].copy(), "in another order"),
+        (lambda scale: scale + np.float32(0.3) * (np.arange(8) == 5), "changed"),
+        (lambda scale: np.full_like(scale, np.nan), "not finite"),
+        (lambda scale: None, "is not in B"),
+    ],
+)
+def test_a_part_that_changed_is_told_by_what_was_done_to_it(change, phrase):
+    a = of_layer_norm()
+    (only,) = compare_routers(a, of_layer_norm(expert_scale=change(SCALES))).changes
+    assert only.phrase == f"scale of the experts {phrase}"
+    # rows that moved take their scales with them
+    assert compare_routers(a, of_layer_norm(**RENUMBERED, expert_scale=SCALES[MOVED])).phrases == (
+        compare_routers(made_up(a.weight), made_up(a.weight[MOVED])).phrases
+    )
