@@ -387,7 +387,7 @@ def outputs(
     tokens: Any = ...,
     *,
     watch: Watch | None = ...,
-    sample: int = ...,
+    sample: int | None = ...,
     every_expert: bool = ...,
     yes: bool = ...,
     out: str | Path | None = ...,

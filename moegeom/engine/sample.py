@@ -67,7 +67,7 @@ class Sample(TokenBatch):
     def at(self, token: Int64[np.ndarray, "some"]) -> Sample:
         """Those of some of the tokens, by number: the others are not finite elsewhere."""
         lost = self.num_non_finite + len(self.token) - len(token)
-        return self._of(np.searchsorted(self.token, token), num_non_finite=lost)
+        return self.part(np.searchsorted(self.token, token), num_non_finite=lost)
 
     @property
     def usual(self) -> Int64[np.ndarray, "usual"]:
@@ -86,9 +86,10 @@ class Sample(TokenBatch):
     def without_outliers(self) -> Sample:
         """The ``usual`` ones."""
         rows, tokens = self.usual, len(self.token)
-        return self if len(rows) == tokens else self._of(rows, num_outliers=tokens - len(rows))
+        return self if len(rows) == tokens else self.part(rows, num_outliers=tokens - len(rows))
 
-    def _of(self, rows: Int64[np.ndarray, "some"], **counts: int) -> Sample:
+    def part(self, rows: Int64[np.ndarray, "some"], **counts: int) -> Sample:
+        """Some of the rows; what was left out before counts as it did, but for ``counts``."""
         values = {
             name: value[rows] if isinstance(value, np.ndarray) else value
             for name, value in vars(self).items()

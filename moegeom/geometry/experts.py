@@ -160,13 +160,20 @@ def neurons(
     return active if up is None else active * np.clip(up, -how.limit, how.limit)
 
 
+#: Rows of a matrix that are multiplied at a time.
+_ROWS = 256
+
+
 def affine(
     inputs: Float[np.ndarray, "tokens width"],
     matrix: Float[np.ndarray, "outputs width"],
     bias: Float[np.ndarray, "outputs"] | None,
 ) -> Float[np.ndarray, "tokens outputs"]:
     """``W y + b`` of each token, in the dtype of the inputs. Oracle in tests: torch linear."""
-    outputs = inputs @ matrix.astype(inputs.dtype, copy=False).T
+    outputs = np.empty((len(inputs), len(matrix)), inputs.dtype)
+    for start in range(0, len(matrix), _ROWS):  # a wider copy of all of it would be the memory
+        rows = slice(start, start + _ROWS)
+        outputs[:, rows] = inputs @ matrix[rows].astype(inputs.dtype, copy=False).T
     return outputs if bias is None else outputs + bias.astype(inputs.dtype, copy=False)
 
 
@@ -263,13 +270,16 @@ def data_directions(
         return DataDirections(np.zeros((rows.shape[1], 0)), np.zeros(0))
     values -= values.mean(axis=0)
     if len(values) < values.shape[1]:
-        _, sizes, axes = np.linalg.svd(values, full_matrices=False)
+        squares, vectors = np.linalg.eigh(values @ values.T)
     else:
         squares, vectors = np.linalg.eigh(values.T @ values)
-        sizes, axes = np.sqrt(np.maximum(squares[::-1], 0.0)), vectors.T[::-1]
+    sizes, axes = np.sqrt(np.maximum(squares[::-1], 0.0)), vectors.T[::-1]
     shares = np.cumsum(sizes**2) / (sizes**2).sum()
     number = min(int(np.searchsorted(shares, share) + 1), len(sizes) if most is None else most)
-    return DataDirections(axes[:number].T, sizes[:number] / math.sqrt(len(rows)))
+    axes, sizes = axes[:number], sizes[:number]
+    if len(values) < values.shape[1]:
+        axes = (axes @ values) / np.maximum(sizes, np.finfo(float).tiny)[:, None]
+    return DataDirections(axes.T, sizes / math.sqrt(len(rows)))
 
 
 def ranks_on_data(
@@ -320,8 +330,11 @@ def ranks_in_float32(
     :math:`\gamma |A L|_F^2`. The effective rank is then right to a few parts in a million.
     Oracle in tests: :func:`ranks_on_data`.
     """
-    seen = np.zeros((len(weight), root.shape[1]), np.float32)
     own = weight.astype(np.float32, copy=False)
+    own = own[own.any(axis=1)]  # rows of zeros have no part in it
+    if not len(own):
+        return 0, 0.0
+    seen = np.zeros((len(own), root.shape[1]), np.float32)
     for start in range(0, len(root), _BLOCK):
         there, last = slice(start, start + _BLOCK), min(start + _BLOCK, seen.shape[1])
         seen[:, :last] += own[:, there] @ root[there, :last]
@@ -331,7 +344,7 @@ def ranks_in_float32(
     least = math.sqrt(max(float(sizes[0]) ** 2 - unit * total, 0.0)) - unit * moved
     if least > RANK_TOLERANCE * math.sqrt(total):
         return _ranks(sizes)
-    return ranks_on_data(weight, [data])[0]
+    return ranks_on_data(own, [data])[0]
 
 
 def triangular_root(data: DataDirections) -> Float32[np.ndarray, "hidden dims"]:
@@ -349,25 +362,34 @@ _AMONG = 2048
 #: Experts that are looked at there, and random matrices that stand beside the experts.
 _EXPERTS, _RANDOM = 16, 3
 
+#: Products of numbers that the ranks of one expert, and of all of them, may take, and those of one
+#: around all places over the neighbours: 1, 10 and 0.3 seconds of one core, about.
+_OF_ONE, _OF_ALL, _OF_PLACES = 3.5e10, 3e11, 1e10 / _NEIGHBOURS
+
 
 @dataclass(frozen=True)
 class ExpertRanks:
-    """Neurons of the experts on the ``dims`` directions that hold 99 % of the inputs' variance.
+    """Neurons of experts on the ``dims`` directions that hold 99 % of the variance of the inputs of
+    ``num_tokens``.
 
-    Ranks and effective ranks of the gate matrices there, over experts; ``effective_random`` is that
-    of random matrices of their shape. The local figures are medians around 64 tokens, on as many
-    directions as the inputs have dimensions; None where those are not known. ``local_median`` is
-    over 16 experts at most, with its standard error where there are more.
+    Ranks and effective ranks of ``num_looked_at`` gate matrices there; ``effective_random`` is that
+    of random matrices of their shape. The local figures are medians around ``num_places`` tokens,
+    on as many directions as the inputs have dimensions; None where those are not known, and over 16
+    experts at most. Medians have a standard error where they are not over all experts.
     ``width_over_dimension`` is neurons over the larger end of the dimension.
     """
 
     width: int
+    num_looked_at: int
+    num_tokens: int
     dims: int
     rank_min: int
     rank_median: float
     effective_min: float
     effective_median: float
+    effective_median_se: float | None
     effective_random: float
+    num_places: int
     local_dims: int | None
     local_median: float | None
     local_median_se: float | None
@@ -380,23 +402,57 @@ class ExpertRanks:
         return self.width_over_dimension is not None and self.width_over_dimension < 1.0
 
 
+@dataclass(frozen=True)
+class RanksPlan:
+    """Which ``experts`` ranks are taken of, and on how many inputs: wide ones cost too much."""
+
+    experts: tuple[int, ...]
+    num_tokens: int
+    num_places: int
+    num_random: int
+
+    @classmethod
+    def of(cls, num_experts: int, width: int, hidden: int, num_tokens: int, seed: int) -> RanksPlan:
+        """All experts on all inputs where these are narrow; else half of the inputs, or a quarter
+        and so on, and as many drawn experts as the products of :data:`_OF_ALL` are enough for.
+        """
+
+        def products(tokens: int) -> float:
+            dims = min(tokens, hidden)
+            side = min(width, dims)
+            return float(dims) * width * (hidden + side) + 4.0 * side**3
+
+        while num_tokens > _NEIGHBOURS and products(num_tokens) > _OF_ONE:
+            num_tokens = -(-num_tokens // 2)
+        most, num_random = int(_OF_ALL / products(num_tokens)), _RANDOM
+        if most < num_experts + num_random:
+            most, num_random = max(most - 1, 2), 1
+        some = np.random.default_rng([seed, num_experts]).permutation(num_experts)[:most]
+        places = min(_PLACES, max(int(_OF_PLACES / (width * hidden)), 8))
+        return cls(tuple(some.tolist()), num_tokens, places, num_random)
+
+
 def expert_ranks(
-    gates: Iterable[Float[np.ndarray, "neurons hidden"]],
+    gates: Iterable[tuple[int, Float[np.ndarray, "neurons hidden"]]],
     num_experts: int,
+    plan: RanksPlan,
     inputs: Float[np.ndarray, "tokens hidden"],
     dimension: tuple[float, float] | None,
     seed: int,
 ) -> ExpertRanks | None:
-    """Ranks of all gate matrices on the widest directions, and of some where 64 of the tokens are.
+    """Ranks of gate matrices, those of the plan, on the widest directions, and of some of them
+    where 64 of the tokens are.
 
     ``dimension`` is the range of the intrinsic dimension of the inputs. None where these do not
     differ.
     """
-    whole = data_directions(inputs)
+    some = inputs[:: -(-len(inputs) // plan.num_tokens)]
+    whole = data_directions(some)
     if not len(whole.deviations):
         return None
     random, root = np.random.default_rng(seed), triangular_root(whole)
-    places = [one.axes * one.deviations for one in _local(inputs, dimension, random)]
+    near = _local(inputs, dimension, plan.num_places, random)
+    places = [one.axes * one.deviations for one in near]
     local = np.hstack(places).astype(np.float32) if places else None
     ends = np.cumsum([axes.shape[1] for axes in places])[:-1]
 
@@ -406,33 +462,41 @@ def expert_ranks(
         seen = np.split((weight.astype(np.float32, copy=False) @ local), ends, axis=1)
         return float(np.median([_ranks(_sizes(part.astype(np.float64)))[1] for part in seen]))
 
-    some = np.random.default_rng([seed, num_experts]).permutation(num_experts)[:_EXPERTS]
+    def error(values: list[float]) -> float | None:
+        """Of the median of a normal sample of all experts."""
+        left = 1.0 - len(values) / num_experts
+        return (
+            float(np.std(values) * math.sqrt(math.pi / 2.0 / len(values) * left)) if left else None
+        )
+
     ranks, medians, width = [], [], 0
-    for expert, weight in enumerate(gates):
+    for expert, weight in gates:
         ranks.append(ranks_in_float32(weight, whole, root))
-        if expert in some:
+        if expert in plan.experts[:_EXPERTS]:
             medians.append(around(weight))
         width = len(weight)
-    shape = (width, inputs.shape[1])
-    random_gates = [random.standard_normal(shape) for _ in range(_RANDOM)]
+    of_random = []
+    for _ in range(plan.num_random):
+        weight = random.standard_normal((width, inputs.shape[1]), np.float32)
+        of_random.append((ranks_in_float32(weight, whole, root)[1], around(weight)))
     rank, effective = (np.array(values) for values in zip(*ranks, strict=True))
-    share_left = 1.0 - len(medians) / num_experts
-    # of the median of a normal sample
-    error = np.std(medians) * math.sqrt(math.pi / 2.0 / len(medians) * share_left)
+    random_effective, random_around = np.mean(of_random, axis=0).tolist()
     return ExpertRanks(
         width=width,
+        num_looked_at=len(rank),
+        num_tokens=len(some),
         dims=len(whole.deviations),
         rank_min=int(rank.min()),
         rank_median=float(np.median(rank)),
         effective_min=float(effective.min()),
         effective_median=float(np.median(effective)),
-        effective_random=float(
-            np.mean([ranks_in_float32(w, whole, root)[1] for w in random_gates])
-        ),
+        effective_median_se=error(effective.tolist()),
+        effective_random=random_effective,
+        num_places=len(places),
         local_dims=places[0].shape[1] if places else None,
         local_median=float(np.median(medians)) if places else None,
-        local_median_se=float(error) if places and share_left else None,
-        local_random=float(np.mean([around(w) for w in random_gates])) if places else None,
+        local_median_se=error(medians) if places else None,
+        local_random=random_around if places else None,
         width_over_dimension=None if dimension is None else width / dimension[1],
     )
 
@@ -440,6 +504,7 @@ def expert_ranks(
 def _local(
     inputs: Float[np.ndarray, "tokens hidden"],
     dimension: tuple[float, float] | None,
+    most: int,
     random: np.random.Generator,
 ) -> Iterator[DataDirections]:
     """As many directions around each of some tokens as the data have dimensions."""
@@ -450,7 +515,7 @@ def _local(
     rows = inputs[np.sort(random.permutation(len(inputs))[:_AMONG])].astype(np.float64)
     rows = rows[distinct_rows(rows)]
     dims = min(math.ceil(dimension[1]), _NEIGHBOURS - 1, rows.shape[1])
-    places = random.permutation(len(rows))[:_PLACES]
+    places = random.permutation(len(rows))[:most]
     near = NearestNeighbors(n_neighbors=min(_NEIGHBOURS + 1, len(rows)), algorithm="brute")
     for neighbours in near.fit(rows).kneighbors(rows[places], return_distance=False):
         yield data_directions(rows[neighbours], 1.0, dims)

@@ -298,6 +298,18 @@ def mean_energy_share(values: Outputs) -> float:
     return float(mean @ mean) / total if total > 0.0 else float("nan")
 
 
+def mean_energy_share_error(values: Outputs) -> float:
+    """The standard error of :func:`mean_energy_share` over tokens, by the jackknife; nan for 0 and
+    for fewer than two tokens. Oracle in tests: the shares without one token each.
+    """
+    number, squares, mean = len(values), (values**2).sum(axis=1), values.sum(axis=0)
+    left = squares.sum() - squares
+    if number < 2 or not left.all():
+        return float("nan")
+    without = (float(mean @ mean) - 2.0 * values @ mean + squares) / (number - 1) / left
+    return float(without.std() * math.sqrt(number - 1))
+
+
 def mean_direction_cosine(part: Outputs, whole: Outputs) -> float:
     """Cosine between the mean outputs; nan when one of them is 0. Source: docs/theory.md B11."""
     first, second = part.mean(axis=0), whole.mean(axis=0)

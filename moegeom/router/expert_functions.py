@@ -43,8 +43,8 @@ from moegeom.router.plain_names import with_plain_names
 from moegeom.router.settings import Settings
 
 # ---------------------------------------------------------------------------------- behind a router
-#: Bytes of experts that are kept after they were used, at least one expert.
-_CACHE_BYTES = 2**29
+#: Bytes of experts that are kept after they were used, and those of one that never is in memory.
+_CACHE_BYTES, _WIDE_BYTES = 2**29, 2**26
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +91,8 @@ class ExpertFunctions:
     """The experts of one router. Inputs are those that the router reads, behind its norm.
 
     Outputs have the dtype of the inputs, float32 or float64. The experts that were used last stay
-    in memory, up to 512 MB of them. Norms that stand behind the sum of the experts, and biases
-    added to it, are no part of what experts give.
+    in memory, up to 512 MB of them; those above 64 MB are read in parts. Norms that stand behind
+    the sum of the experts, and biases added to it, are no part of what experts give.
     """
 
     tensors: ExpertTensors
@@ -124,10 +124,13 @@ class ExpertFunctions:
         """
         if self.tensors.num_experts <= expert < self.num_experts:
             return inputs
+        states = self._around.read(inputs)
+        if 4 * self.tensors.num_values > _WIDE_BYTES:
+            return self._around.given(self.tensors.output(expert, states))
         one = self._weights(expert)
         return self._around.given(
             expert_output(
-                self._around.read(inputs),
+                states,
                 one.gate,
                 one.up,
                 one.down,
@@ -172,10 +175,11 @@ class ExpertFunctions:
         if expert in cache:
             cache.move_to_end(expert)
             return cache[expert]
-        weights = cache[expert] = self.tensors.read(expert)
-        while len(cache) > 1 and len(cache) * _bytes(weights) > _CACHE_BYTES:
+        room = _CACHE_BYTES // (4 * self.tensors.num_values)
+        while cache and len(cache) >= room:  # before there is one more
             cache.popitem(last=False)
-        return weights
+        cache[expert] = self.tensors.read(expert)
+        return cache[expert]
 
     @cached_property
     def _around(self) -> _Around:
@@ -234,10 +238,6 @@ class CountedExperts:
         """How many experts were read, and how many bytes they have."""
         used = self.used
         return {"experts_read": len(used), "expert_bytes": self.functions.bytes_of(used)}
-
-
-def _bytes(weights: ExpertWeights) -> int:
-    return sum(part.nbytes for part in vars(weights).values() if part is not None)
 
 
 def open_expert_functions(store: TensorStore, router: Router) -> ExpertFunctions:

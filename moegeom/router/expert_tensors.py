@@ -14,9 +14,9 @@ from moegeom.checkpoint.formats.gguf import BLOCK_DTYPES, GGML_TYPES, decode
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.errors import RouterError
 from moegeom.core.router import Router
-from moegeom.core.shapes import Float32, Shaped
+from moegeom.core.shapes import Float, Float32, Shaped
 from moegeom.core.text import number_of
-from moegeom.geometry.experts import Neurons
+from moegeom.geometry.experts import Neurons, affine, neurons
 from moegeom.router.family import ExpertsSpec, Setting, TensorName, families, load_family
 from moegeom.router.plain_names import plain_name, with_plain_names
 from moegeom.router.settings import Settings
@@ -50,6 +50,9 @@ _TENSOR = re.compile(
     r"(?P<folder>(?:.*?\.)?)(?P<number>experts\.(?:expert_)?(?P<expert>[0-9]{1,5})\.)?"
     rf"(?P<leaf>{'|'.join(LEAVES)})(?P<rest>(?:[._].*)?)"
 )
+
+#: Numbers of a matrix that are decoded and multiplied at a time.
+_AT_ONCE = 2**21
 
 LAYER = re.compile(r".*?(?:layers|layer|blk|blocks|block|h)\.[0-9]+\.")
 
@@ -101,6 +104,18 @@ class _Tensor:
     is_transposed: bool
     num_stacked: int = 0
 
+    @property
+    def num_bands(self) -> int:
+        """Into how many runs of rows it parts that share no number and lie in one run of bytes."""
+        infos = self.stored.tensors
+        is_apart = self.names is not None and not self.is_transposed
+        if not is_apart or any(i.dtype in BLOCK_DTYPES or not i.shape for i in infos):
+            return 1
+        num, most = math.gcd(*(i.shape[0] for i in infos)), max(i.shape[0] for i in infos)
+        # rows of a block that is cut off at the end may be as many as of no block
+        heights = [most // i.shape[0] for i in infos]
+        return num if all(height & (height - 1) == 0 for height in heights) else 1
+
 
 @dataclass(frozen=True, eq=False)
 class ExpertTensors:
@@ -127,6 +142,11 @@ class ExpertTensors:
     def activation(self) -> str:
         return self.neurons.activation
 
+    @property
+    def num_values(self) -> int:
+        """Numbers in the matrices of one expert."""
+        return self.hidden * self.width * (3 if self.is_gated else 2)
+
     def bytes_of(self, experts: Iterable[int] | None = None, *, gate_alone: bool = False) -> int:
         """What ``read`` (or ``read_gate``) of these experts reads, of all for None."""
         num = self.num_experts if experts is None else len(set(experts))
@@ -151,16 +171,45 @@ class ExpertTensors:
         down, down_bias = self._pair(self.last, self.last_bias, expert)
         return ExpertWeights(gate, up, down, gate_bias, up_bias, down_bias)
 
+    def output(
+        self, expert: int, inputs: Float[np.ndarray, "tokens hidden"]
+    ) -> Float[np.ndarray, "tokens hidden"]:
+        """What :func:`~moegeom.geometry.experts.expert_output` makes of an expert, no matrix of
+        which is in memory as a whole; raises as ``read``.
+        """
+        pairs = zip(self.first, self.first_biases, strict=True)
+        first = [self._product(expert, inputs, *pair) for pair in pairs]
+        if self.is_gated and len(first) == 1:
+            first = [first[0][:, rows] for rows in self._halves]
+        gate, up = (*first, None)[:2]
+        assert gate is not None
+        return self._product(expert, neurons(gate, up, self.neurons), self.last, self.last_bias)
+
+    def _product(
+        self,
+        expert: int,
+        inputs: Float[np.ndarray, "tokens width"],
+        tensor: _Tensor,
+        bias: _Tensor | None,
+    ) -> Float[np.ndarray, "tokens outputs"]:
+        num, size = tensor.num_bands, math.prod(tensor.stored.shape)
+        some = max(num * _AT_ONCE // size, 1)
+        if some < num:
+            bands = (range(start, min(start + some, num)) for start in range(0, num, some))
+            parts = (self._band(tensor, expert, one) for one in bands)
+        else:
+            parts = (self._pair(tensor, None, expert)[0] for _ in range(1))
+        outputs = np.hstack([affine(inputs, part, None) for part in parts])
+        if bias is not None:
+            outputs += self._values(bias, expert).reshape(-1)
+        return outputs
+
     @property
     def gate_bands(self) -> int:
         """Into how many runs of neurons the gate parts that share no number: 1 where it lies on its
         side, with others, or in blocks that are decoded as they are read.
         """
-        infos, is_apart = self.first[0].stored.tensors, self.first[0].names is not None
-        is_apart &= not (self.first[0].is_transposed or (self.is_gated and len(self.first) == 1))
-        if not is_apart or any(i.dtype in BLOCK_DTYPES or not i.shape for i in infos):
-            return 1
-        return math.gcd(*(info.shape[0] for info in infos))
+        return 1 if self.is_gated and len(self.first) == 1 else self.first[0].num_bands
 
     def read_gate(
         self, expert: int, bands: Sequence[int] | None = None
@@ -171,8 +220,18 @@ class ExpertTensors:
         """
         if bands is None or self.gate_bands == 1:
             return self._first(expert, 1)[0]
-        names, num = self.first[0].names, self.gate_bands
+        bias, width = self.first_biases[0], self.width // self.gate_bands
+        rows = np.concatenate([np.arange(band * width, (band + 1) * width) for band in bands])
+        added = None if bias is None else self._values(bias, expert).reshape(-1)[rows]
+        return self._band(self.first[0], expert, bands), added
+
+    def _band(
+        self, tensor: _Tensor, expert: int, bands: Sequence[int]
+    ) -> Float32[np.ndarray, "rows columns"]:
+        """Some bands of a matrix, in one read where they are a range."""
+        names, num = tensor.names, tensor.num_bands
         assert names is not None
+        runs = [(bands[0], len(bands))] if isinstance(bands, range) else [(b, 1) for b in bands]
         infos, values = {}, {}
         for key, name in names[expert].items():
             info = self.store.info(name)
@@ -180,15 +239,12 @@ class ExpertTensors:
                 info.size_bytes // num,
                 (len(bands) * info.shape[0] // num, *info.shape[1:]),
             )
-            raw = b"".join(self.store.read_bytes(name, band * size, size) for band in bands)
+            read = (self.store.read_bytes(name, band * size, many * size) for band, many in runs)
+            raw = b"".join(read)
             infos[key] = replace(info, shape=shape, size_bytes=len(raw))
             values[key] = as_array(raw, numpy_dtype(info.dtype, info.file), shape, info.file)
-        gate = find_storage(infos, Settings(self.store.config), self.router).decode(values)
-        bias = self.first_biases[0]
-        width = self.width // num
-        rows = np.concatenate([np.arange(band * width, (band + 1) * width) for band in bands])
-        added = None if bias is None else self._values(bias, expert).reshape(-1)[rows]
-        return self._finite(gate.astype(np.float32, copy=False), names[expert], expert), added
+        part = find_storage(infos, Settings(self.store.config), self.router).decode(values)
+        return self._finite(part.astype(np.float32, copy=False), names[expert], expert)
 
     def _first(self, expert: int, number: int) -> list[tuple[np.ndarray, np.ndarray | None]]:
         """The gate, and the up matrix if there is one: parted, where they are stored as one."""
@@ -196,14 +252,18 @@ class ExpertTensors:
         matrices = [self._pair(tensor, bias, expert) for tensor, bias in pairs]
         if not self.is_gated or len(self.first) == 2:
             return matrices
-        parts = slice(self.width), slice(self.width, None)
-        if self.is_interleaved:
-            parts = slice(0, None, 2), slice(1, None, 2)
         ((both, bias),) = matrices
         return [
             (np.ascontiguousarray(both[rows]), None if bias is None else bias[rows])
-            for rows in parts
+            for rows in self._halves
         ]
+
+    @property
+    def _halves(self) -> tuple[slice, slice]:
+        """Rows of gate and of up where they are one matrix."""
+        if self.is_interleaved:
+            return slice(0, None, 2), slice(1, None, 2)
+        return slice(self.width), slice(self.width, None)
 
     def _pair(
         self, tensor: _Tensor, bias: _Tensor | None, expert: int

@@ -17,7 +17,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS, pairs_of_floats, upcast
 from moegeom.checkpoint.shards import CONFIGS, FILES_BESIDE, QUANTISATION_PLACES, QuantisationPlace
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.documents import value_at
@@ -283,13 +283,14 @@ def num_words(values: int, bits: int) -> int:
 #: OCP Microscaling Formats 1.0, section 5.3.3: sign, two bits of exponent, one of mantissa.
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], np.float32)
+#: Both numbers of a byte, that of the low half first.
+_E2M1_PAIRS = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1)
 
 
 def unpack_e2m1(packed: Shaped[np.ndarray, "rows bytes"]) -> Float32[np.ndarray, "rows columns"]:
     """The numbers of each row, twice as many as it has bytes."""
-    raw = packed.view(np.uint8)
-    halves = np.stack([raw & 0xF, raw >> 4], axis=-1)
-    return _VALUES[halves.reshape(raw.shape[0], 2 * raw.shape[1])]
+    raw = np.ascontiguousarray(packed).view(np.uint8)
+    return pairs_of_floats(raw.reshape(-1), _E2M1_PAIRS).reshape(len(raw), 2 * raw.shape[1])
 
 
 # ------------------------------------------------------------------------------------------- scales
@@ -330,6 +331,19 @@ def spread(
     (rows, columns), (height, width) = shape, block
     table = scale.reshape(-(-rows // height), -(-columns // width))
     return table.repeat(height, axis=0)[:rows].repeat(width, axis=1)[:, :columns]
+
+
+def scaled(
+    floats: Float32[np.ndarray, "rows columns"], scale: Float32[np.ndarray, "*stored"], block: Block
+) -> Float32[np.ndarray, "rows columns"]:
+    """Each number times that of its block, written over it."""
+    (rows, columns), (height, width) = floats.shape, block
+    if rows % height or columns % width:
+        floats *= spread(scale, (rows, columns), block)
+    else:
+        table = scale.reshape(rows // height, 1, columns // width, 1)
+        floats.reshape(len(table), height, -1, width)[...] *= table
+    return floats
 
 
 def scale_floats(scale: Shaped[np.ndarray, "*stored"]) -> Float32[np.ndarray, "*stored"]:
@@ -450,6 +464,10 @@ def check_plain(info: TensorInfo, what: str) -> None:
         )
 
 
+#: Numbers beside a packed weight, which is not there.
+_BESIDE = re.compile(r"scale|zero|absmax|idx|bias|shape|packed|map|blocks")
+
+
 def _not_recognised(tensors: RouterTensors) -> RouterError:
     """The error for a module that no scheme recognises."""
     hint = f"Known storage: {', '.join(SCHEMES.names())}; otherwise use the original weights."
@@ -466,7 +484,8 @@ def _not_recognised(tensors: RouterTensors) -> RouterError:
                 "Merge the adapter into the model (peft: merge_and_unload), and open that.",
                 code=STORAGE_UNKNOWN,
             )
-        if len(parts) == 1 and len(parts[0].shape) == 2 and parts[0].dtype in PLAIN_FLOATS:
+        is_plain = all(len(i.shape) == 2 and i.dtype in PLAIN_FLOATS for i in parts)
+        if len(parts) == 1 and is_plain and not _BESIDE.search(next(iter(tensors.infos))):
             return RouterError(
                 f"{tensors.router}: its weight is stored as '{parts[0].name}' ({parts[0].dtype}, "
                 f"{parts[0].shape[0]} x {parts[0].shape[1]}), and loaders read '{name}': they "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from moegeom.core.errors import UsageError
 from moegeom.core.router import Router
@@ -10,22 +10,9 @@ from moegeom.document.header import size
 from moegeom.engine.session import Session
 from moegeom.pipeline import Watch
 from moegeom.router.expert_functions import open_expert_functions
-from moegeom.router.expert_tensors import ExpertTensors
 
 #: Bytes that are read without a word, and without asking.
 _UNSAID, _UNASKED = 10**7, 2 * 10**9
-
-
-def announce(tensors: Iterable[ExpertTensors], is_asked: bool, watch: Watch | None) -> None:
-    """Announces how many bytes of the experts' gates will be read.
-
-    Raises
-    ------
-    UsageError
-        When it is more than 2 GB, and not asked for.
-    """
-    total = sum(one.bytes_of(gate_alone=True) for one in tensors)
-    announce_bytes(total, "of experts are", is_asked, watch)
 
 
 def announce_bytes(

@@ -13,6 +13,7 @@ from moegeom.core.errors import RouterRuleError, UsageError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float64, Int32, Int64
 from moegeom.core.text import number_of
+from moegeom.core.tokens import TILE
 from moegeom.engine.jumps import ExactRouter, TokenJumps, TokenTies, token_ties, why_no_jumps
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, one_blas_thread
 from moegeom.engine.prepared import PreparedRouter, prepare
@@ -38,15 +39,23 @@ from moegeom.studies.study import each
 from moegeom.studies.written import write_rows
 
 # --------------------------------------------------------------------------------------- one router
-#: Tokens that are looked at, and lines that are tried at once, highest jump first.
-TOKENS, _AT_ONCE = 2000, 64
+#: Tokens that are looked at, of fewer where so many numbers are no more of them, and lines that
+#: are tried at once, highest jump first.
+TOKENS, _NUMBERS, _AT_ONCE = 2000, 2**22, 64
 
 #: Bytes of all experts up to which all of them are read, and the jumps of all tokens are known; of
 #: more, lines whose jumps are looked at, those of most routing weight first.
 _READ_ALL, _LINES = 2**27, 8
 
-#: Radii, and the least of them over the largest; points between two radii, and of the picture.
-_RADII, _SMALLEST, _BETWEEN, _DRAWN = 40, 1e-4, 4, 401
+#: Numbers of experts that are read for all those lines, and lines that are looked at together.
+_READ, _TOGETHER = 1.6e9, 4
+
+#: Radii, and the least of them over the largest.
+_RADII, _SMALLEST = 40, 1e-4
+
+#: Points of the picture, and steps between two radii: the most of which the products of both gates
+#: are no more than these, 3 seconds of one core, about; the last in any case.
+_POINTS, _PRODUCTS = ((401, 4), (201, 2), (101, 1)), 5e10
 
 #: Radii of the smallest decade, over which slopes are told.
 _DECADE = _RADII // 4
@@ -79,7 +88,7 @@ def router_continuity(
         row, tried, num_jumps = _clear_line(prepared, kernels, some, ties, experts, request, pace)
         jumps = ties.jumps(np.array([row]), experts.mixed)
         budget, reason = _budget(exact, fitted, request)
-        crossing = _crossing(exact, some, jumps, row, budget, experts.mixed, request)
+        crossing = _crossing(exact, some, jumps, row, budget, experts, request)
     if pace.watch:
         pace.watch.advance(1)
     return RouterContinuity(
@@ -127,27 +136,28 @@ def _clear_line(
     else:
         heights = _weight_exchanged(ties, rows)
     rows = rows[np.argsort(-heights, kind="stable")]
+    of_one = experts.functions.tensors.num_values * (ties.chosen.shape[1] + 1)
+    lines = min(max(int(_READ / of_one), 2), _LINES)
     clear: list[int] = []
     tried = 0
     for start in range(0, len(rows), _AT_ONCE):
         few = rows[start : start + _AT_ONCE]
         hits = np.flatnonzero(_is_clear(prepared, kernels, some, ties, few, request))
         clear += few[hits].tolist()
-        if len(clear) >= (1 if is_known else _LINES):
+        if len(clear) >= (1 if is_known else lines):
             tried = start + int(hits[-1]) + 1
             break
         tried = start + len(few)
     if pace.watch:  # the lines that are not looked at one by one
-        pace.watch.advance(_LINES if is_known else _LINES - len(clear[:_LINES]))
+        pace.watch.advance(_LINES if is_known else _LINES - len(clear[:lines]))
     if clear and is_known:
         return clear[0], int(np.flatnonzero(rows == clear[0])[0]) + 1, len(rows)
     if clear:
-        # one by one: each reads the experts that its own jump needs
-        best = [
-            (float(ties.heights(np.array([row]), experts.mixed)[0]), -place, row)
-            for place, row in enumerate(pace.parts(clear[:_LINES], lambda _: 1))
-        ]
-        return max(best)[2], tried, len(best)
+        # a few at a time, which read the experts that any of their jumps needs once
+        few = np.array(clear[:lines])
+        parts = pace.parts(np.split(few, range(_TOGETHER, len(few), _TOGETHER)), len)
+        heights = np.concatenate([ties.heights(rows, experts.mixed) for rows in parts])
+        return int(few[np.argmax(heights)]), tried, len(few)
     raise UsageError(
         f"router {name}: of {number_of(len(rows), 'line')} every one meets another boundary "
         f"within {request.radius:g} rms lengths of the input.",
@@ -207,30 +217,34 @@ def _crossing(
     jumps: TokenJumps,
     row: int,
     budget: whatif.SmoothingBudget | None,
-    mixed: Mixture,
+    experts: CountedExperts,
     request: ContinuityRequest,
 ) -> BoundaryCrossing:
     largest = float(_reach(some, np.array([row]), request.radius)[0])
     radius = largest * np.logspace(np.log10(_SMALLEST), 0.0, _RADII)
-    dense = np.logspace(np.log10(_SMALLEST), 0.0, (_RADII - 1) * _BETWEEN + 1) * largest
-    dense[::_BETWEEN] = radius
+    products = experts.functions.tensors.num_values * exact.router.rule.top_k
+    drawn, between = next(
+        (of for of in _POINTS if 2 * (of[0] + 2 * _RADII * of[1]) * products <= _PRODUCTS),
+        _POINTS[-1],
+    )
+    dense = np.logspace(np.log10(_SMALLEST), 0.0, (_RADII - 1) * between + 1) * largest
+    dense[::between] = radius
     both = np.concatenate([-dense[::-1], dense])
     # an even number of steps would land on the tie, where either set may be chosen
-    offsets = largest * np.linspace(-1.0, 1.0, _DRAWN + 1)
+    offsets = largest * np.linspace(-1.0, 1.0, drawn + 1)
     point, normal = jumps.tie.point[0], jumps.tie.normal[0]
 
     def at(offset: np.ndarray) -> np.ndarray:
         return point + offset[:, None] * normal
 
-    hard = exact.output(at(both), mixed)
-    spread = spread_within(both, hard, radius)
-    coordinate = spread.coordinate
-    line = exact.output(at(offsets), mixed)[:, coordinate]
-    smooth = None
-    if budget is not None:
-        along = spread_within(both, _smoothed(exact, at(both), budget, mixed), radius, coordinate)
-        smoothed = _smoothed(exact, at(offsets), budget, mixed)[:, coordinate]
-        smooth = _along("smooth", smoothed, along)
+    points = at(np.concatenate([both, offsets]))
+    hard, *smoothed = _outputs(exact, points, budget, experts.mixed)
+    spread = spread_within(both, hard[: len(both)], radius)
+    coordinate, smooth = spread.coordinate, None
+    line = hard[len(both) :, coordinate]
+    for outputs in smoothed:
+        along = spread_within(both, outputs[: len(both)], radius, coordinate)
+        smooth = _along("smooth", outputs[len(both) :, coordinate], along)
     return BoundaryCrossing(
         token=int(some.token[row]),
         pair=(int(jumps.pair[0, 0]), int(jumps.pair[0, 1])),
@@ -304,7 +318,9 @@ def _budget(
     if router.rule.weights.source == "sparsemixer":
         return None, "its weights follow from the order of k experts, and are not those of more"
     name, number = parse_smooth(request.smooth)
-    below = whatif.gaps(exact.selection(exact.logits(fitted.inputs)), router.rule.top_k)
+    few = [slice(start, start + TILE) for start in range(0, len(fitted.token), TILE)]
+    selection = [exact.selection(exact.logits(fitted.inputs[tokens])) for tokens in few]
+    below = whatif.gaps(np.concatenate(selection), router.rule.top_k)
     if name == "eps":
         return whatif.SmoothingBudget(number, float((below < number).sum()) / len(below)), ""
     try:
@@ -315,17 +331,26 @@ def _budget(
         ) from None
 
 
-def _smoothed(
+def _outputs(
     exact: ExactRouter,
     inputs: Float64[np.ndarray, "points hidden"],
-    budget: whatif.SmoothingBudget,
+    budget: whatif.SmoothingBudget | None,
     mixed: Mixture,
-) -> Float64[np.ndarray, "points outputs"]:
-    """The output of the experts whose weight the smoothed gate does not make 0."""
-    weights = exact.smooth_weights(inputs, budget.eps)
-    chosen = whatif.packed(weights > 0.0, weights)
-    of_chosen = np.take_along_axis(weights, np.maximum(chosen, 0).astype(np.int64), axis=1)
-    return mixed(inputs, chosen, np.where(chosen >= 0, of_chosen, 0.0))
+) -> list[Float64[np.ndarray, "points outputs"]]:
+    """The output of the hard gate, and of the experts whose weight the smoothed one does not make
+    0: every expert is read once for both.
+    """
+    logits, gates = exact.logits(inputs), []
+    chosen = exact.chosen(logits)
+    gates.append(np.zeros_like(logits))
+    np.put_along_axis(gates[0], chosen.astype(int), exact.weights(inputs, logits, chosen), axis=1)
+    if budget is not None:
+        gates.append(exact.smooth_weights(inputs, budget.eps))
+    weights = np.concatenate(gates)
+    chosen = whatif.packed(weights != 0.0, weights)
+    by = np.take_along_axis(weights, np.maximum(chosen, 0).astype(int), axis=1)
+    points = np.tile(inputs, (len(gates), 1))
+    return np.split(mixed(points, chosen, np.where(chosen >= 0, by, 0.0)), len(gates))
 
 
 def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Continuity:
@@ -367,12 +392,13 @@ def continuity(request: ContinuityRequest, watch: Watch | None = None) -> Contin
     kernels, routers, samples = load_kernels(request.backend), [], []
     at = None if request.at is None else np.array([request.at])
     for router in each(chosen, watch, _LINES + 1, is_paced=True):
-        some = opened.sample(router, ("input", "logits", "chosen"), TOKENS, at)
+        most = min(TOKENS, _NUMBERS // router.hidden_size)
+        some = opened.sample(router, ("input", "logits", "chosen"), most, at)
         fitted = opened.sample(router, ("input",), SMALL_SAMPLE_TOKENS)
         experts = CountedExperts(open_expert_functions(opened.store, router))
         pace = SearchPace(watch, request.budget, f"{router.name}: lines")
         routers.append(router_continuity(router, some, fitted, kernels, experts, request, pace))
-        samples.append(some)
+        samples.append(Sample(token=some.token, num_non_finite=some.num_non_finite))
     if request.out is not None:
         rows = ({"router": one.router, **row} for one in routers for row in rows_of(one.crossing))
         write_rows(request.out, rows, chosen)

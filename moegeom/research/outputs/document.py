@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from moegeom.core.text import percent
+import numpy as np
+
+from moegeom.core.text import figure_text, percent
 from moegeom.document.chart import Axis, Chart, Heat, Panel, padded
 from moegeom.document.excerpts import in_part, worst_excerpt
 from moegeom.document.header import size
@@ -151,6 +153,13 @@ def _notes(report: Outputs) -> Iterator[str]:
         "'share in the mean' is |mean y|^2 / mean |y|^2: 1 for a constant output, "
         f"{percent(1.0 / tokens)} for outputs of {tokens:,} tokens that have nothing in common."
     )
+    errors = np.array([one.errors for one in report.routers])
+    if np.isfinite(errors).all():
+        share, cosine = errors.max(axis=0)
+        yield (
+            f"Standard errors over tokens: {percent(share)} of the share of routed outputs in the "
+            f"mean, {figure_text(cosine)} of the cosine of two chosen, or less."
+        )
     yield (
         "'chosen' are two chosen experts of one token; 'centred' less the mean output of each "
         "expert. 'adds up' is the length of the routed output over the lengths added: 1 where all "

@@ -16,7 +16,9 @@ from moegeom.engine.request import StudyRequest
 class OutputsRequest(StudyRequest):
     """The options of ``outputs``, each with what it means."""
 
-    sample: int = option("Tokens that experts are computed on.", 512, min=2)
+    sample: int | None = option(
+        "Tokens that experts are computed on [default: 512, down to 32 of wide experts].", min=2
+    )
     every_expert: bool = option("Every expert on every token, chosen or not.", False)
     yes: bool = option("Read more than 2 GB of experts.", False)
     out: Path | None = option("A recording with these outputs, or FILE.parquet: experts.")
@@ -48,7 +50,8 @@ class RouterOutputs:
     are those of any two experts, None unless every expert was computed. ``adds_up`` is the length
     of the routed output over the sum of the lengths of the contributions. ``shared`` is "none",
     "computed", or why shared experts are not; their figures are None then. ``num_bytes`` of
-    ``num_read`` experts were read.
+    ``num_read`` experts were read. ``errors`` are the standard errors of ``routed_mean_share`` and
+    ``overlap`` over tokens.
     """
 
     router: str
@@ -72,6 +75,7 @@ class RouterOutputs:
     overlap_every: float | None
     overlap_every_centred: float | None
     adds_up: float
+    errors: tuple[float, float]
     experts: tuple[ExpertOutput, ...]
 
     @property

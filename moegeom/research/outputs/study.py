@@ -25,7 +25,7 @@ from moegeom.geometry.experts import (
     mean_pair_cosine,
     tokens_by_expert,
 )
-from moegeom.geometry.space import energy_share, mean_energy_share
+from moegeom.geometry.space import energy_share, mean_energy_share, mean_energy_share_error
 from moegeom.pipeline import Watch
 from moegeom.research.outputs import STUDY
 from moegeom.research.outputs.record import ExpertOutput, Outputs, OutputsRequest, RouterOutputs
@@ -54,6 +54,11 @@ class LayerExperts:
         """Bytes of these experts (all for None) and of the shared ones."""
         shared = 0 if self.shared is None else self.shared.num_bytes
         return self.functions.bytes_of(experts) + shared
+
+    def products(self, chosen: Int32[np.ndarray, "tokens k"]) -> float:
+        """Those of routed experts on the tokens that chose them, with what reading them takes."""
+        numbers = self.functions.tensors.num_values
+        return float(numbers) * (chosen.size + _READING * len(used_experts(chosen)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +96,7 @@ def layer_outputs(
         shared = layer.shared.apply(inputs)
     elif layer.no_shared == "none":
         shared = np.zeros_like(inputs)
+    overlap = mean_pair_cosine(slots)
     figures = RouterOutputs(
         router=router.name,
         num_experts=router.num_experts,
@@ -103,10 +109,11 @@ def layer_outputs(
         routed_mean_share=mean_energy_share(routed),
         shared=layer.no_shared or "computed",
         **_of_shared(routed, shared if layer.shared is not None else None),
-        overlap=_mean(mean_pair_cosine(slots)),
+        overlap=_mean(overlap),
         overlap_centred=_mean(mean_pair_cosine(centred_by_expert(slots, chosen))),
         **_of_every(every),
         adds_up=_mean(adding_up(contributions)),
+        errors=(mean_energy_share_error(routed), _error(overlap)),
         experts=tuple(_experts(router, tokens, slots, contributions)),
     )
     return figures, LayerOutputs(routed.astype(np.float32), shared, every)
@@ -191,8 +198,18 @@ def _mean(values: Float64[np.ndarray, "tokens"]) -> float:
     return float(finite.mean()) if len(finite) else float("nan")
 
 
-#: Tokens below which a mean says nothing.
-_LEAST_TOKENS = 2
+def _error(values: Float64[np.ndarray, "tokens"]) -> float:
+    """Of their mean over the tokens with a value; nan for fewer than two."""
+    finite = values[~np.isnan(values)]
+    return float(finite.std(ddof=1) / np.sqrt(len(finite))) if len(finite) > 1 else float("nan")
+
+
+#: Tokens below which a mean says nothing; how many are drawn, and how few of wide experts.
+_LEAST_TOKENS, _TOKENS, _FEW_TOKENS = 2, 512, 32
+
+#: Products of a layer that are made before fewer tokens are taken, 5 seconds of one core, about;
+#: reading one number of an expert takes as long as so many of them.
+_PRODUCTS, _READING = 1.5e11, 70
 
 
 def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
@@ -218,12 +235,14 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
     """
     if request.out is not None:
         _refuse_out(request.out, request.overwrite)
-    if request.sample < _LEAST_TOKENS:
+    if request.sample is not None and request.sample < _LEAST_TOKENS:
         raise UsageError(f"--sample {request.sample}: expected {_LEAST_TOKENS} or more.")
     opened, source = STUDY.open(request)
     layers, left_out = _layers(opened)
     routers = [router for router in opened.recorded if router.name in layers]
-    sample = _sample(opened, routers, request.sample)
+    sample = _sample(opened, routers, request.sample or _TOKENS)
+    if request.sample is None and not request.every_expert:
+        sample = _affordable(sample, layers, request.seed)
     _announce(routers, layers, sample, request, watch)
     reports, made = [], {}
     for router in each(routers, watch, max(r.num_experts for r in routers), is_paced=True):
@@ -304,6 +323,20 @@ def _sample(opened: Session, routers: Sequence[Router], most: int) -> dict[str, 
     return {name: one.at(token) for name, one in samples.items()}
 
 
+def _affordable(
+    sample: Mapping[str, Sample], layers: Mapping[str, LayerExperts], seed: int
+) -> Mapping[str, Sample]:
+    """The tokens, or a drawn half of them, a quarter and so on, until no layer takes too long."""
+    few, order = sample, np.arange(len(next(iter(sample.values())).token))
+    random = np.random.default_rng(seed).permutation(order)
+    while len(order) > _FEW_TOKENS and any(
+        layers[name].products(one.chosen) > _PRODUCTS for name, one in few.items()
+    ):
+        order = np.sort(random[: max(-(-len(order) // 2), _FEW_TOKENS)])
+        few = {name: one.part(order) for name, one in sample.items()}
+    return few
+
+
 def _announce(
     routers: Sequence[Router],
     layers: Mapping[str, LayerExperts],
@@ -317,7 +350,7 @@ def _announce(
     )
     announce_bytes(read, "of experts are", request.yes, watch)
     sizes = [
-        4 * request.sample * r.hidden_size * (2 + request.every_expert * r.num_experts)
+        4 * len(sample[r.name].token) * r.hidden_size * (2 + request.every_expert * r.num_experts)
         for r in routers
     ]
     in_memory = sum(sizes) if _is_recording(request.out) else max(sizes)

@@ -29,6 +29,7 @@ from moegeom.router.storage import (
     recipe_block,
     refuse,
     scale_floats,
+    scaled,
     scheme,
     spread,
     stored,
@@ -138,8 +139,8 @@ def _scaled(
         floats = upcast(values["weight"]).astype(np.float32, copy=False)
         if "weight_zero_point" in parts:
             zero = upcast(values["weight_zero_point"]).astype(np.float32)
-            floats = floats - spread(zero, shape, block)
-        return floats * spread(scale_floats(values[scale_name]), shape, block)
+            floats -= spread(zero, shape, block)
+        return scaled(floats, scale_floats(values[scale_name]), block)
 
     return stored(tensors, name, dtype, shape, parts, decode)
 

@@ -22,8 +22,8 @@ from moegeom.router.storage import (
     matrix_shape,
     refuse,
     scale_floats,
+    scaled,
     scheme,
-    spread,
     stored,
     unpack_e2m1,
 )
@@ -78,7 +78,7 @@ def mxfp4(tensors: RouterTensors) -> Stored:
 
     def decode(values: Values) -> Float32[np.ndarray, "experts hidden"]:
         floats = unpack_e2m1(values[values_name].reshape(rows, num_bytes))
-        return floats * spread(scale_floats(values[scales_name]), shape, (1, _MX_GROUP))
+        return scaled(floats, scale_floats(values[scales_name]), (1, _MX_GROUP))
 
     return stored(tensors, "mxfp4", "mxfp4", shape, parts, decode)
 
@@ -124,7 +124,7 @@ def nvfp4(tensors: RouterTensors) -> Stored:
 
     def decode(values: Values) -> Float32[np.ndarray, "experts hidden"]:
         scale = apply(scale_floats(values["weight_scale"]), values[whole_name].reshape(1, 1))
-        return unpack_e2m1(values[packed_name]) * spread(scale, shape, (1, _NV_GROUP))
+        return scaled(unpack_e2m1(values[packed_name]), scale, (1, _NV_GROUP))
 
     return stored(tensors, "nvfp4", "nvfp4", shape, parts, decode)
 

@@ -531,17 +531,24 @@ def _experts(imbalance: Imbalance) -> Iterator[str]:
     if ranks.width_over_dimension is not None:
         over = f", {ranks.width_over_dimension:.3g} for each dimension of the inputs"
     if ranks.local_dims is not None:
-        error = "" if ranks.local_median_se is None else f" ± {ranks.local_median_se:.1g}"
+        which = "a token" if ranks.num_places == 64 else f"{ranks.num_places} tokens"
         around = (
-            f"; around a token, on {number_of(ranks.local_dims, 'direction')}, "
-            f"{ranks.local_median:.3g}{error} and {ranks.local_random:.3g}"
+            f"; around {which}, on {number_of(ranks.local_dims, 'direction')}, "
+            f"{ranks.local_median:.3g}{_error(ranks.local_median_se)} and {ranks.local_random:.3g}"
         )
+    of_some = "" if ranks.effective_median_se is None else f" of {ranks.num_looked_at} drawn"
     yield (
-        f"Experts of layer {summary.place(name)} have {number_of(ranks.width, 'neuron')}"
-        f"{over}. On the {number_of(ranks.dims, 'direction')} that hold 99 % of the variance their "
-        f"effective rank is {ranks.effective_median:.3g} ({ranks.effective_min:.3g} the least), of "
-        f"random rows {ranks.effective_random:.3g}{around}."
+        f"Experts of layer {summary.place(name)} have {number_of(ranks.width, 'neuron')}{over}. On "
+        f"the {number_of(ranks.dims, 'direction')} that hold 99 % of the variance of "
+        f"{number_of(ranks.num_tokens, 'token')} their "
+        f"effective rank is {ranks.effective_median:.3g}{_error(ranks.effective_median_se)} "
+        f"({ranks.effective_min:.3g} the least{of_some}), of random rows "
+        f"{ranks.effective_random:.3g}{around}."
     )
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f" ± {value:.1g}"
 
 
 # --------------------------------------------------------------------------------------------- text

@@ -22,7 +22,7 @@ from moegeom.engine.sample import Sample
 from moegeom.engine.search_pace import SearchPace
 from moegeom.geometry import balancing, border_shares, load, reference_laws
 from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
-from moegeom.geometry.experts import expert_ranks
+from moegeom.geometry.experts import RanksPlan, expert_ranks
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.geometry.space import (
     blocked_moments,
@@ -36,7 +36,7 @@ from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
-from moegeom.studies.announced import announce
+from moegeom.studies.announced import announce_bytes
 from moegeom.studies.imbalance import STUDY
 from moegeom.studies.imbalance.record import (
     PARTS,
@@ -117,11 +117,18 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
                 "A bias also brings in experts that were not chosen. Record router inputs, or all "
                 "logits.",
             )
-    tensors = {}
-    if request.experts:
-        tensors = {router.name: open_experts(opened.store, router) for router in recorded}
-        announce(tensors.values(), request.yes, watch)
+    tensors: dict[str, ExpertTensors] = {}
+    plans: dict[str, RanksPlan] = {}
     most = min(source.facts.num_tokens, SAMPLE_TOKENS)
+    if request.experts:
+        few = min(most, SMALL_SAMPLE_TOKENS)
+        for router in recorded:
+            one = tensors[router.name] = open_experts(opened.store, router)
+            plans[router.name] = RanksPlan.of(
+                one.num_experts, one.width, router.hidden_size, few, request.seed
+            )
+        read = [one.bytes_of(plans[name].experts, gate_alone=True) for name, one in tensors.items()]
+        announce_bytes(sum(read), "of experts are", request.yes, watch)
     if watch:
         watch.start(len(recorded) * most * _WORK * (2 if tensors else 1))
     kernels, level = load_kernels(request.backend), LEVEL / len(recorded)
@@ -137,7 +144,8 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         samples.append(Sample(token=sample.token, **counts))
         gates = None
         if router.name in tensors:
-            gates = _gates(tensors[router.name], watch, most * _WORK)
+            plan = plans[router.name]
+            gates = plan, _gates(tensors[router.name], plan.experts, watch, most * _WORK)
         routers.append(router_imbalance(router, sample, kernels, level, request, gates, work=work))
         work.advance(work.left)
     if request.out is not None and request.out.suffix == ".parquet":
@@ -230,13 +238,15 @@ def sampled(router: Router) -> tuple[str, ...]:
     return (*names, "distance") if is_linear else names
 
 
-def _gates(
-    tensors: ExpertTensors, watch: Watch | None, work: int
-) -> Iterator[Float32[np.ndarray, "neurons hidden"]]:
-    """The gate of each expert; what is done with them is so much of the progress."""
+#: The gates of some experts, each with its number.
+Gates = Iterator[tuple[int, Float32[np.ndarray, "neurons hidden"]]]
+
+
+def _gates(tensors: ExpertTensors, experts: Sequence[int], watch: Watch | None, work: int) -> Gates:
+    """The gate of some experts; what is done with them is so much of the progress."""
     pace = SearchPace(watch, None, f"{tensors.router}: the ranks of its experts")
-    for expert in pace.parts(range(tensors.num_experts), lambda _: work // tensors.num_experts):
-        yield tensors.read_gate(expert)[0]
+    for expert in pace.parts(sorted(experts), lambda _: work // len(experts)):
+        yield expert, tensors.read_gate(expert)[0]
 
 
 def router_imbalance(
@@ -245,7 +255,7 @@ def router_imbalance(
     kernels: Kernels,
     level: float,
     request: ImbalanceRequest,
-    gates: Iterator[Float32[np.ndarray, "neurons hidden"]] | None = None,
+    gates: tuple[RanksPlan, Gates] | None = None,
     near: float | None = None,
     work: _Work | None = None,
 ) -> RouterImbalance:
@@ -295,7 +305,8 @@ def router_imbalance(
     if inputs is not None:
         pull_random, dimension = _pull_of_random(rows, inputs), dimension_range(inputs, seed)
         if gates is not None:
-            ranks = expert_ranks(gates, experts, inputs, dimension, seed)
+            plan, of_some = gates
+            ranks = expert_ranks(of_some, experts, plan, inputs, dimension, seed)
     # cells are cones; few of many sets say nothing of their sizes
     if coordinates is not None and np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN:
         cones = border_shares.cone_shares(coordinates, sample.chosen, seed)

@@ -200,6 +200,10 @@ def test_ranks_in_float32_are_those_of_float64_however_small_the_last_one_is(sha
     weight = ((left * sizes) @ right.T).astype(np.float32)
     ((rank, effective),) = ranks_on_data(weight, [data])
     assert ranks_in_float32(weight, data, root) == (rank, pytest.approx(effective, rel=1e-5))
+    beside = np.zeros((3 * shape[0], shape[1]), np.float32)  # neurons of zeros have no rank
+    beside[::3] = weight
+    assert ranks_in_float32(beside, data, root) == (rank, pytest.approx(effective, rel=1e-5))
+    assert ranks_in_float32(0.0 * weight, data, root) == (0, 0.0)
 
 
 # --------------------------------------------------------------- products of output and value matrices

@@ -23,7 +23,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import InternalError, RouterError, UsageError
 from moegeom.core.router import RouterSet, Rule, Weights
-from moegeom.router import expert_functions
+from moegeom.geometry.experts import expert_output
+from moegeom.router import expert_functions, expert_tensors
 from moegeom.router.expert_functions import ExpertFunctions, open_expert_functions
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.router.family import (
@@ -222,6 +223,38 @@ def test_what_is_applied_is_near_in_single_precision_and_few_experts_stay_in_mem
     for expert in (0, 1, 0, 2):
         experts.apply(expert, drawn(1, 64))
     assert list(experts._cache) == [0, 2]
+
+
+@pytest.mark.parametrize("rows", [384, 300, 8])
+@pytest.mark.parametrize("leaves", [("gate", "up"), ("gate_up",)])
+def test_an_expert_that_is_read_in_parts_gives_what_the_whole_gives(
+    rows, leaves, tmp_path, monkeypatch
+):
+    draw, made = np.random.default_rng(rows), {}
+    shapes = {"gate": (rows, HIDDEN), "gate_up": (2 * rows, HIDDEN), "down": (HIDDEN, rows)}
+    shapes["up"] = shapes["gate"]
+    for expert in range(EXPERTS):
+        for leaf in (*leaves, "down"):
+            eight = draw.standard_normal(shapes[leaf]).astype(ml_dtypes.float8_e4m3fn)
+            scale = draw.uniform(0.5, 2.0, [-(-size // 128) for size in shapes[leaf]])
+            made[f"experts.{expert}.{leaf}_proj.weight"] = eight
+            made[f"experts.{expert}.{leaf}_proj.weight_scale_inv"] = scale.astype(np.float32)
+    tensors, inputs = written(tmp_path, made), draw.standard_normal((5, HIDDEN))
+    monkeypatch.setattr(expert_tensors, "_AT_ONCE", 130 * HIDDEN)
+    one = tensors.read(2)
+    whole = expert_output(inputs, one.gate, one.up, one.down, tensors.neurons)
+    np.testing.assert_allclose(tensors.output(2, inputs), whole, rtol=1e-12, atol=1e-9)
+    assert tensors.output(2, inputs.astype(np.float32)).dtype == np.float32
+
+
+def test_experts_above_64_mb_are_never_in_memory(monkeypatch):
+    experts, inputs = opened(), drawn(3, 64)
+    whole = [experts.apply(expert, inputs) for expert in range(3)]
+    experts = opened()
+    monkeypatch.setattr(expert_functions, "_WIDE_BYTES", 4 * experts.tensors.num_values - 1)
+    for expert, outputs in enumerate(whole):
+        np.testing.assert_allclose(experts.apply(expert, inputs), outputs, rtol=1e-5, atol=1e-7)
+    assert not experts._cache
 
 
 def test_an_unknown_activation_is_an_error_that_names_those_that_are_known(tmp_path):

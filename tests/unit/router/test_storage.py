@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.checkpoint.dtypes import DTYPES
+from moegeom.checkpoint.dtypes import DTYPES, upcast
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
@@ -49,6 +49,17 @@ def test_a_scale_without_dimensions_is_that_of_the_whole_tensor(make_olmoe):
     weight, scale = _fp8(), torch.tensor(0.7)
     folder = make_olmoe({f"{_GATE}.weight": weight, f"{_GATE}.weight_scale": scale})
     np.testing.assert_array_equal(_router(folder).weight, (weight.float() * scale).numpy())
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if name.startswith("F8_")])
+@pytest.mark.parametrize("shape", [(256,), (15, 17), (3, 2**16), (1,), (), (0, 4)])
+def test_every_byte_of_an_eight_bit_float_is_the_number_of_ml_dtypes(name, shape):
+    codes = np.resize(np.arange(256, dtype=np.uint8), shape).view(DTYPES[name].numpy)
+    floats = upcast(codes)
+    assert floats.shape == shape and floats.dtype == np.float32
+    np.testing.assert_array_equal(floats, codes.astype(np.float32))
+    np.testing.assert_array_equal(upcast(codes.T), floats.T)
+    assert not np.signbit(floats[np.isnan(floats)]).any()
 
 
 def _blocks_of(size: object) -> dict[str, Any]:

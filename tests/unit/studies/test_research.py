@@ -28,8 +28,10 @@ from moegeom.core.tokens import TILE
 from moegeom.engine.jumps import ExactRouter, why_no_jumps
 from moegeom.geometry.capacity import expected_diagram, most_regions
 from moegeom.geometry.gram import cosines, gram_score
+from moegeom.geometry.space import mean_energy_share, mean_energy_share_error
 from moegeom.research.attention.document import attention_figures, document
 from moegeom.research.capacity.study import rows_of
+from moegeom.research.outputs import study as outputs_study
 from moegeom.research.outputs.document import _figure, outputs_figures
 from moegeom.router.attention.tensors import attention_families, load_attention_family
 from moegeom.router.expert_functions import ExpertFunctions
@@ -469,6 +471,35 @@ def test_an_expert_is_applied_once_to_all_of_its_tokens(monkeypatch):
     monkeypatch.setattr(ExpertFunctions, "apply", counted)
     (router,) = sample_of(*sides(BALANCED), layers=1).routers
     assert tokens == {one.expert: one.num_tokens for one in router.chosen}
+
+
+def test_of_wide_experts_fewer_tokens_are_computed_unless_their_number_is_asked_for(monkeypatch):
+    whole = mg.outputs(*sides(BALANCED), layers=1).value
+    (layer,) = whole.routers
+    assert (whole.num_tokens, layer.num_tokens) == (512, 512)
+    used = sum(one.num_tokens > 0 for one in layer.experts)
+    at_512 = 3 * 64 * 32 * (512 * layer.top_k + outputs_study._READING * used)
+    for products, number in ((at_512, 512), (at_512 - 1, 256), (1, 32)):
+        monkeypatch.setattr(outputs_study, "_PRODUCTS", products)
+        few = mg.outputs(*sides(BALANCED), layers=1)
+        assert few.value.num_tokens == number
+        assert f"sample {number:,} of" in " ".join(few.text().split())
+        assert sample_of(*sides(BALANCED), layers=1).num_tokens == 200
+    (small,), error = few.value.routers, layer.errors
+    assert abs(small.overlap - layer.overlap) < 4.0 * small.errors[1]
+    assert error[1] < small.errors[1] < 16.0 * error[1]
+
+
+def test_the_error_of_the_share_in_the_mean_is_that_of_leaving_out_one_token_at_a_time():
+    random = np.random.default_rng(5)
+    values = random.standard_normal((40, 6)) + 0.5
+    without = [mean_energy_share(np.delete(values, token, axis=0)) for token in range(40)]
+    error = np.sqrt(39.0 / 40.0 * np.sum((without - np.mean(without)) ** 2))
+    assert mean_energy_share_error(values) == pytest.approx(error, rel=1e-10)
+    drawn = [mean_energy_share(random.standard_normal((40, 6)) + 0.5) for _ in range(400)]
+    assert error == pytest.approx(np.std(drawn), rel=0.5)
+    assert np.isnan(mean_energy_share_error(values[:1]))
+    assert np.isnan(mean_energy_share_error(0.0 * values))
 
 
 @pytest.fixture(scope="module", params=[BALANCED, GROUPED], ids=lambda path: path.name)
