@@ -103,3 +103,17 @@ def upcast(values: Shaped[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
         if np.isnan(np.vdot(wide, wide)):  # a NaN among them: the squares are read once, and fast
             wide = np.where(np.isnan(wide), wide.dtype.type(np.nan), wide)
         return wide
+
+
+def largest_size(values: Shaped[np.ndarray, "*shape"]) -> float:
+    r"""The largest :math:`|v|` of floats of any width; nan or inf where one is not finite.
+
+    Without its sign bit an IEEE number is a whole number of the same order.
+    Oracle in tests: numpy.
+    """
+    if not values.size:
+        return 0.0
+    width = 8 * values.dtype.itemsize
+    bits = np.ascontiguousarray(values).view(f"u{width // 8}")
+    most = (bits & bits.dtype.type(2 ** (width - 1) - 1)).max()
+    return float(most.reshape(1).view(values.dtype)[0])

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.dtypes import largest_size, upcast
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import TOKEN_TABLE_BYTES
@@ -106,7 +106,7 @@ def _unusual_tensors(
     for plan, router in zip(plans, routers, strict=True):
         name = plan.stored.tensors[0].name
         parts: list[tuple[str, str, np.ndarray | None, Range]] = [
-            (name, "router rows", router.weight, SIZE),
+            (name, "router rows", router.stored_numbers, SIZE),
             (name, "rows of shared experts", router.shared_rows, SIZE),
         ]
         for part, vector in plan.vectors.items():
@@ -121,11 +121,8 @@ def _unusual_tensors(
 
 def _largest(numbers: np.ndarray) -> float:
     """The largest size of an entry; those that are not finite are found by checks of their own."""
-    with np.errstate(invalid="ignore"):
-        size = float(max(numbers.max(), -numbers.min()))
-    if math.isfinite(size):
-        return size
-    return float(np.abs(numbers).max(where=np.isfinite(numbers), initial=0.0))
+    size = largest_size(numbers)
+    return size if math.isfinite(size) else largest_size(numbers[np.isfinite(numbers)])
 
 
 def _beyond(place: str, number: float, limits: Range, most: float = _FLOAT32) -> dict[str, Any]:
