@@ -184,9 +184,12 @@ def _unsaid(
             yield {"key": key, "assumed": f"what {source} does", "others": taken}
 
 
-def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[str, Any]:
+def _quantisation(settings: Settings, plans: Sequence[RouterPlan]) -> Mapping[str, Any]:
     """Every router that is stored plain, its module, and whether any table covers it, and every
     other one, and whether any leaves it out; the first table that covers most stands for all.
+
+    A module with a further parameter, such as a selection bias, is a class of its own: what
+    quantises linear modules passes it over.
     """
     tables = quantisation_tables(settings.config, settings.roots)
     quantisations = [one for place, table in tables if (one := Quantisation.of(place, table))]
@@ -195,7 +198,14 @@ def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[st
         for plan in plans
         if plan.stored.scheme == "plain"
     }
-    covered = [one.covers(list(plain.values())) for one in quantisations]
+    of_own_class = {
+        plain[plan.match.name]
+        for plan in plans
+        for part, place in plan.match.parts.items()
+        if plan.match.name in plain and part != "logit_bias"
+        if place.name.startswith(plan.match.stem)
+    }
+    covered = [one.covers(list(plain.values()), of_own_class) for one in quantisations]
     if not quantisations:
         return {}
     packed = {
