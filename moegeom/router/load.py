@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -179,10 +179,7 @@ def load_routers(
     values, fingerprint = _read(store, plans)
     blocks = blocks_of(store, list(_places(planned)), settings)
     gates = {router: _gate(store, name) for router, name in blocks.gates.items()}
-    routers = tuple(
-        replace(_build(plan, values, family.name), shared_gate=gates.get(plan.match.name))
-        for plan in plans
-    )
+    routers = tuple(_build(plan, values, family.name, gates.get(plan.match.name)) for plan in plans)
     chosen_elsewhere = tuple(_listed(router, settings, store, family.name) for router in listed)
     if not routers:  # no tensor was read: what there is tells the checkpoint
         digests = (
@@ -337,6 +334,7 @@ def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]
 
 def _rows_as_stored(plan: RouterPlan, values: Values) -> Any:
     """The rows of a router that are plain narrow floats, and nothing else has a part in.
+
     They are ``StoredRows`` and no array, which is for the record alone to know.
     """
     name = plan.stored.tensors[0].name
@@ -348,7 +346,9 @@ def _rows_as_stored(plan: RouterPlan, values: Values) -> Any:
     return StoredRows(values[name], shape, is_finite, floats_of)
 
 
-def _build(plan: RouterPlan, values: Values, family: str) -> Router:
+def _build(
+    plan: RouterPlan, values: Values, family: str, shared_gate: Float[np.ndarray, "..."] | None
+) -> Router:
     match = plan.match
     vectors = {part: vector.values(values) for part, vector in plan.vectors.items()}
     logit_bias = vectors.get("logit_bias")
@@ -395,6 +395,7 @@ def _build(plan: RouterPlan, values: Values, family: str) -> Router:
         shared_rows=shared_rows,
         expert_scale=None if scale is None else np.broadcast_to(scale, plan.num_experts).copy(),
         projection=projection,
+        shared_gate=shared_gate,
     )
 
 
