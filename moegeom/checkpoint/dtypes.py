@@ -133,3 +133,17 @@ def _float8_pairs(dtype: np.dtype) -> Float32[np.ndarray, "all_codes 2"]:
         floats = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
     floats[np.isnan(floats)] = np.nan
     return floats[np.arange(2**16, dtype="<u2").view(np.uint8).reshape(-1, 2)]
+
+
+def largest_size(values: Shaped[np.ndarray, "*shape"]) -> float:
+    r"""The largest :math:`|v|` of floats of any width; nan or inf where one is not finite.
+
+    Without its sign bit an IEEE number is a whole number of the same order.
+    Oracle in tests: numpy.
+    """
+    if not values.size:
+        return 0.0
+    width = 8 * values.dtype.itemsize
+    bits = np.ascontiguousarray(values).view(f"u{width // 8}")
+    most = (bits & bits.dtype.type(2 ** (width - 1) - 1)).max()
+    return float(most.reshape(1).view(values.dtype)[0])

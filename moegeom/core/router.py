@@ -8,9 +8,12 @@ adds it there and names it here. The record holds arrays and no code.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,13 +183,64 @@ class Provenance:
 EXPERT_SCALE = "scale of the experts"
 
 
+class StoredRows:
+    """Rows in their stored dtype, whose floats are made when a router's ``weight`` is looked at.
+
+    The floats live as long as somebody holds them, those of the last few routers a little longer:
+    a command that walks through all layers never has all of them. While they live everybody has
+    the same ones. ``floats_of`` takes the numbers as ``stored`` to floats of this ``shape``;
+    ``is_finite`` says whether all of them are.
+    """
+
+    #: Two routers that are compared, on each of two cores.
+    _latest: ClassVar[deque[NDArray[np.floating]]] = deque(maxlen=4)
+
+    def __init__(
+        self,
+        stored: NDArray[Any],
+        shape: tuple[int, int],
+        is_finite: bool,
+        floats_of: Callable[[NDArray[Any]], NDArray[np.floating]],
+    ) -> None:
+        self.stored, self.shape, self.is_finite = stored, shape, is_finite
+        self._floats_of, self._lock = floats_of, threading.Lock()
+        self._living: weakref.ref[NDArray[np.floating]] | None = None
+
+    def floats(self) -> NDArray[np.floating]:
+        """All rows, in any thread."""
+        with self._lock:
+            floats = None if self._living is None else self._living()
+            if floats is None:
+                floats = self._floats_of(self.stored)
+                self._living = weakref.ref(floats)
+                self._latest.append(floats)
+            return floats
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.asarray, (self.floats(),)  # a lock goes nowhere
+
+
+class _Weight:
+    """The attribute ``weight`` of a router, be it an array or ``StoredRows``."""
+
+    def __get__(self, router: Router | None, of: type[Router]) -> NDArray[np.floating]:
+        if router is None:
+            raise AttributeError("weight")  # so that the record has no default
+        rows = vars(router)["weight"]
+        return rows.floats() if isinstance(rows, StoredRows) else rows
+
+    def __set__(self, router: Router, rows: NDArray[np.floating] | StoredRows) -> None:
+        vars(router)["weight"] = rows
+
+
 @dataclass(frozen=True, eq=False)
 class Router:
     """One router, as every later stage sees it.
 
     ``weight`` is (experts, hidden), one row per expert; float64 where it is stored so, else
-    float32. ``gain`` is the effective gain of the norm in front (offset and scale applied), so that
-    ``weight * gain`` is the effective router; ``norm_bias`` is that of a layer norm.
+    float32: hold it while you use it (``StoredRows``). ``gain`` is the effective gain of the norm
+    in front (offset and scale applied), so that ``weight * gain`` is the effective router;
+    ``norm_bias`` is that of a layer norm.
     ``shared_rows`` are rows of experts that always run and never compete: they only count in the
     sum that weights are divided by. ``expert_scale`` multiplies the weight of each expert, and the
     sigmoid of the product of ``shared_gate`` and the input what shared experts give.
@@ -215,13 +269,30 @@ class Router:
     projection: Projection | None = None
     listed: str = ""
 
+    if not TYPE_CHECKING:
+        weight = _Weight()
+
     @property
     def num_experts(self) -> int:
-        return self.weight.shape[0]
+        return vars(self)["weight"].shape[0]
 
     @property
     def hidden_size(self) -> int:
-        return self.weight.shape[1]
+        return vars(self)["weight"].shape[1]
+
+    @property
+    def stored_numbers(self) -> NDArray[Any]:
+        """The numbers of ``weight`` as they lie in memory, whatever their dtype and order."""
+        rows = vars(self)["weight"]
+        return rows.stored if isinstance(rows, StoredRows) else rows
+
+    @property
+    def non_finite_rows(self) -> NDArray[np.intp]:
+        """Which rows hold NaN or infinity."""
+        rows = vars(self)["weight"]
+        if isinstance(rows, StoredRows) and rows.is_finite:
+            return np.empty(0, np.intp)
+        return np.flatnonzero(~np.isfinite(self.weight).all(axis=1))
 
     @property
     def num_slots(self) -> int:

@@ -647,7 +647,7 @@ def _near_order(
     assert ties.rows is not None
     is_in, undecided, apart = np.zeros(len(near), dtype=bool), 0, rows_apart(ties.rows)
     for draw in np.flatnonzero(near).tolist():
-        bracket = order_distance(logits[draw], ties.rows, ties.k, order, most_nodes, apart)
+        bracket = order_distance(logits[draw], ties.rows, ties.k, order, most_nodes, apart, width)
         is_in[draw] = bracket.lower <= width
         undecided += bracket.lower <= width < bracket.upper
     return is_in, undecided

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.dtypes import largest_size, upcast
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import TOKEN_TABLE_BYTES
@@ -106,7 +106,7 @@ def _unusual_tensors(
     for plan, router in zip(plans, routers, strict=True):
         name = plan.stored.tensors[0].name
         parts: list[tuple[str, str, np.ndarray | None, Range]] = [
-            (name, "router rows", router.weight, SIZE),
+            (name, "router rows", router.stored_numbers, SIZE),
             (name, "rows of shared experts", router.shared_rows, SIZE),
         ]
         for part, vector in plan.vectors.items():
@@ -121,11 +121,8 @@ def _unusual_tensors(
 
 def _largest(numbers: np.ndarray) -> float:
     """The largest size of an entry; those that are not finite are found by checks of their own."""
-    with np.errstate(invalid="ignore"):
-        size = float(max(numbers.max(), -numbers.min()))
-    if math.isfinite(size):
-        return size
-    return float(np.abs(numbers).max(where=np.isfinite(numbers), initial=0.0))
+    size = largest_size(numbers)
+    return size if math.isfinite(size) else largest_size(numbers[np.isfinite(numbers)])
 
 
 def _beyond(place: str, number: float, limits: Range, most: float = _FLOAT32) -> dict[str, Any]:
@@ -187,9 +184,12 @@ def _unsaid(
             yield {"key": key, "assumed": f"what {source} does", "others": taken}
 
 
-def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[str, Any]:
+def _quantisation(settings: Settings, plans: Sequence[RouterPlan]) -> Mapping[str, Any]:
     """Every router that is stored plain, its module, and whether any table covers it, and every
     other one, and whether any leaves it out; the first table that covers most stands for all.
+
+    A module with a further parameter, such as a selection bias, is a class of its own: what
+    quantises linear modules passes it over.
     """
     tables = quantisation_tables(settings.config, settings.roots)
     quantisations = [one for place, table in tables if (one := Quantisation.of(place, table))]
@@ -198,7 +198,14 @@ def _quantisation(settings: Settings, plans: Iterable[RouterPlan]) -> Mapping[st
         for plan in plans
         if plan.stored.scheme == "plain"
     }
-    covered = [one.covers(list(plain.values())) for one in quantisations]
+    of_own_class = {
+        plain[plan.match.name]
+        for plan in plans
+        for part, place in plan.match.parts.items()
+        if plan.match.name in plain and part != "logit_bias"
+        if place.name.startswith(plan.match.stem)
+    }
+    covered = [one.covers(list(plain.values()), of_own_class) for one in quantisations]
     if not quantisations:
         return {}
     packed = {

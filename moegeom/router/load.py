@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS, largest_size, upcast
 from moegeom.checkpoint.ranks import copies_differ, difference_of
 from moegeom.checkpoint.store import TensorInfo, TensorStore
 from moegeom.core.digest import digest_of
@@ -23,6 +23,7 @@ from moegeom.core.router import (
     Router,
     RouterSet,
     Rule,
+    StoredRows,
     Weights,
     format_layers,
     parse_layers,
@@ -55,6 +56,9 @@ from moegeom.router.recognise import (
 from moegeom.router.requested_family import NOTHING_ASKED, RequestedFamily
 from moegeom.router.rule import assumed_values, check_required, expected_layers, rule_text
 from moegeom.router.settings import Settings
+
+#: Plain floats that take fewer bytes as they are stored than as float32.
+_NARROW = frozenset({"BF16", "F16"})
 
 #: e to the power of more is no float64.
 _LARGEST_EXPONENT = 709.0
@@ -159,10 +163,7 @@ def load_routers(
     values, fingerprint = _read(store, plans)
     blocks = blocks_of(store, list(_places(planned)), settings)
     gates = {router: _gate(store, name) for router, name in blocks.gates.items()}
-    routers = tuple(
-        replace(_build(plan, values, family.name), shared_gate=gates.get(plan.match.name))
-        for plan in plans
-    )
+    routers = tuple(_build(plan, values, family.name, gates.get(plan.match.name)) for plan in plans)
     chosen_elsewhere = tuple(_listed(router, settings, store, family.name) for router in listed)
     if not routers:  # no tensor was read: what there is tells the checkpoint
         digests = (
@@ -302,28 +303,50 @@ def _listed(router: Listed, settings: Settings, store: TensorStore, family: str)
 def _read(store: TensorStore, plans: Sequence[RouterPlan]) -> tuple[Values, str]:
     """Every tensor once, in the order of the files, hashed as it passes.
 
-    Values are upcast at once where they are plain floats, so that the stored bytes need not be
-    kept; packed ones keep their dtype, which their decoder needs.
+    Rows keep their dtype, which a decoder needs or in which they are held; other parts become
+    floats at once.
     """
     infos: dict[str, TensorInfo] = {i.name: i for plan in plans for i in plan.tensors()}
-    packed = {
-        info.name for plan in plans if plan.stored.scheme != "plain" for info in plan.stored.tensors
-    }
+    of_rows = {info.name for plan in plans for info in plan.stored.tensors}
     values: dict[str, Shaped[np.ndarray, "*shape"]] = {}
     digests = []
     for name, stored in store.read_many(infos):
         digests.append(tensor_digest(infos[name], stored))
-        values[name] = stored if name in packed else upcast(stored)
+        values[name] = stored if name in of_rows else upcast(stored)
     return values, router_fingerprint(digests)
 
 
-def _build(plan: RouterPlan, values: Values, family: str) -> Router:
+def _rows_as_stored(plan: RouterPlan, values: Values) -> Any:
+    """The rows of a router that are plain narrow floats, and nothing else has a part in.
+
+    They are ``StoredRows`` and no array, which is for the record alone to know.
+    """
+    name = plan.stored.tensors[0].name
+    shape, is_finite = (plan.num_experts, plan.width), math.isfinite(largest_size(values[name]))
+
+    def floats_of(stored: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(plan.weight({name: stored}))
+
+    return StoredRows(values[name], shape, is_finite, floats_of)
+
+
+def _build(
+    plan: RouterPlan, values: Values, family: str, shared_gate: Float[np.ndarray, "..."] | None
+) -> Router:
     match = plan.match
     vectors = {part: vector.values(values) for part, vector in plan.vectors.items()}
-    rows, logit_bias = plan.weight(values), vectors.get("logit_bias")
+    logit_bias = vectors.get("logit_bias")
     projection = _projection(plan, vectors, values)
-    if projection is not None:
-        rows, logit_bias = composed_rows(rows, projection.weight, projection.bias)
+    is_narrow = plan.stored.scheme == "plain" and plan.stored.dtype in _NARROW
+    shared_rows = None
+    if is_narrow and projection is None and not plan.num_shared:
+        weight = _rows_as_stored(plan, values)
+    else:
+        rows = plan.weight(values)
+        if projection is not None:
+            rows, logit_bias = composed_rows(rows, projection.weight, projection.bias)
+        weight = np.ascontiguousarray(rows[: plan.num_experts])
+        shared_rows = rows[plan.num_experts :] if plan.num_shared else None
     gain, scale = vectors.get("gain"), vectors.get("expert_scale")
     if gain is not None and plan.norm is not None:
         of_dtype = gain.dtype.type
@@ -335,7 +358,7 @@ def _build(plan: RouterPlan, values: Values, family: str) -> Router:
         stack=match.stack,
         layer=match.layer,
         slot=match.spec.slot,
-        weight=np.ascontiguousarray(rows[: plan.num_experts]),
+        weight=weight,
         rule=plan.rule,
         provenance=Provenance(
             family=family,
@@ -353,9 +376,10 @@ def _build(plan: RouterPlan, values: Values, family: str) -> Router:
         gain=gain,
         norm=plan.norm,
         norm_bias=vectors.get("norm_bias"),
-        shared_rows=rows[plan.num_experts :] if plan.num_shared else None,
+        shared_rows=shared_rows,
         expert_scale=None if scale is None else np.broadcast_to(scale, plan.num_experts).copy(),
         projection=projection,
+        shared_gate=shared_gate,
     )
 
 
@@ -451,11 +475,7 @@ def asked_notes(store: TensorStore, routers: Sequence[Router]) -> Iterator[str]:
 # -------------------------------------------------------------------------------------------- notes
 def non_finite_notes(router: Router) -> Iterator[str]:
     """One sentence for each part of a router that holds NaN or infinity."""
-    # One product tells whether a closer look is needed: nan and infinity survive it.
-    flat = router.weight.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        is_clean = np.isfinite(np.dot(flat, flat))
-    rows = np.empty(0) if is_clean else np.flatnonzero(~np.isfinite(router.weight).all(axis=1))
+    rows = router.non_finite_rows
     if rows.size:
         verb = "row holds" if rows.size == 1 else "rows hold"
         yield f"{router.name}: {rows.size} {verb} non-finite values, first row {rows[0]}"

@@ -393,7 +393,7 @@ def describe_router(router: Router) -> dict[str, Any]:
         if router.rule.is_linear
         else "non-linear",
         "rule": rule_in_words(router),
-        "finite": bool(np.isfinite(router.weight).all()),
+        "finite": not router.non_finite_rows.size,
         "tensor": router.provenance.tensors[0],
         "file": router.provenance.file,
     }

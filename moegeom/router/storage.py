@@ -610,9 +610,10 @@ class Quantisation:
             excluded=tuple(entry for entry in excluded if isinstance(entry, str) and entry),
         )
 
-    def covers(self, modules: Sequence[str]) -> list[bool | None]:
-        """For each linear module of these names, whether it is to be quantised; None where a
-        pattern would have to be tried that may take for ever, or is none.
+    def covers(self, modules: Sequence[str], not_linear: Collection[str] = ()) -> list[bool | None]:
+        """For each module of these names, whether it is to be quantised; None where a pattern would
+        have to be tried that may take for ever, or is none. All are linear but for ``not_linear``,
+        which only a target of their own name means.
         """
         excluded = _matches(self.excluded, modules)
         is_target = _matches(self.targets, modules)
@@ -620,7 +621,7 @@ class Quantisation:
         return [
             None
             if excluded[name] is None
-            else not excluded[name] and (everywhere or is_target[name])
+            else not excluded[name] and ((everywhere and name not in not_linear) or is_target[name])
             for name in modules
         ]
 

@@ -239,6 +239,8 @@ def _proof(router: RouterCells, cells: Cells) -> str:
         text += f"; at {points} more experts tie than in general position"
     elif cells.num_concurrent == 0:
         text += "; ties as in general position"
+    if cells.num_parallel:
+        text += f", {cells.num_parallel:,} boundaries parallel to others"
     if cells.proved_share is not None and cells.num_open is not None:
         text += (
             f"; one set is proved for {_percent(cells.proved_share)} of the area, "

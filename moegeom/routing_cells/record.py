@@ -26,7 +26,8 @@ class Cells:
     ``num_rational`` cells no float64 point was found: their witnesses are fractions. ``num_tied``
     counts the regions that are in no cell, as equal experts tie all over them for the last place;
     None where they were not counted. At ``num_concurrent`` points more experts tie for the last
-    place than general position lets (d + 1, d on charts); None where no walk of the slice says it.
+    place than general position lets (d + 1, d on charts), and ``num_parallel`` boundaries have one
+    beside them that they never meet; None where no walk of the slice says it.
     """
 
     num_cells: int
@@ -40,6 +41,7 @@ class Cells:
     num_vertices: int = 0
     num_exact: int = 0
     num_concurrent: int | None = None
+    num_parallel: int | None = None
     gap: float | None = None
     proved_share: float | None = None
     num_open: int | None = None

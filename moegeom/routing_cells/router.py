@@ -22,8 +22,8 @@ from moegeom.geometry.capacity import expected_diagram, most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
 from moegeom.routing_cells.ball import ball_cells
 from moegeom.routing_cells.exact.certificate import strict_witnesses
-from moegeom.routing_cells.exact.dictionary import common_tie, equal_classes
-from moegeom.routing_cells.facet_graph import facet_graph, visited_graph
+from moegeom.routing_cells.exact.dictionary import common_tie, equal_classes, num_parallel
+from moegeom.routing_cells.facet_graph import facet_graph, swaps, visited_graph
 from moegeom.routing_cells.plane.raster import (
     Frame,
     PixelState,
@@ -262,7 +262,7 @@ class _Slicing(RouterOnSlice):
             expected = expected_vertices(*size)
             more |= {"most_cells": most_cells(*size), "expected_vertices": expected}
             if cells.is_whole:
-                facts = facts_of(cells)
+                facts = facts_of(cells, weight, bias)
             else:
                 # the limit of a search or a walk, and one that should do
                 is_cut = cells.road == "search"
@@ -437,10 +437,19 @@ def _is_central(weight: np.ndarray, bias: np.ndarray) -> bool:
 _SEGMENTS = 1000
 
 
-def facts_of(cells: Enumeration) -> Cells:
+def facts_of(
+    cells: Enumeration,
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+) -> Cells:
     """The figures of a search, and of the graph of facets where there is one."""
-    num_cells = len(cells.expert_set)
+    num_cells, is_walk = len(cells.expert_set), cells.road in ("walk", "charts")
     graph = vars(facet_graph(num_cells, cells.facets)) if num_cells else {}
+    pairs = set()
+    if is_walk:
+        both = swaps(cells.expert_set, cells.facets)
+        either = zip(both.out.tolist(), both.into.tolist(), strict=True)
+        pairs = {(min(pair), max(pair)) for pair in either}
     return Cells(
         num_cells=num_cells,
         road=cells.road,
@@ -449,7 +458,8 @@ def facts_of(cells: Enumeration) -> Cells:
         **graph,
         num_vertices=cells.num_vertices,
         num_exact=cells.num_exact,
-        num_concurrent=cells.num_concurrent if cells.road in ("walk", "charts") else None,
+        num_concurrent=cells.num_concurrent if is_walk else None,
+        num_parallel=num_parallel(weight, bias, pairs) if is_walk else None,
         gap=None if cells.road == "search" else cells.gap,
         num_rational=len(cells.exact),
         num_tied=None if cells.tied is None else len(cells.tied),

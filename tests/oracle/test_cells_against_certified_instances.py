@@ -11,7 +11,12 @@ from numpy.testing import assert_array_equal
 from scipy.spatial import ConvexHull
 
 from moegeom.routing_cells.ball.ball_cells import BallProblem, cells_of_ball
-from moegeom.routing_cells.exact.dictionary import Arrangement, dictionary, independent_columns_of
+from moegeom.routing_cells.exact.dictionary import (
+    Arrangement,
+    dictionary,
+    independent_columns_of,
+    num_parallel,
+)
 from moegeom.routing_cells.walk import enumeration
 from moegeom.routing_cells.walk._level_vertex import UNORDERED
 from moegeom.routing_cells.walk.enumeration import AllSubsets, Enumeration, enumerate_cells
@@ -369,6 +374,34 @@ def concurrent_points(weight: np.ndarray, bias: np.ndarray, k: int) -> int:
             above, tied = sum(v > level for v in values), values.count(level)
             count += tied > 3 and above < k < above + tied
     return count
+
+
+def parallel_planes(weight, bias, pairs):
+    """By all pairs of planes of whole numbers: the rank of their normals, and with their places."""
+    rows = [[*(weight[i] - weight[j]), bias[j] - bias[i]] for i, j in pairs]
+    planes = []
+    for row in np.array(rows):
+        if row[:-1].any() and all(np.linalg.matrix_rank([row, other]) > 1 for other in planes):
+            planes.append(row)
+    return sum(
+        any(one is not two and np.linalg.matrix_rank([one[:-1], two[:-1]]) == 1 for two in planes)
+        for one in planes
+    )
+
+
+def test_parallel_boundaries_are_those_of_all_pairs_of_planes():
+    counts = []
+    for seed in range(6):
+        generator = np.random.default_rng(seed)
+        weight = generator.integers(-2, 3, (7, 2 + seed % 2)).astype(np.float64)
+        bias = generator.integers(-2, 3, 7).astype(np.float64)
+        pairs = list(combinations(range(7), 2))
+        counts.append(parallel_planes(weight, bias, pairs))
+        assert num_parallel(weight, bias, pairs) == counts[-1]
+        weight, bias = router(9, 2, seed)
+        assert num_parallel(weight, bias, pairs) == 0
+    assert sum(counts) > 8
+    assert num_parallel(np.arange(3.0)[:, None], np.zeros(3), [(0, 1), (1, 2)]) == 0
 
 
 def test_points_where_too_many_experts_tie_are_those_of_all_triples():

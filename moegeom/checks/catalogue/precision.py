@@ -216,8 +216,10 @@ def quantisation_covers_routers(measured: Measured, limits: Limits) -> Iterator[
 
     Looked for: routers that are stored plain, in a checkpoint whose ``quantization_config`` (or
     ``compression_config``, ``hf_quant_config.json`` and its kin) covers all linear modules, and
-    whose list of exceptions names none of them, by name, glob or regular expression. And the
-    reverse, an error: routers that are stored quantised, and that it leaves out.
+    whose list of exceptions names none of them, by name, glob or regular expression. A router whose
+    module holds a further parameter, as the selection bias of DeepSeek-V3, is no linear module:
+    only its own name covers it. And the reverse, an error: routers that are stored quantised, and
+    that it leaves out.
 
     A finding means: an engine whose router is such a linear module asks for scales that are not
     there, or rounds the router while it loads. Engines that never quantise routers of this family

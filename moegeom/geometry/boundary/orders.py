@@ -163,7 +163,12 @@ class _Step:
 
 
 def search_ties(
-    metric: RowMetric, logits: Float64[np.ndarray, "experts"], k: int, order: int, most_nodes: int
+    metric: RowMetric,
+    logits: Float64[np.ndarray, "experts"],
+    k: int,
+    order: int,
+    most_nodes: int,
+    threshold: float | None = None,
 ) -> OrderDistance:
     r"""Distance to the closed set of order n = ``order``, by best-first branch and bound.
 
@@ -171,29 +176,34 @@ def search_ties(
     others of the points with :math:`z_A \ge c \ge z_{rest}`, c the logit of J. Sets J are grown
     expert by expert, which only takes them farther away; with J complete, experts are set above or
     below c until the nearest point is one of the set. After ``most_nodes`` steps the bracket stays
-    open: ``lower`` is the least bound that is left, ``upper`` the nearest point seen.
+    open: ``lower`` is the least bound that is left, ``upper`` the nearest point seen. With a
+    ``threshold`` it stays open as soon as both ends are on one side of it, or one is there.
     inf for k = E and for an order that is not in 1 to E - 1.
     """
     if k >= len(logits) or not 1 <= order < len(logits):
         return OrderDistance(np.inf, np.inf, ())
     search = _Search(metric, k, order)
-    best = min(search.windows(logits), default=(np.inf, ()))
+    near = -np.inf if threshold is None else threshold
+    best = min(search.windows(logits, near), default=(np.inf, ()))
     num_first = len(logits) - order
-    if most_nodes < num_first:
+    if most_nodes < num_first or best[0] <= near:
         return OrderDistance(0.0, best[0], tuple(sorted(best[1])))
-    queue = search.pairs(logits, best[0])
+    beyond = np.inf if threshold is None else float(np.nextafter(threshold, np.inf))
+    limit = min(best[0], beyond)
+    queue = search.pairs(logits, limit)
     heapify(queue)
-    stuck = np.inf
+    stuck = beyond
     for _ in range(most_nodes - num_first):
-        if not queue or queue[0][0] >= (1.0 - _SAME) * best[0]:
+        if best[0] <= near or not queue or queue[0][0] >= (1.0 - _SAME) * limit:
             break
         node = heappop(queue)
         is_whole = len(node[1]) > order
-        step = search.settled(node) if is_whole else search.grown(node, best[0])
+        step = search.settled(node) if is_whole else search.grown(node, limit)
         best = min([best, *step.seen])
+        limit = min(best[0], beyond)
         stuck = min(stuck, step.stuck)
         for child in step.children:
-            if child[0] < best[0]:
+            if child[0] < limit:
                 heappush(queue, child)
     lower = min(stuck, queue[0][0] if queue else np.inf)
     upper, tied = best
@@ -207,13 +217,17 @@ class _Search:
     k: int
     order: int
 
-    def windows(self, logits: Float64[np.ndarray, "experts"]) -> list[tuple[float, Experts]]:
-        """Points where neighbours in rank tie and all others stay on their side: first guesses."""
+    def windows(
+        self, logits: Float64[np.ndarray, "experts"], near: float
+    ) -> list[tuple[float, Experts]]:
+        """Points where neighbours in rank tie and all others stay on their side: first guesses, up
+        to one that is ``near``.
+        """
         ranked = np.argsort(-logits, kind="stable").tolist()
         points = []
         for start in range(max(self.k - self.order, 0), self.k):
             end = start + self.order + 1
-            if end <= len(ranked):
+            if end <= len(ranked) and not (points and min(points)[0] <= near):
                 guess = tuple(ranked[start:end]), tuple(ranked[:start]), tuple(ranked[end:])
                 points += self._seen(*guess)
         return points
@@ -455,6 +469,7 @@ def order_distance(
     order: int,
     most_nodes: int = 20_000,
     apart: Float64[np.ndarray, "experts experts"] | None = None,
+    threshold: float | None = None,
 ) -> OrderDistance:
     r"""Euclidean distance of one input to the closed set of order n = ``order``, as a bracket.
 
@@ -463,8 +478,9 @@ def order_distance(
     k = E, for n >= E, and where rows allow no such tie. ``lower`` is at least the least distance of
     a flat (all of n + 1 experts tie, wherever the others are) and certified even when the search
     ends after ``most_nodes`` steps. Relative error 1e-8, for affine rules. ``rows`` are the router
-    rows, or their :func:`row_coordinates`; ``apart`` are the
-    distances between them (:func:`rows_apart`), to be worked out once for many tokens.
+    rows, or their :func:`row_coordinates`; ``apart`` are the distances between them
+    (:func:`rows_apart`), to be worked out once for many tokens. Where it only matters on which side
+    of a ``threshold`` the distance is, the search ends when that is known.
 
     Source: docs/theory.md A4. Oracle in tests: SLSQP over every flat and every split of the others.
     """
@@ -479,7 +495,8 @@ def order_distance(
             return OrderDistance(0.0, 0.0, tuple(tied[: order + 1].tolist()))
         if are_equal:
             return OrderDistance(np.inf, np.inf, ())
-    return search_ties(_Euclidean.at(logits, rows, apart), logits, k, order, most_nodes)
+    metric = _Euclidean.at(logits, rows, apart)
+    return search_ties(metric, logits, k, order, most_nodes, threshold)
 
 
 #: Relative difference of float32 products of equal rows at most, in any order of summation.

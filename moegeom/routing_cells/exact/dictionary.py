@@ -15,7 +15,7 @@ docs/theory.md G1 and G2; oracle in tests: the same in fractions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -47,6 +47,28 @@ class Integers:
     def slope(self, one: int, other: int) -> list[int]:
         """The row of one expert less that of another."""
         return [a - b for a, b in zip(self.rows[one], self.rows[other], strict=True)][:-1]
+
+
+def num_parallel(
+    weight: Float64[np.ndarray, "experts dims"],
+    bias: Float64[np.ndarray, "experts"],
+    pairs: Iterable[tuple[int, int]],
+) -> int:
+    r"""How many planes :math:`(w_i - w_j) x = b_j - b_i` of some pairs have another one beside them
+    with a normal of the same direction: such planes never meet. Exact; equal planes count once, and
+    points of a line never. Oracle in tests: all pairs of planes.
+    """
+    if weight.shape[1] < 2:
+        return 0
+    of = Arrangement.of(weight, bias)
+    places: dict[tuple[Fraction, ...], set[Fraction]] = {}
+    for i, j in pairs:
+        normal = [a - b for a, b in zip(of.weight[i], of.weight[j], strict=True)]
+        unit = next((value for value in normal if value), None)
+        if unit is not None:
+            along = places.setdefault(tuple(value / unit for value in normal), set())
+            along.add((of.bias[j] - of.bias[i]) / unit)
+    return sum(len(along) for along in places.values() if len(along) > 1)
 
 
 @dataclass(frozen=True, eq=False)

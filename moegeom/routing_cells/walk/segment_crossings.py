@@ -11,7 +11,8 @@ Where ``out`` and ``into`` tie, :math:`t : 1 - t = p : q` with :math:`p = a_{out
 .. math:: (a_i - a_{out}) q + (b_i - b_{out}) p > 0,
 
 a determinant of order 2 in differences of the given numbers, off by at most 8 u times the sum of
-its absolute terms.
+its absolute terms. Equal lines tie everywhere and may stand for each other: with copies of ``out``
+or of ``into``, not of both, the point is still one exchange, of one of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, takewhile
+from math import lcm
 
 import numpy as np
 from numba import njit
@@ -38,47 +40,45 @@ def sweep(
     From just right of ``start``, or from the far left. Ends are None where there are none. Of equal
     lines the lower number wins, so that their cells are tie-broken; no interval is empty. From one
     break to the next by Newton steps on the lower envelope of the chosen lines against the upper
-    one of the others. For 0 < k < E.
+    one of the others, in whole numbers: fractions would take ten times as long. For 0 < k < E.
     """
-    lines = range(len(slope))
+    unit = lcm(*(value.denominator for value in (*slope, *offset)))
+    rates, values = ([int(value * unit) for value in some] for some in (slope, offset))
+    lines = range(len(rates))
     while True:
-        order = sorted(lines, key=lambda i: _key(i, start, slope, offset))
-        chosen, others = order[:k], order[k:]
-        stop = _next_break(chosen, others, slope, offset)
-        yield frozenset(chosen), start, stop
+        if start is None:
+            order = sorted(lines, key=lambda i: (rates[i], -values[i], i))
+        else:
+            heights = _heights(rates, values, start)
+            order = sorted(lines, key=lambda i: (-heights[i], -rates[i], i))
+        stop = _next_break(order[:k], order[k:], rates, values)
+        yield frozenset(order[:k]), start, stop
         if stop is None:
             return
         start = stop
 
 
-def _key(
-    i: int, at: Fraction | None, slope: Sequence[Fraction], offset: Sequence[Fraction]
-) -> tuple[Fraction, Fraction, int]:
-    """Descending values just right of ``at``; far to the left where that is None."""
-    if at is None:
-        return slope[i], -offset[i], i
-    return -(slope[i] * at + offset[i]), -slope[i], i
+def _heights(rates: Sequence[int], values: Sequence[int], at: Fraction) -> list[int]:
+    """The heights of the lines at a place, all times its denominator."""
+    p, q = at.numerator, at.denominator
+    return [rate * p + value * q for rate, value in zip(rates, values, strict=True)]
 
 
 def _next_break(
-    chosen: Sequence[int],
-    others: Sequence[int],
-    slope: Sequence[Fraction],
-    offset: Sequence[Fraction],
+    chosen: Sequence[int], others: Sequence[int], rates: Sequence[int], values: Sequence[int]
 ) -> Fraction | None:
     """Where one of the others first overtakes a chosen line; None where none ever does."""
-    out = min(chosen, key=lambda i: (slope[i], offset[i]))
-    into = max(others, key=lambda j: (slope[j], offset[j]))
+    out = min(chosen, key=lambda i: (rates[i], values[i]))
+    into = max(others, key=lambda j: (rates[j], values[j]))
     nearest = None
-    while slope[into] > slope[out]:
-        at = (offset[out] - offset[into]) / (slope[into] - slope[out])
+    while rates[into] > rates[out]:
+        at = Fraction(values[out] - values[into], rates[into] - rates[out])
         if nearest is not None and at >= nearest:
             break
-        nearest = at
-        values = [rate * at + value for rate, value in zip(slope, offset, strict=True)]
-        out = min(chosen, key=lambda i: (values[i], slope[i]))
-        into = max(others, key=lambda j: (values[j], slope[j]))
-        if values[out] >= values[into]:
+        nearest, heights = at, _heights(rates, values, at)
+        out = min(chosen, key=lambda i: (heights[i], rates[i]))
+        into = max(others, key=lambda j: (heights[j], rates[j]))
+        if heights[out] >= heights[into]:
             break
     return nearest
 
@@ -244,7 +244,7 @@ def _places(
 
 @njit(**INNER)
 def _load(a, b, k, lines):
-    """Loads the lines, the k largest at the left end first; returns whether they are strictly so.
+    """Loads the lines, the k largest at the left end first; returns whether no others could be.
 
     Not for numbers whose differences or their products are beyond float64.
     """
@@ -260,10 +260,17 @@ def _load(a, b, k, lines):
             if first[i] > first[best]:
                 best = i
         _swap(lines, place, best)
-    most = first[k]
-    for i in range(k + 1, experts):
-        most = max(most, first[i])
-    return first[k - 1] > most
+    tied, num_odd = False, 0
+    for i in range(k, experts):
+        tied |= first[i] == first[k - 1]
+    for i in range(experts):
+        num_odd += first[i] == first[k - 1] and not _are_equal(lines, i, k - 1)
+    return not tied or num_odd == 0
+
+
+@njit(**INNER)
+def _are_equal(lines, one, other):
+    return lines[0, one] == lines[0, other] and lines[1, one] == lines[1, other]
 
 
 @njit(**INNER)
@@ -298,6 +305,11 @@ def _next_exchange(lines, k, values):
     out, into = _extremes(b, k)
     if b[out] > b[into]:
         return -1, -1
+    if _are_equal(lines, out, into):
+        for i in range(len(b)):
+            if b[i] == b[out] and not _are_equal(lines, i, out):
+                return out, into
+        return -1, -1
     nearest = np.inf
     one, other = out, into
     while True:
@@ -329,7 +341,13 @@ def _is_proved(lines, k, out, into):
         left, right = (height - a[i]) * q, (other_height - b[i]) * p
         proved += left + right > _ROUNDING * (abs(left) + abs(right)) + _UNDERFLOW
     # of ``into`` the two terms are p q and - p q, rounded alike, and that of ``out`` are 0
-    return proved == len(a) - 2
+    if proved == len(a) - 2:
+        return True
+    of_out, of_into = 0, 0
+    for i in range(len(a)):
+        of_out += _are_equal(lines, i, out)
+        of_into += _are_equal(lines, i, into)
+    return min(of_out, of_into) == 1 and proved == len(a) - of_out - of_into
 
 
 @kernel()

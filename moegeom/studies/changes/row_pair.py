@@ -288,7 +288,7 @@ class RoutersOfA:
         return {
             name: projected(effective_rows_of(router), NUM_PROJECTIONS)
             for name, router in self._routers.items()
-            if np.isfinite(router.weight).all()
+            if not router.non_finite_rows.size
         }
 
     def beside(self, b: Router) -> OtherRows:

@@ -409,7 +409,7 @@ def _difference_from(opened: Session, opening: Callable[[], TensorStore]) -> dic
     ours = {r.name: r for r in opened.routers.routers if not r.listed}
     names = [n for n in {**ours, **routers} if not _are_equal(ours.get(n), routers.get(n))]
     there = [routers[name] for name in names if name in routers]
-    broken = [router.name for router in there if not np.isfinite(router.weight).all()]
+    broken = [router.name for router in there if router.non_finite_rows.size]
     files = sorted({router.provenance.file for router in there})
     return {**_NONE, "routers": names, "not_finite": broken, "files": files}
 
@@ -424,7 +424,11 @@ def _are_equal(one: Router | None, other: Router | None) -> bool:
     if one.rule != dataclasses.replace(other.rule, weights=one.rule.weights):
         return False
     ours, theirs = (
-        {name: value for name, value in vars(router).items() if isinstance(value, np.ndarray)}
+        {
+            name: getattr(router, name)
+            for name, value in vars(router).items()
+            if hasattr(value, "shape")
+        }
         for router in (one, other)
     )
     return ours.keys() == theirs.keys() and not any(

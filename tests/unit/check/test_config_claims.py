@@ -22,6 +22,9 @@ GATE = "model.layers.3.mlp.gate"
 
 SPOKEN = Case(family="deepseek_v3", made=setting(**SAID))
 
+#: One whose gates are linear modules.
+LINEAR = Case()
+
 
 @pytest.fixture
 def judge(judged):
@@ -198,12 +201,12 @@ def test_files_beside_the_config_are_judged_like_it(file, judged, tmp_path):
         def beside(tensors, config, asks=asks):
             (tmp_path / "model" / name).write_text(json.dumps(asks), "utf-8")
 
-        plain = judged(SPOKEN, beside)
+        plain = judged(LINEAR, beside)
         findings = outcome_of(plain, "MGN119").findings
         assert len(findings) == num_findings
         assert plain.exit_code == 0
         assert all(f"'{name}" in finding.title for finding in findings)
-        strict = judged(SPOKEN, beside, profile=Path("release"))
+        strict = judged(LINEAR, beside, profile=Path("release"))
         errors = {f.code for f in strict.verdict.findings if f.severity == "error"}
         assert ("MGN119" in errors) == bool(num_findings)
 
@@ -227,6 +230,15 @@ def test_quantised_routers_that_the_config_leaves_out_are_an_error(judge):
     assert "3 routers are stored as fp8" in finding.title
 
 
+def test_a_router_with_a_selection_bias_of_its_own_module_is_covered_by_its_name_alone(judge):
+    asks = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    assert judge("MGN119", setting(quantization_config=asks)).state == "passed"
+    groups = {"group_0": {"targets": ["Linear", "model.layers.1.mlp.gate"]}}
+    named = setting(quantization_config={"quant_method": "fp8", "config_groups": groups})
+    (finding,) = judge("MGN119", named).findings
+    assert finding.routers == ("text/1",)
+
+
 def test_a_pattern_that_cannot_be_tried_leaves_the_check_open(judge):
     claims = {"quant_method": "fp8", "ignore": ["re:(.*)*x"]}
     outcome = judge("MGN119", setting(quantization_config=claims))
@@ -236,9 +248,9 @@ def test_a_pattern_that_cannot_be_tried_leaves_the_check_open(judge):
     )
 
 
-def test_the_finding_names_key_routers_and_module(judge):
+def test_the_finding_names_key_routers_and_module(judged):
     claims = {"quant_method": "awq", "modules_to_not_convert": ["x"]}
-    (finding,) = judge("MGN119", setting(quantization_config=claims)).findings
+    (finding,) = outcome_of(judged(LINEAR, setting(quantization_config=claims)), "MGN119").findings
     assert finding.routers == ("text/0", "text/1", "text/2")
     assert "3 of 3 routers" in finding.title
     assert "'quantization_config.modules_to_not_convert'" in finding.title
@@ -332,7 +344,10 @@ def twice(judged, tmp_path):
 CLAIMS = {
     "nothing unsaid": (keep, set()),
     "gating": (without("scoring_func"), {"MGI113"}),
-    "quantisation": (setting(quantization_config={"quant_method": "awq"}), {"MGN119"}),
+    "quantisation": (
+        setting(quantization_config={"config_groups": {"0": {"targets": ["re:.*gate"]}}}),
+        {"MGN119"},
+    ),
     "dropped groups": (signs(0), {"MGN120"}),
 }
 

@@ -118,6 +118,22 @@ def test_coordinates_keep_distances_and_a_real_shape_is_solved_within_few_steps(
     assert nearest[0].upper <= nearest[1].upper <= nearest[2].upper
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_threshold_leaves_both_ends_on_the_side_of_the_distance(seed):
+    random = np.random.default_rng(seed)
+    experts, hidden = int(random.integers(4, 9)), int(random.integers(2, 6))
+    weight = random.standard_normal((experts, hidden))
+    z = weight @ random.standard_normal(hidden) * 2
+    k, order = int(random.integers(1, experts)), int(random.integers(1, 4))
+    exact = ties.order_distance(z, weight, k, min(order, experts - 1))
+    assert exact.is_exact
+    for ratio in (0.0, 0.3, 0.9, 1.0 + 1e-7, 1.1, 4.0):
+        threshold = ratio * exact.upper if exact.upper < INF else 1.0 + ratio
+        ends = ties.order_distance(z, weight, k, min(order, experts - 1), threshold=threshold)
+        assert ends.lower <= exact.upper <= ends.upper
+        assert (ends.lower <= threshold) == (ends.upper <= threshold) == (exact.upper <= threshold)
+
+
 def test_without_the_solver_the_bracket_stays_open_and_true(monkeypatch):
     """A rare case where costs alone do not rule out a nearer flat whose own point is no tie."""
     random = np.random.default_rng(508)

@@ -1,6 +1,10 @@
 """Stored floats, packed weights, and storage that is refused with the reason."""
 
+import dataclasses
 import json
+import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -10,10 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moegeom.checkpoint.dtypes import DTYPES, upcast
+from moegeom.checkpoint.dtypes import DTYPES, largest_size, upcast
 from moegeom.checkpoint.store import TensorInfo
 from moegeom.core.errors import CheckpointError, RouterError
-from moegeom.core.router import Router
+from moegeom.core.router import Router, StoredRows
 from moegeom.router.settings import Settings
 from moegeom.router.storage import SCHEMES, RouterTensors, Stored, find_storage
 from moegeom.router.storages.four_bit_floats import _TABLES
@@ -43,6 +47,45 @@ def test_plain_floats_keep_every_digit(stored, loaded, make_olmoe):
     router = _router(make_olmoe({f"{_GATE}.weight": weight}))
     assert router.weight.dtype == loaded
     np.testing.assert_array_equal(router.weight, weight.to(torch.float64).numpy())
+
+
+def test_narrow_rows_are_floats_as_long_as_somebody_holds_them_and_one_array_for_all(make_olmoe):
+    weight = torch.randn(6, 16, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    router = _router(make_olmoe({f"{_GATE}.weight": weight}))
+    assert router.stored_numbers.dtype == ml_dtypes.bfloat16
+    with ThreadPoolExecutor(4) as pool:
+        several = list(pool.map(lambda _: router.weight, range(16)))
+    assert len(set(map(id, several))) == 1
+    floats = weakref.ref(several.pop())
+    StoredRows._latest.clear()
+    assert floats() is several[0]
+    several.clear()
+    assert floats() is None
+    np.testing.assert_array_equal(router.weight, weight.float().numpy())
+    for again in (pickle.loads(pickle.dumps(router)), dataclasses.replace(router, layer=7)):
+        np.testing.assert_array_equal(again.weight, router.weight)
+        assert (again.num_experts, again.hidden_size) == (6, 16)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        router.weight = router.weight
+
+
+@given(st.lists(st.floats(width=16), min_size=1, max_size=12), st.sampled_from("HBfd"))
+def test_the_largest_size_is_that_of_the_floats_whatever_their_width(numbers, code):
+    dtype = {"H": np.float16, "B": ml_dtypes.bfloat16, "f": np.float32, "d": np.float64}[code]
+    values = np.array(numbers, dtype)
+    assert largest_size(values) == np.abs(values.astype(np.float64)).max() or (
+        np.isnan(numbers).any() and np.isnan(largest_size(values))
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_rows_that_are_not_finite_are_said_at_opening_in_every_dtype(dtype, make_olmoe):
+    weight = torch.ones(6, 16).to(dtype)
+    weight[2, 3], weight[4, 0] = torch.inf, torch.nan
+    model = loaded(make_olmoe({f"{_GATE}.weight": weight}))
+    assert "text/1: 2 rows hold non-finite values, first row 2" in model.notes
+    assert model.routers[1].non_finite_rows.tolist() == [2, 4]
+    assert model.routers[0].non_finite_rows.tolist() == []
 
 
 def test_a_scale_without_dimensions_is_that_of_the_whole_tensor(make_olmoe):

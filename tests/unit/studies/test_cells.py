@@ -168,6 +168,10 @@ def test_a_walk_says_whether_experts_are_in_general_position(num, said):
     text = shown(enumerations(router("w", cells=Cells(17, "walk", num_concurrent=num))), width=500)
     assert (said is None) == ("general position" not in text)
     assert said is None or said in text
+    assert "parallel" not in text
+    cells = Cells(17, "walk", num_concurrent=num, num_parallel=1200)
+    text = shown(enumerations(router("w", cells=cells)), width=500)
+    assert "1,200 boundaries parallel to others" in text
 
 
 @pytest.mark.parametrize("form", ["table", "md", "html"])
