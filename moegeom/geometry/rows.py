@@ -48,6 +48,44 @@ def unit_rows(values: Float[np.ndarray, "tokens hidden"]) -> Float64[np.ndarray,
     return unit
 
 
+# ------------------------------------------------------------------------------------- initial rows
+def drawn_errors(
+    rows: Float64[np.ndarray, "rows columns"], kurtosis: float = 0.0, rounding: float = 0.0
+) -> tuple[float, ...]:
+    r"""How far figures of rows are from those of independent numbers of one law, in their errors.
+
+    With :math:`x = w / \sqrt{mean(w^2)}`: the mean of x; its excess kurtosis less ``kurtosis`` (0
+    normal, -1.2 uniform), beyond what ``rounding`` may have made of it; the spread of the mean
+    squares of rows and of columns over :math:`(\kappa + 2) / n`, of n numbers each; and the mean
+    squared cosine of two rows times the columns, 1 of independent ones. The last three count above
+    1 alone: rows that were scaled to one length are no sign of training.
+
+    float64, units of standard errors for many numbers. Two rows at least, none of zeros.
+    Oracle in tests: numbers that are drawn.
+    """
+    count, columns = rows.shape
+    x = rows / np.abs(rows).max()
+    squares = (x := x / np.sqrt((x**2).mean())) ** 2
+    excess = float((squares**2).mean() / squares.mean() ** 2) - 3.0
+    # variance of a sample kurtosis by the delta method, of normal and of uniform numbers
+    error = np.sqrt((24.0 if kurtosis > -0.6 else 1.32) / rows.size)
+    unit = x / np.sqrt(squares.sum(axis=1, keepdims=True))
+    cosines_squared = ((unit @ unit.T) ** 2)[np.triu_indices(count, 1)]
+
+    def spread(means: Float64[np.ndarray, "means"], each: int) -> float:
+        ratio = means.var(ddof=1) * each / (kurtosis + 2.0)
+        return max(0.0, float(ratio - 1.0)) * np.sqrt((len(means) - 1) / 2.0)
+
+    alike = float(cosines_squared.mean() * columns - 1.0) * np.sqrt(len(cosines_squared) / 2.0)
+    return (
+        float(x.mean()) * np.sqrt(rows.size),
+        max(0.0, abs(excess - kurtosis) - rounding) / error,
+        spread(squares.mean(axis=1), columns),
+        spread(squares.mean(axis=0), count),
+        max(0.0, alike),
+    )
+
+
 # ----------------------------------------------------------------------------- projections in front
 #: Shorter vectors are divided by this instead of their length.
 LEAST_LENGTH = 1e-12

@@ -19,6 +19,7 @@ from moegeom.core.limits import TOKEN_TABLE_BYTES
 from moegeom.core.router import EXACT_IN_BFLOAT16, Router, TableName, TokenTable
 from moegeom.core.shapes import Bool, Float, Float64, Shaped
 from moegeom.core.text import quoted
+from moegeom.geometry.rows import drawn_errors
 from moegeom.router.family import SIZE, Family, Range, Setting, StackSpec, TensorName
 from moegeom.router.plain_names import with_plain_names
 from moegeom.router.plan import VECTORS, Match, RouterPlan, Values
@@ -281,7 +282,8 @@ def drawn_rows(weight: Float64[np.ndarray, "experts hidden"], sigma: float) -> l
         is_drawn &= _alignment(weight / norms[:, None], others) <= _ERRORS
     if is_drawn.sum() < max(_LEAST_ROWS, _LEAST_NUMBERS / hidden):
         return []
-    errors = _errors(weight[is_drawn] / sigma)
+    rows = weight[is_drawn] / sigma
+    errors = ((rows.std() - 1.0) * math.sqrt(2.0 * rows.size), *drawn_errors(rows))
     return [] if max(map(abs, errors)) > _ERRORS else np.flatnonzero(is_drawn).tolist()
 
 
@@ -309,20 +311,6 @@ def _kurtosis(rows: Float64[np.ndarray, "rows hidden"]) -> Float64[np.ndarray, "
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         squares = rows**2
         return (squares**2).mean(axis=1) / squares.mean(axis=1) ** 2 - 3.0
-
-
-def _errors(rows: Float64[np.ndarray, "rows hidden"]) -> Iterator[float]:
-    """Distances of figures of standard normal rows from what they should be, in their errors."""
-    count, hidden = rows.shape
-    numbers = rows.size
-    lengths = (rows**2).sum(axis=1)
-    yield (rows.std() - 1.0) * math.sqrt(2.0 * numbers)
-    yield rows.mean() * math.sqrt(numbers)
-    yield float(_kurtosis(rows.reshape(1, -1))[0]) * math.sqrt(numbers / 24.0)
-    yield (((lengths - hidden) ** 2).mean() / (2.0 * hidden) - 1.0) * math.sqrt(count / 2.0)
-    unit = rows / np.sqrt(lengths)[:, None]
-    off = (unit @ unit.T)[np.triu_indices(count, 1)]
-    yield ((off**2).mean() * hidden - 1.0) * math.sqrt(len(off) / 2.0)
 
 
 # ------------------------------------------------------------------------------- tables by token id

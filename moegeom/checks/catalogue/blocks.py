@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.checks.check import OLDER, Limits, check
+from moegeom.checks.check import OLDER, Limits, Unknown, check
 from moegeom.checks.measured import Measured
 from moegeom.core.finding import Finding
-from moegeom.core.text import number_of
+from moegeom.core.text import listed, number_of
 
 
 def _too_little(measured: Measured) -> str:
@@ -124,3 +124,112 @@ def parts_hold(measured: Measured, limits: Limits) -> Iterator[Finding]:
 def _experts(flaw: Mapping[str, Any]) -> str:
     noun = "expert" if flaw["count"] == 1 else "experts"
     return f"{noun} {flaw['experts']} ({flaw['count']} of {flaw['num_experts']})"
+
+
+# ---------------------------------------------------------------------------------- read on request
+def _samples(measured: Measured) -> Iterator[Mapping[str, Any] | Unknown]:
+    """Facts of the samples of each router, and those that could not be read."""
+    facts = measured.run["expert_values"]
+    if not (facts["samples"] or facts["left_out"]):
+        yield Unknown("checkpoint", "it has no router whose experts could be read")
+    yield from (Unknown(one["router"], one["reason"]) for one in facts["left_out"])
+    yield from facts["samples"]
+
+
+def _numbers(experts: Sequence[int], of: int) -> str:
+    """``experts 1, 3 and 5 more (7 of 16)``."""
+    return f"{number_of(len(experts), 'expert')} of {of} ({listed(experts, 4)})"
+
+
+@check("MGI125", "experts are the same, zero or broken", "error", inputs="experts")
+def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    """Every expert holds numbers of its own.
+
+    Looked for: with --experts, the first 4 kB of each stored tensor of each expert, as stored:
+    samples that are the same bytes in all matrices, samples that are all 0, and values and scales
+    that are not finite. Numbers behind the samples are not looked at.
+
+    A finding means: a conversion wrote one expert over others or filled them in, an upcycled model
+    was never trained, or a weight broke in training. Tokens get an output twice, none, or NaN.
+
+    What to do: compare these experts with those of the source.
+    """
+    for one in _samples(measured):
+        if isinstance(one, Unknown):
+            yield one
+            continue
+        num, router = one["num_experts"], one["router"]
+        groups, of = one["equal"], f"In {one['bytes_each']:,} bytes of each."
+        if groups:
+            count = sum(map(len, groups))
+            text = "; ".join(listed(group, 4) for group in groups[:3])
+            more = f"; and {len(groups) - 3} groups more" if len(groups) > 3 else ""
+            yield experts_hold.finding(
+                router,
+                f"{count} of {number_of(num, 'expert')} are the same as another: {text}{more}.",
+                of,
+            )
+        if one["zero"]:
+            yield experts_hold.finding(router, f"{_numbers(one['zero'], num)} are all 0.", of)
+        if one["not_finite"]:
+            yield experts_hold.finding(
+                router, f"{_numbers(one['not_finite'], num)} hold values that are not finite.", of
+            )
+
+
+@check("MGI126", "scales of experts were never calibrated", "error", inputs="experts")
+def experts_calibrated(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    """Every expert that is quantised with its inputs has a scale that calibration wrote.
+
+    Looked for: with --experts, scales of inputs (``input_scale`` and its kin) that are not finite,
+    0, or exactly 1 while other experts of the layer have another.
+
+    A finding means: no token of the calibration text reached these experts. Engines divide their
+    inputs by NaN, or cut them off where others are scaled: what such an expert gives is wrong from
+    the first token that is sent there.
+
+    What to do: calibrate with more text, or with every token sent through every expert.
+    """
+    for one in _samples(measured):
+        if isinstance(one, Unknown):
+            yield one
+        elif one["uncalibrated"]:
+            yield experts_calibrated.finding(
+                one["router"],
+                f"{_numbers(one['uncalibrated'], one['num_experts'])} have a scale of inputs that "
+                "no token calibrated.",
+            )
+
+
+@check(
+    "MGG209",
+    "experts are as an initialisation draws them",
+    "warning",
+    inputs="experts",
+    severities={"release": "error", "training": "note"},
+)
+def experts_trained(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    """Experts were trained.
+
+    Looked for: with --experts, the beginnings of all matrices that are stored as floats. Normal or
+    uniform numbers, independent and of one size, whatever it is, have a known kurtosis, rows and
+    columns of like energy, and no direction in common: within four standard errors in each matrix.
+
+    A finding means: the experts of this layer are what a model starts from. Weights were never
+    loaded, or training never reached them. Packed integers are not judged.
+
+    What to do: where this is a model before its training, nothing. Else look whether the loader
+    knew the names of the experts, and whether gradients reach them.
+    """
+    for one in _samples(measured):
+        if isinstance(one, Unknown):
+            yield one
+        elif one["drawn"]:
+            yield experts_trained.finding(
+                one["router"],
+                f"{number_of(one['num_experts'], 'expert')} are as drawn at random, in "
+                f"{' and '.join(one['drawn'])}.",
+                f"In {one['bytes_each']:,} bytes of each.",
+            )
+        elif not one["is_drawn_judged"]:
+            yield Unknown(one["router"], "its experts are stored as no floats, or too few")

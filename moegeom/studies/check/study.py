@@ -59,6 +59,7 @@ from moegeom.router.attention.tensors import (
 )
 from moegeom.router.expert_samples import Beginning, expert_beginnings, read_expert_samples
 from moegeom.router.expert_tensors import open_experts
+from moegeom.router.expert_values import ExpertValues, expert_values
 from moegeom.router.family import family_of_class
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import NOTHING_ASKED
@@ -98,7 +99,7 @@ def gate(request: GateRequest, watch: Watch | None = None) -> Gate:
             results = with_expert_samples(results, opened, announce)
         facts: dict[str, Any] = {"loaders": loader_facts(opened)}
         if request.experts:
-            facts["expert_spread"] = expert_facts(opened, announce)
+            facts |= expert_facts(opened, announce)
         if request.attention:
             facts["attention_gates"] = attention_facts(opened, announce)
         tables = {table: results.rows(table) for table in ("layers", "experts")}
@@ -490,7 +491,8 @@ def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
 
 
 def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, Any]:
-    """``matrices`` with what ``expert_spread`` finds in each, and routers that are left out.
+    """``expert_values``: what samples of all experts show; ``expert_spread``: what lies between
+    experts, in ``matrices``. Both name routers that are left out.
 
     What is not known is None. ``announce`` is told how much is read before it is.
     """
@@ -499,6 +501,13 @@ def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, 
     refuse_absent("scipy", "", "check --experts")
     left_out: list[dict[str, str]] = []
     beginnings_by_router: list[tuple[str, Beginning]] = []
+    values: dict[str, ExpertValues] = {}
+    unread: list[dict[str, str]] = []
+    for router in (router for router in opened.chosen if not router.listed):
+        try:
+            values[router.name] = expert_values(open_experts(opened.store, router, False))
+        except (CheckpointError, RouterError) as error:
+            unread.append({"router": router.name, "reason": error.message.rstrip(".")})
     for router in (router for router in opened.chosen if not router.listed):
         try:
             if router.num_experts < 2:
@@ -507,7 +516,9 @@ def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, 
             beginnings_by_router += [(router.name, beginning) for beginning in beginnings]
         except (CheckpointError, RouterError) as error:
             left_out.append({"router": router.name, "reason": error.message.rstrip(".")})
-    announce(f"reads {sum(one.size for _, one in beginnings_by_router):,} bytes of experts")
+    sizes = (one.size for one in (*values.values(), *(one for _, one in beginnings_by_router)))
+    announce(f"reads {size(sum(sizes))} of experts")
+    samples = [{"router": name, **one.facts()} for name, one in values.items()]
     matrices: list[dict[str, Any]] = []
     for name, beginning in beginnings_by_router:
         try:
@@ -518,7 +529,10 @@ def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, 
         facts = dataclasses.asdict(spread) | {"farthest": spread.farthest}
         finite = {key: None if value != value else value for key, value in facts.items()}
         matrices.append({"router": name, "matrix": beginning.matrix, **finite})
-    return {"matrices": matrices, "left_out": left_out}
+    return {
+        "expert_spread": {"matrices": matrices, "left_out": left_out},
+        "expert_values": {"samples": samples, "left_out": unread},
+    }
 
 
 def attention_facts(opened: Session, announce: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -143,6 +143,33 @@ def with_experts(tensors: Tensors, config: dict[str, Any]) -> None:
                 tensors[EXPERT.format(layer, expert, leaf)] = values.astype(BF16)
 
 
+def trained_experts(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Experts with heavy tails and sizes of their own, as training leaves them."""
+    with_experts(tensors, config)
+    random = np.random.default_rng(12)
+    for name in [name for name in tensors if ".experts." in name]:
+        values = random.standard_t(6, tensors[name].shape) * np.exp(0.2 * random.standard_normal())
+        tensors[name] = (0.02 * values).astype(BF16)
+
+
+def quantised_experts(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Experts in eight bits, with a scale of their own and one of their inputs."""
+    trained_experts(tensors, config)
+    config["quantization_config"] = {"quant_method": "fp8", "ignore": ["re:.*mlp.gate$"]}
+    for number, name in enumerate([name for name in tensors if ".experts." in name]):
+        values = tensors[name].astype(np.float32)
+        scale = np.abs(values).max() / 448.0
+        tensors[name] = (values / scale).astype(ml_dtypes.float8_e4m3fn)
+        tensors[f"{name}_scale"] = np.array(scale, np.float32)
+        stem = name.removesuffix("weight")
+        tensors[f"{stem}input_scale"] = np.array(0.01 + 1e-4 * number, np.float32)
+
+
+def in_pairs(tensors: Tensors, config: dict[str, Any]) -> None:
+    for leaf in ("gate", "up", "down"):
+        tensors[EXPERT.format(1, 9, leaf)] = tensors[EXPERT.format(1, 4, leaf)]
+
+
 def upcycled(tensors: Tensors, config: dict[str, Any]) -> None:
     """Makes copies of the first expert of layer 1, plus noise."""
     random = np.random.default_rng(10)
@@ -279,7 +306,14 @@ MEASURED: dict[str, Case] = {
 
 #: A sample of each expert.
 OF_EXPERTS: dict[str, Case] = {
-    "MGG208": Case(upcycled, made=with_experts, request={"experts": True})
+    "MGG208": Case(upcycled, made=with_experts, request={"experts": True}),
+    "MGG209": Case(with_experts, made=trained_experts, request={"experts": True}),
+    "MGI125": Case(in_pairs, made=with_experts, request={"experts": True}),
+    "MGI126": Case(
+        tensor(EXPERT.format("{}", 3, "up")[:-6] + "input_scale", lambda scale: 0 * scale + np.nan),
+        made=quantised_experts,
+        request={"experts": True},
+    ),
 }
 
 ATTENTION = "model.layers.{}.self_attn.{}_proj.weight"

@@ -346,7 +346,7 @@ def test_copies_with_noise_are_named_and_the_bytes_read_are_announced(tmp_path):
     (finding,) = outcome.findings
     assert (outcome.state, finding.routers) == ("failed", ("text/1",))
     assert "16 experts differ by no more than initial noise" in finding.title
-    watch.say.assert_called_once_with("reads 393,216 bytes of experts")
+    watch.say.assert_called_once_with("reads 983 kB of experts")
 
 
 def test_exact_copies_are_copies_up_to_their_storage(judge):

@@ -693,14 +693,15 @@ def with_experts(tensors, config):
     random = np.random.default_rng(2)
     for layer in range(3):
         for expert in range(16):
-            name = f"model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"
-            tensors[name] = random.standard_normal((8, 64)).astype(np.float32)
+            for leaf in ("down", "up"):
+                name = f"model.layers.{layer}.mlp.experts.{expert}.{leaf}_proj.weight"
+                tensors[name] = random.standard_normal((8, 64)).astype(np.float32)
 
 
 def exchanged(tensors, config):
-    name = "model.layers.1.mlp.experts.{}.down_proj.weight"
-    a, b = name.format(3), name.format(9)
-    tensors[a], tensors[b] = tensors[b], tensors[a]
+    for leaf in ("down", "up"):
+        a, b = (f"model.layers.1.mlp.experts.{e}.{leaf}_proj.weight" for e in (3, 9))
+        tensors[a], tensors[b] = tensors[b], tensors[a]
 
 
 def trained(tensors, config):
