@@ -155,11 +155,15 @@ def router_facts(router: Router) -> dict[str, Any]:
 
 
 def _state(part: np.ndarray) -> str:
-    """What is odd about the numbers of a part: not finite, or all the same; empty for others."""
+    """What is odd about the numbers of a part: not finite, or 0 or 1 everywhere; empty for others.
+
+    Another number everywhere may be one for all experts.
+    """
     if not np.isfinite(part).all():
         return "not finite"
     first = part.flat[0] if part.size else 0.0
-    return f"{first:g} everywhere" if part.size > 1 and (part == first).all() else ""
+    is_one = part.size > 1 and first in (0.0, 1.0) and (part == first).all()
+    return f"{first:g} everywhere" if is_one else ""
 
 
 def column_versions(metrics: Sequence[Metric]) -> dict[str, str]:

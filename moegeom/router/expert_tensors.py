@@ -432,8 +432,8 @@ def _groups(store: TensorStore, router: Router) -> list[_Group]:
     """Tensors of the layer by their folder; that of the router comes first."""
     start, own = layer_of(router)
     groups: dict[str, _Group] = {}
-    for name in sorted(store.names()):
-        match = _TENSOR.fullmatch(name) if name.startswith(start) else None
+    for name in sorted(name for name in store.names() if name.startswith(start)):
+        match = _TENSOR.fullmatch(name)
         if match is None or SHARED.search(name.removeprefix(start)):
             continue
         by_expert = groups.setdefault(match["folder"], {}).setdefault(match["leaf"], {})

@@ -38,7 +38,7 @@ def announce_bytes(
             "Say --yes, or ask for fewer layers: --layers L.",
         )
     if watch and total > _UNSAID:
-        watch.say(f"reads {size(total)} of {noun}")
+        watch.say(f"reads {'at most ' * ('at most' in subject)}{size(total)} of {noun}")
 
 
 def announce_experts(

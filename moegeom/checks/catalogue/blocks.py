@@ -101,12 +101,12 @@ def _no_parts(measured: Measured) -> str:
 def parts_hold(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Scales of experts, the gate of shared experts and its kin hold trained numbers.
 
-    Looked for: values that are not finite, and parts that are one number everywhere: zeros, or
-    scales that are all alike, which is a warning. A bias of a norm may be zero.
+    Looked for: values that are not finite, and parts that are 0 everywhere, or 1, which is a
+    warning. A bias of a norm may be zero.
 
     A finding means: a gate of zeros lets half of the shared experts through for every token, a
-    scale of zeros switches experts off; one number everywhere is what a model starts from, or what
-    a conversion filled in for a tensor that it did not find.
+    scale of zeros switches experts off; 1 everywhere is what a model starts from, or what a
+    conversion filled in for a tensor that it did not find.
 
     What to do: take the tensor from the source again.
     """

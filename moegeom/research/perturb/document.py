@@ -246,10 +246,13 @@ def _limits(report: Perturbed) -> Iterator[str]:
 
 
 def _errors(report: Perturbed) -> Iterator[str]:
-    """The largest standard errors of what a table shows."""
+    """The largest standard errors of what a table shows, of chances at each noise."""
     parts = []
+    at_times = zip(*(one.curve for one in report.routers), strict=True)
+    if report.routers:
+        of_times = (max(at.simulated_se for at in column) for column in at_times)
+        parts.append(f"chances {', '.join(_chance(error) for error in of_times)}")
     for name, values in {
-        "chances": [at.simulated_se for one in report.routers for at in one.curve],
         "'another comes in'": [one.elsewhere_se for one in report.routers],
         "'time near'": [tie.share_se for one in report.routers for tie in one.near],
     }.items():

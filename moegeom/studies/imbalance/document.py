@@ -228,7 +228,9 @@ def _sets(log: float) -> str:
 
 
 def _factor(log: float) -> str:
-    return f"{math.exp(log):.2f}"
+    """Two digits of a small one too: the factors multiply to what stands beside them."""
+    factor = math.exp(log)
+    return f"{factor:.2f}" if factor >= 0.1 else f"{factor:.2g}"
 
 
 _EVENING_COLUMNS: tuple[Column, ...] = (
@@ -401,6 +403,7 @@ def _bound(ball: MeasuredShare | None) -> str:
 def _limits(imbalance: Imbalance) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
     units = _plural(imbalance.unit)
+    yield from _experts(imbalance)  # what was asked for first: a page cuts the last ones
     yield (
         "'rows': inputs of any direction; 'mean', 'cov.': what the mean and the covariance of the "
         "tokens add; 'rest': the non-Gaussian remainder. The four parts sum to MaxVio; the four "
@@ -445,7 +448,6 @@ def _limits(imbalance: Imbalance) -> Iterator[str]:
     yield from _near(imbalance)
     yield from _reach(imbalance)
     yield from _cones(imbalance)
-    yield from _experts(imbalance)
     if imbalance.written:
         is_laws = imbalance.written.endswith(".parquet")
         what = "Laws" if is_laws else "Biases that even the loads, and those of centring,"
