@@ -73,7 +73,7 @@ class ExpertValues:
         is_zero = np.ones(len(experts), bool)
         not_finite: set[int] = set()
         uncalibrated: set[int] = set()
-        drawn: list[str] = []
+        random_matrices: list[str] = []
         judged = 0
         for part in self.parts:
             samples = list(self._read(part))
@@ -89,7 +89,7 @@ class ExpertValues:
                 if part.columns and not not_finite:
                     state = _is_drawn(numbers, part)
                     judged += state is not None
-                    drawn += [part.matrix] * bool(state)
+                    random_matrices += [part.matrix] * bool(state)
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for expert, digest in enumerate(digests):
             if digest and not is_zero[expert]:
@@ -101,7 +101,7 @@ class ExpertValues:
             "zero": np.flatnonzero(is_zero).tolist() if self.parts else [],
             "not_finite": sorted(not_finite),
             "uncalibrated": sorted(uncalibrated),
-            "drawn": drawn if len(drawn) == judged else [],
+            "drawn": random_matrices if len(random_matrices) == judged else [],
             "is_drawn_judged": judged > 0,
         }
 

@@ -82,14 +82,15 @@ def olmoe() -> Checkpoint:
 
 @functools.cache
 def with_experts(model: Checkpoint) -> Checkpoint:
-    """With a small tensor for each expert, so that experts can be told apart."""
+    """With small matrices of each expert, so that experts can be told apart."""
     experts = {}
     for layer in model.layers:
         count = len(model.tensors[f"model.layers.{layer}.mlp.gate.weight"])
         values = np.random.default_rng([7, layer]).standard_normal((count, 8, 16))
         for expert in range(count):
-            name = f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"
-            experts[name] = values[expert].astype(BF16)
+            for leaf in ("up", "down"):
+                name = f"model.layers.{layer}.mlp.experts.{expert}.{leaf}_proj.weight"
+                experts[name] = values[expert].astype(BF16)
     return model.changed(experts)
 
 

@@ -223,7 +223,7 @@ def _crossing(
     largest = float(_reach(some, np.array([row]), request.radius)[0])
     radius = largest * np.logspace(np.log10(_SMALLEST), 0.0, _RADII)
     products = experts.functions.tensors.num_values * exact.router.rule.top_k
-    drawn, between = next(
+    num_points, between = next(
         (of for of in _POINTS if 2 * (of[0] + 2 * _RADII * of[1]) * products <= _PRODUCTS),
         _POINTS[-1],
     )
@@ -231,7 +231,7 @@ def _crossing(
     dense[::between] = radius
     both = np.concatenate([-dense[::-1], dense])
     # an even number of steps would land on the tie, where either set may be chosen
-    offsets = largest * np.linspace(-1.0, 1.0, drawn + 1)
+    offsets = largest * np.linspace(-1.0, 1.0, num_points + 1)
     point, normal = jumps.tie.point[0], jumps.tie.normal[0]
 
     def at(offset: np.ndarray) -> np.ndarray:
