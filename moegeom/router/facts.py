@@ -214,11 +214,13 @@ def _quantisation(settings: Settings, plans: Sequence[RouterPlan]) -> Mapping[st
         for plan in plans
         if plan.stored.scheme != "plain"
     }
-    left_out = [one.covers([module for module, _ in packed.values()]) for one in quantisations]
+    modules = [module for module, _ in packed.values()]
+    left_out = [one.covers(modules, are_packed=True) for one in quantisations]
     most = max(range(len(quantisations)), key=lambda place: (covered[place].count(True), -place))
     return {
         "method": quantisations[most].method,
         "key": quantisations[most].key,
+        "by_path": quantisations[most].by_path,
         "plain": [
             {"router": name, "module": module, "is_covered": True in of_tables}
             | ({"is_unknown": True} if True not in of_tables and None in of_tables else {})
