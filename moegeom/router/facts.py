@@ -173,7 +173,8 @@ def _unsaid(
     specs = {match.spec.score.keys: match.spec for match in matches}
     for keys, spec in specs.items():
         score = spec.score
-        if keys and not settings.under(spec.config_roots).has(Setting(keys)):
+        disputed = [key for key in keys if family.engines_read.get(key, "?")]
+        if disputed and not settings.under(spec.config_roots).has(Setting(keys)):
             taken = score.values.get(score.default, score.default).replace("_", "-")
             yield {
                 "key": keys[0],
@@ -181,7 +182,7 @@ def _unsaid(
                 "others": "other engines have other defaults",
             }
     for key, taken in family.engines_read.items():
-        if not settings.has(Setting((key,))):
+        if taken and not settings.has(Setting((key,))):
             yield {"key": key, "assumed": f"what {source} does", "others": taken}
 
 
