@@ -133,6 +133,8 @@ _MARKS = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
     "mp_rank_00_model_states.pt",
+    "model_optim_rng.pt",
+    "mp_rank_00/model_optim_rng.pt",
 )
 
 #: Files that say which folder is the newest (Megatron-LM, DeepSpeed), and how its name is made of
