@@ -346,8 +346,13 @@ _CONTRADICTIONS: list[tuple[str | Tensors, Any, str]] = [
       "lora_A.weight": np.ones((4, 64), np.float32)}, None,
      "an adapter stands in its module: 'gate.base_layer.weight' (F32), 'gate.lora_A.weight'"),
     ("gptq", {"bits": 8}, "holds integers of 4 bits; config.json says 8."),
-    ("gptq", {"checkpoint_format": "marlin"}, "'quantization_config.checkpoint_format' is marlin;"),
-    ("gptq", {"quant_method": "auto-round"}, "known for the quantisation method auto-round."),
+    ("gptq", {"checkpoint_format": "bitblas"},
+     "'quantization_config.checkpoint_format' is bitblas;"),
+    *(("gptq", change, "is packed in the order of the Marlin kernel") for change in (
+        {"checkpoint_format": "marlin"}, {"quant_method": "gptq_marlin"}, {"quant_method": "marlin"},
+        {"is_marlin_format": True})),
+    ("gptq", {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"},
+     "known for the quantisation method auto-round."),
     (_changed("gptq", "g_idx", -1, 5), {}, "expected groups from 0 to 1."),
     (_changed("gptq", "g_idx", 2, 5), {}, "expected groups from 0 to 1."),
     (_IN_ORDER, {"desc_act": True}, "there is no 'g_idx'"),
@@ -492,6 +497,27 @@ def test_words_of_mlx_are_the_numbers_that_mlx_makes_of_them(kind):
         of_column = (tensors[part][:, group] for part in ("scales", "biases"))
         scale, bias = of_column
         np.testing.assert_array_equal(expected, np.float32(integers) * scale + bias)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_autoround_packs_as_others_do_and_has_numbers_of_its_own_for_a_module(method):
+    tensors = {k: v for k, v in _EXAMPLES[method][1].items() if k != "g_idx"}
+    config = {key: _EXAMPLES[method][2][key] for key in ("bits", "group_size")}
+    tensors["qzeros"] = tensors["qzeros"] & 0x77777777  # none that v1 cannot hold
+    expected = _decode(tensors, config | {"quant_method": method})
+    packing = {"packing_format": f"auto_round:auto_{method}", "sym": False}
+    for name in ("auto-round", "auto_round", "intel/auto-round"):
+        found = _decode(tensors, config | packing | {"quant_method": name})
+        np.testing.assert_array_equal(found, expected)
+    own = {"bits": 3, "group_size": 128, "extra_config": {"gate": config, "other": {"bits": 16}}}
+    found = _decode(tensors, packing | own | {"quant_method": "auto-round"})
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_tensors_of_the_marlin_kernel_are_refused_by_its_name():
+    tensors = {"B": _words(4, 32), "s": _floats(2, 16), "workspace": _words(16)}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    assert "in the order of the Marlin kernel" in _why_refused(tensors, config)
 
 
 def test_a_module_of_mlx_has_the_numbers_of_its_own_path():
