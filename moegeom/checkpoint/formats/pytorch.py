@@ -500,6 +500,12 @@ _NO_WEIGHTS = (
     "random_states*", "trainer_state*",
 )  # fmt: skip
 
+#: Files with such suffixes that are no archives: of OpenVINO and MLC.
+_FOREIGN = ("openvino*.bin", "params_shard_*.bin")
+
+#: The files of DeepSpeed ZeRO-3, each of which has a part of every tensor.
+_PARTITIONED = "zero_pp_rank_*_model_states.pt"
+
 #: A folder that holds one of these is a checkpoint of another format.
 _OTHER_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", ".metadata", "*.distcp", "*.gguf")
 
@@ -543,7 +549,8 @@ class PytorchFile(FileShard):
 def recognises(location: Location) -> bool:
     """True for a file of ``torch.save``, an index of such files, or a folder of either."""
     if location.file is not None:
-        return location.file.endswith((*_SUFFIXES, _INDEX_SUFFIX))
+        is_foreign = any(fnmatchcase(location.file, pattern) for pattern in _FOREIGN)
+        return location.file.endswith((*_SUFFIXES, _INDEX_SUFFIX)) and not is_foreign
     files = location.files
     if any(fnmatchcase(name, pattern) for name in files for pattern in _OTHER_WEIGHTS):
         return False
@@ -555,7 +562,7 @@ def _weights(files: Sequence[str]) -> list[str]:
 
     def holds_weights(name: str) -> bool:
         plain = name.rpartition("/")[2]
-        return not any(fnmatchcase(plain, pattern) for pattern in _NO_WEIGHTS)
+        return not any(fnmatchcase(plain, pattern) for pattern in (*_NO_WEIGHTS, *_FOREIGN))
 
     return [name for name in files if name.endswith(_SUFFIXES) and holds_weights(name)]
 
@@ -563,6 +570,14 @@ def _weights(files: Sequence[str]) -> list[str]:
 def open_pytorch(location: Location) -> ShardedStore:
     """The checkpoint at a location that ``recognises`` accepts."""
     folder = location.folder
+    for name in location.files:
+        if fnmatchcase(name.rpartition("/")[2], _PARTITIONED):
+            raise CheckpointError(
+                f"{location.label}: holds files of DeepSpeed ZeRO-3 ({name}), each with a part of "
+                "every tensor.",
+                "Join them with the script beside the folder (python zero_to_fp32.py . OUT), and "
+                "pass OUT.",
+            )
     chosen = choose(location, _weights(location.files), _NAMING)
     if chosen.index:
         return open_index(folder, chosen, lambda name: PytorchFile(folder.file(name)))

@@ -303,6 +303,21 @@ def test_a_layer_that_is_not_clear_or_has_two_routers_is_an_error_of_the_pattern
     assert RequestedFamily().family(["a"]) is None
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [r"model\.layers\.([0-9]+)\.mlp\.router\.weight", r"layers\.(\d+)\.mlp\.gate\.weight",
+     "model.layers.([1-9][0-9]*).mlp.gate"],
+)  # fmt: skip
+def test_a_pattern_that_fits_none_names_those_that_are_like_it(pattern, make_olmoe):
+    with pytest.raises(UsageError, match="fits none") as caught:
+        loaded(make_olmoe(), **(_ASKED | {"pattern": pattern}))
+    assert caught.value.hint.startswith("It must fit the whole name: the nearest")
+    assert "'model.layers.{i}.mlp.gate.weight'" in caught.value.hint
+    with pytest.raises(UsageError, match="fits none") as caught:
+        loaded(make_olmoe(), **(_ASKED | {"pattern": "xyz"}))
+    assert "such as" in caught.value.hint
+
+
 def test_a_file_of_ones_own_says_everything_or_is_refused_as_it_is_called(make_olmoe, tmp_path):
     folder = make_olmoe(config={"model_type": "mystery"})
     routers = loaded(folder, file=family_file(tmp_path))
