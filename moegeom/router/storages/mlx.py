@@ -81,7 +81,7 @@ def mlx(tensors: RouterTensors) -> Stored:
             table = values["scales"]
             factor = table.view(ml_dtypes.float8_e4m3fn) if mode == "nvfp4" else table
             return floats.astype(np.float32) * spread(scale_floats(factor), shape, (1, group))
-        integers = unpack_rows(np.ascontiguousarray(raw.T), claimed)[:columns].T
+        integers = unpack_rows(np.ascontiguousarray(raw.T).view(np.int32), claimed)[:columns].T
         weight = integers.astype(np.float32, order="C")
         weight *= spread(scale_floats(values["scales"]), shape, (1, group))
         weight += spread(scale_floats(values["biases"]), shape, (1, group))
