@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from moegeom.checkpoint.formats.pytorch import PytorchFile
@@ -24,8 +26,24 @@ FORMATS = Rooms("format", "moegeom.checkpoint.formats", Format)
 
 _LOG = logging.getLogger(__name__)
 
-#: Weight files of formats that are not read yet, by the end of their names.
-_OTHER_WEIGHTS = {".npz": "NumPy arrays", ".h5": "HDF5", ".msgpack": "Flax"}
+_CONVERT = "Convert the checkpoint to safetensors, or pass a folder that holds it."
+_SOURCE = "Pass the checkpoint that it was made from."
+
+#: Files of formats that are not read yet, by their names: what they are, and what to do.
+_OTHER_WEIGHTS = (
+    (("*.npz",), "NumPy arrays", _CONVERT),
+    (("*.h5", "*.hdf5", "*.keras"), "HDF5", _CONVERT),
+    (("*.msgpack",), "Flax", _CONVERT),
+    (("*.nemo",), "an archive of NeMo", "Unpack it (tar -xf FILE), and pass the weights in it."),
+    (("*.onnx", "*.onnx_data", "*.onnx.data"), "a graph of ONNX", _SOURCE),
+    (("openvino*.xml", "openvino*.bin"), "a graph of OpenVINO", _SOURCE),
+    (("params_shard_*.bin",), "weights of MLC in the order of its kernels", _SOURCE),
+    (
+        ("manifest.ocdbt", "_METADATA", "_CHECKPOINT_METADATA", "ocdbt.process_*"),
+        "a checkpoint of Orbax",
+        "Export it to safetensors with the tool that wrote it.",
+    ),
+)
 
 
 def open_checkpoint(path: str | Path, remote: RemoteOptions | None = None) -> TensorStore:
@@ -91,11 +109,17 @@ def open_answer(folder: Folder, answer: LoadedFiles) -> ShardedStore:
     return ShardedStore(folder, files, shard_of, config=answer.config, inner=answer.inner)
 
 
+#: What people write for a model of the hub, with or without the host of its page.
+_HUB_NAME = re.compile(r"(?:(?:www\.)?(?:huggingface\.co|hf\.co)/)?(?P<name>[\w.-]+/[\w.-]+)")
+
+
 def _local(path: Path) -> Location:
     if not path.exists():
+        on_hub = _HUB_NAME.fullmatch(path.as_posix())
         raise CheckpointError(
             f"{path}: there is no such file or folder.",
-            "A model of the hub need not be downloaded first: pass hf://OWNER/NAME.",
+            "A model of the hub need not be downloaded first: pass "
+            f"hf://{on_hub['name'] if on_hub else 'OWNER/NAME'}.",
         )
     refuse_code_within(path)
     return local(path)
@@ -111,11 +135,12 @@ def _remote(url: str, options: RemoteOptions) -> Location:
 def _not_recognised(location: Location) -> tuple[str, str]:
     files = location.files
     formats = ", ".join(FORMATS.names())
-    for file in files:
-        kind = next((k for s, k in _OTHER_WEIGHTS.items() if file.endswith(s)), None)
-        if kind:
-            return f"{location.label}: holds {kind} ({file}); only {formats} are read for now.", (
-                "Convert the checkpoint to safetensors, or pass a folder that holds it."
+    for patterns, kind, hint in _OTHER_WEIGHTS:
+        file = next((f for f in files if any(fnmatchcase(f, p) for p in patterns)), None)
+        if file:
+            return (
+                f"{location.label}: holds {kind} ({file}); only {formats} are read for now.",
+                hint,
             )
     contents = f"found {', '.join(files[:5])}" if files else "no file in it"
     return f"{location.label}: {contents}; expected a checkpoint of {formats}.", (
@@ -133,6 +158,8 @@ _MARKS = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
     "mp_rank_00_model_states.pt",
+    "model_optim_rng.pt",
+    "mp_rank_00/model_optim_rng.pt",
 )
 
 #: Files that say which folder is the newest (Megatron-LM, DeepSpeed), and how its name is made of

@@ -68,7 +68,7 @@ def of_rank_folders(location: Location) -> Iterator[Location]:
     whole = location.folder
     if location.file is None and isinstance(whole, LocalFolder):
         ranks = [n for n in whole.files() if _RANK.search(n) and (whole.path / n).is_dir()]
-        if are_ranks(ranks):
+        if are_ranks(ranks) or ranks == ["mp_rank_00"]:  # of Megatron, on one rank
             yield Location(RankFolders(**vars(whole), ranks=tuple(ranks)))
 
 

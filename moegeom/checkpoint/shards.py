@@ -119,11 +119,12 @@ class QuantisationPlace:
 
 #: Every place, in the order in which most engines prefer them; which one counts depends on engine,
 #: version and options. Read from the sources of transformers 5.23, vLLM (``get_quant_config``,
-#: ``get_config_filenames``), SGLang (``_parse_quant_hf_config``, ``_find_quant_modelslim_config``)
-#: and TensorRT-LLM (``_torch/model_config``).
+#: ``get_config_filenames``), SGLang (``_parse_quant_hf_config``, ``_find_quant_modelslim_config``),
+#: mlx-lm (``load_model``) and TensorRT-LLM (``_torch/model_config``).
 QUANTISATION_PLACES = (
     QuantisationPlace("config.json", "quantization_config"),
     QuantisationPlace("config.json", "compression_config", "ignore"),
+    QuantisationPlace("config.json", "quantization"),
     QuantisationPlace("params.json", "quantization", "ignore"),
     QuantisationPlace("hf_quant_config.json", "quantization", "exclude_modules"),
     QuantisationPlace("hf_quant_config.json", "", "exclude_modules"),

@@ -43,7 +43,13 @@ _Plain = TypedDict(
 _Packed = TypedDict("_Packed", {"router": str, "module": str, "scheme": str, "is_left_out": bool})
 _Quantisation = TypedDict(
     "_Quantisation",
-    {"method": str, "key": str, "plain": list[_Plain], "packed": NotRequired[list[_Packed]]},
+    {
+        "method": str,
+        "key": str,
+        "by_path": NotRequired[bool],
+        "plain": list[_Plain],
+        "packed": NotRequired[list[_Packed]],
+    },
 )
 _Drawn = TypedDict("_Drawn", {"router": str, "num_rows": int, "rows": list[int]})
 _Moments = TypedDict(

@@ -173,7 +173,8 @@ def _unsaid(
     specs = {match.spec.score.keys: match.spec for match in matches}
     for keys, spec in specs.items():
         score = spec.score
-        if keys and not settings.under(spec.config_roots).has(Setting(keys)):
+        disputed = [key for key in keys if family.engines_read.get(key, "?")]
+        if disputed and not settings.under(spec.config_roots).has(Setting(keys)):
             taken = score.values.get(score.default, score.default).replace("_", "-")
             yield {
                 "key": keys[0],
@@ -181,7 +182,7 @@ def _unsaid(
                 "others": "other engines have other defaults",
             }
     for key, taken in family.engines_read.items():
-        if not settings.has(Setting((key,))):
+        if taken and not settings.has(Setting((key,))):
             yield {"key": key, "assumed": f"what {source} does", "others": taken}
 
 
@@ -214,11 +215,13 @@ def _quantisation(settings: Settings, plans: Sequence[RouterPlan]) -> Mapping[st
         for plan in plans
         if plan.stored.scheme != "plain"
     }
-    left_out = [one.covers([module for module, _ in packed.values()]) for one in quantisations]
+    modules = [module for module, _ in packed.values()]
+    left_out = [one.covers(modules, are_packed=True) for one in quantisations]
     most = max(range(len(quantisations)), key=lambda place: (covered[place].count(True), -place))
     return {
         "method": quantisations[most].method,
         "key": quantisations[most].key,
+        "by_path": quantisations[most].by_path,
         "plain": [
             {"router": name, "module": module, "is_covered": True in of_tables}
             | ({"is_unknown": True} if True not in of_tables and None in of_tables else {})

@@ -443,7 +443,8 @@ class Family:
 
     ``require``: values, as they are spelled, that config keys, where present, must have.
     ``notes_when``: a sentence for ``key=value`` of the config. ``engines_read``: keys that the
-    family does without and another engine does not, and what it takes where the config lacks them.
+    family does without and another engine does not, and what it takes where the config lacks them;
+    nothing where all engines take the family's default.
     """
 
     name: str

@@ -234,6 +234,8 @@ def _modules(names: Collection[str], spec: StackSpec) -> tuple[list[_Module], li
     spelled: dict[tuple[str, int, str], TensorName] = {}
     doubtful: dict[str, str] = {}
     claimed: set[str] = set()
+    places: dict[tuple[str, int], str] = {}
+    biases = [bias.name for bias in spec.selection_bias]
     # A longer spelling before one that it begins with: router.layer.weight is no part of `router`.
     for pattern in sorted(spec.weight, key=lambda p: -p.name.count(".")):
         path, _, leaf = pattern.name.rpartition(".")
@@ -259,6 +261,9 @@ def _modules(names: Collection[str], spec: StackSpec) -> tuple[list[_Module], li
                 continue
             stem = name.removesuffix(hit[3])
             key = (hit[1], int(hit[2]), f"{stem}{'' if leaf == 'weight' else leaf}")
+            own_bias = {hit[1] + bias.format(layer=hit[2]) for bias in biases}
+            if places.setdefault(key[:2], key[2]) != key[2] and name in own_bias:
+                continue  # it stands beside the module that has the weight
             if key in spelled and spelled[key] != pattern:
                 continue  # two spellings of one path: the first one counts
             spelled[key] = pattern

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
 from moegeom.core.errors import InternalError, UsageError
@@ -30,6 +32,9 @@ from moegeom.router.family import (
 _PANEL = "Unknown architectures"
 
 _NUMBER = re.compile(r"(?<![^._])[0-9]{1,6}(?=\.)")
+
+#: What stands for a number in a pattern, with its group or without.
+_LAYER_NUMBER = re.compile(r"\(?(?:\[[0-9-]+\]|\\d|\.)[+*](?:\[0-9\]\*)?\)?")
 
 
 @dataclass(frozen=True)
@@ -190,9 +195,24 @@ def _hits(pattern: str | None, names: Collection[str], option: str) -> list[_Hit
     if not hits:
         raise UsageError(
             f"{option} '{pattern}': fits none of {len(names)} tensor names.",
-            "It must fit the whole name, such as 'model.layers.([0-9]+).moe.router.weight'.",
+            f"It must fit the whole name{_nearest(pattern, names)}.",
         )
     return hits
+
+
+#: Names that are compared with a pattern which fits none, numbers aside.
+_MOST_COMPARED = 4096
+
+
+def _nearest(pattern: str, names: Collection[str]) -> str:
+    """The names that look most like a pattern."""
+    plain = _LAYER_NUMBER.sub("{i}", pattern).replace("\\", "")
+    short = (name for name in names if len(name) <= FAMILY_NAME_LENGTH)
+    alike = dict.fromkeys(_NUMBER.sub("{i}", name) for name in islice(short, 100_000))
+    near = get_close_matches(plain, list(islice(alike, _MOST_COMPARED)), n=2, cutoff=0.5)
+    if not near:
+        return ", such as 'model.layers.([0-9]+).moe.router.weight'"
+    return f": the nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(repr, near))}"
 
 
 def _matches(shape: re.Pattern[str], names: Collection[str], option: str) -> Iterator[_Hit]:

@@ -175,6 +175,19 @@ def look_up(settings: Settings, *keys: str) -> tuple[str, Any]:
     return f"'{place.name}.{name.strip(chr(39))}'", value
 
 
+def mlx_entry(settings: Settings, path: str) -> tuple[str, Mapping[str, Any]]:
+    """How MLX stores the module at a path: where the config says so, and what; the table's own
+    entries where it says nothing of the module. Empty without a table of MLX.
+    """
+    for place, table in quantisation_tables(settings.config, settings.roots):
+        if _is_of_mlx(place, table):
+            entry = table.get(path)
+            if isinstance(entry, Mapping):
+                return f"{place.name}.{path}", entry
+            return place.name, table
+    return "quantization", {}
+
+
 def integer(settings: Settings, *keys: str) -> int | None:
     """An integer that is -1 or positive; None when it is not given."""
     name, value = look_up(settings, *keys)
@@ -578,13 +591,14 @@ class Quantisation:
 
     ``targets`` are kinds or names of modules, "Linear" for all linear ones; ``excluded`` names,
     globs, or regular expressions behind ``re:``. ``key`` is the list that was read, or the one that
-    is usual there.
+    is usual there. One that is ``by_path`` covers what it names, and what is stored so (MLX).
     """
 
     method: str
     key: str
     targets: tuple[str, ...]
     excluded: tuple[str, ...]
+    by_path: bool = False
 
     @classmethod
     def of(cls, place: QuantisationPlace, table: Mapping[str, Any]) -> Quantisation | None:
@@ -596,6 +610,12 @@ class Quantisation:
                 tuple(_described(table)),
                 (),
             )
+        if _is_of_mlx(place, table):
+            built = {
+                name for name, entry in table.items() if isinstance(entry, Mapping) or entry is True
+            }
+            left = tuple(name for name, entry in table.items() if entry is False)
+            return cls("'mlx'", place.name, tuple(built), left, by_path=True)
         method = table.get("quant_method") or table.get("quant_algo")
         if method is None and "quant_algo" in table:
             return None
@@ -610,20 +630,28 @@ class Quantisation:
             excluded=tuple(entry for entry in excluded if isinstance(entry, str) and entry),
         )
 
-    def covers(self, modules: Sequence[str], not_linear: Collection[str] = ()) -> list[bool | None]:
+    def covers(
+        self, modules: Sequence[str], not_linear: Collection[str] = (), are_packed: bool = False
+    ) -> list[bool | None]:
         """For each module of these names, whether it is to be quantised; None where a pattern would
         have to be tried that may take for ever, or is none. All are linear but for ``not_linear``,
         which only a target of their own name means.
         """
         excluded = _matches(self.excluded, modules)
         is_target = _matches(self.targets, modules)
-        everywhere = _LINEAR in self.targets
+        everywhere = _LINEAR in self.targets or (self.by_path and are_packed)
         return [
             None
             if excluded[name] is None
             else not excluded[name] and ((everywhere and name not in not_linear) or is_target[name])
             for name in modules
         ]
+
+
+def _is_of_mlx(place: QuantisationPlace, table: Mapping[str, Any]) -> bool:
+    """Whether MLX wrote a table: it names no method, which all others do in the config."""
+    has_method = any(key in table for key in ("quant_method", "quant_algo"))
+    return place.file == CONFIGS[0] and not has_method and {"bits", "group_size"} <= table.keys()
 
 
 def _targets(table: Mapping[str, Any]) -> Iterator[str]:

@@ -44,7 +44,8 @@ from tests.families.tiny_models import (
 NO_ROUTER = {"vitpose_backbone": "the expert is that of the data set of an image"}
 
 #: Types that transformers reads under another name, and names of files without a type.
-NOT_OF_TRANSFORMERS = {"kimi_k2", "gpt-oss-original", "params-moe", "params-moe-args"}
+NOT_OF_TRANSFORMERS = {"kimi_k2", "gpt-oss-original", "params-moe", "params-moe-args",
+                       "minimax_text_01", "minimax_m1"}  # fmt: skip
 
 OF_TRANSFORMERS = [n for n in families() if load_family(n).source.startswith("transformers")]
 

@@ -8,7 +8,7 @@ Megatron-Core. Records stand in for the classes and only keep their state.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,12 +20,14 @@ from moegeom.checkpoint import pickled
 from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.formats.pytorch import (
     ALLOWED,
+    Anything,
     Dropped,
     PickledTensor,
     TensorView,
     TorchArchive,
     TorchDtype,
     UnreadableTensor,
+    config_of_run,
     empty_dict,
     read_torch_archive,
 )
@@ -288,8 +290,6 @@ COMMON = "common.pt"
 #: ``decoder.layers.mlp.router.weight``: homogeneous layers in the older layout are one tensor.
 _STACKED = re.compile(r"(?P<head>(?:.*\.)?layers)\.(?P<tail>(?![0-9]+\.).+)")
 
-_Plain = bool | int | float | str | None
-
 
 class MegatronStore(ShardedStore):
     """A ``TensorStore`` whose config are the arguments of the run.
@@ -371,63 +371,13 @@ class MegatronStore(ShardedStore):
 
 
 def megatron_config(folder: Folder) -> Mapping[str, Any]:
-    """The plain arguments of the run, as a config.
-
-    ``model_type`` is ``megatron-sigmoid``, ``megatron-softmax``, or ``megatron-softmax-first``
-    where the softmax comes before the choice; ``gain_offset`` is 1 for norms whose gain is stored
-    less 1.
-    """
+    """The plain arguments of the run, as a config."""
     archive = read_archive(folder.file(COMMON))
     pickles = [name for name in archive.entries if name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise CheckpointError(f"{COMMON}: holds {len(pickles)} pickles of data, expected one.")
     raw = archive.read(pickles[0], MEGATRON_ARGUMENT_BYTES)
-    root = unpickle(raw, COMMON, _Anything(), lambda _: None)
-    namespace = root.get("args") if isinstance(root, dict) else None
-    arguments = namespace.state if isinstance(namespace, _Arguments) else None
-    pairs = arguments.items() if isinstance(arguments, dict) else ()
-    plain = {key: value for key, value in pairs if isinstance(key, str) and _is_plain(value)}
-    if not plain:
-        raise CheckpointError(
-            f"{COMMON}: holds no arguments of the run.",
-            "Describe the routers with --family FILE or --router-pattern.",
-        )
-    score = plain.get("moe_router_score_function") or "softmax"
-    is_first = score == "softmax" and plain.get("moe_router_pre_softmax") is True
-    return {
-        **plain,
-        "model_type": f"megatron-{score}{'-first' if is_first else ''}",
-        "gain_offset": 1.0 if plain.get("apply_layernorm_1p") is True else 0.0,
-    }
-
-
-class _Arguments(Record):
-    """What stands in for ``argparse.Namespace``."""
-
-    __slots__ = ()
-
-
-class _Anything(Mapping[str, Any]):
-    """Stand-ins for every global: arguments hold enums and functions, which nobody needs."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name in ("argparse.Namespace", "types.SimpleNamespace"):
-            return _Arguments
-        return ALLOWED.get(name, Dropped)
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(ALLOWED)
-
-    def __len__(self) -> int:
-        return len(ALLOWED)
-
-
-def _is_plain(value: Any) -> bool:
-    entries = value if isinstance(value, list) and len(value) <= 10_000 else [value]
-    return all(isinstance(entry, _Plain) for entry in entries)
+    return config_of_run(unpickle(raw, COMMON, Anything(), lambda _: None), COMMON)
 
 
 # -------------------------------------------------------------------------------------- checkpoints

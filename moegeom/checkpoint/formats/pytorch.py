@@ -8,7 +8,7 @@ weights need it; what only accompanies them (settings, random states) is accepte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,7 +19,15 @@ from moegeom.checkpoint.dtypes import as_array, numpy_dtype
 from moegeom.checkpoint.pickled import Global, Record, unpickle
 from moegeom.checkpoint.ranks import open_files
 from moegeom.checkpoint.reading import AGAIN, Location, RangeFile
-from moegeom.checkpoint.shards import FileShard, Naming, ShardedStore, choose, lazy, open_index
+from moegeom.checkpoint.shards import (
+    FileShard,
+    Naming,
+    ShardedStore,
+    choose,
+    config_file,
+    lazy,
+    open_index,
+)
 from moegeom.checkpoint.store import Format, TensorInfo, is_count
 from moegeom.checkpoint.zipped import Archive, ZipEntry, read_archive
 from moegeom.core import limits
@@ -231,6 +239,67 @@ ALLOWED: Mapping[str, Any] = {
 }
 
 
+# -------------------------------------------------------------------------------- runs of Megatron
+#: The file of a rank in a save without torch.distributed: model, optimiser and arguments.
+_OF_RANK = "model_optim_rng.pt"
+
+_Plain = bool | int | float | str | None
+
+
+class _Arguments(Record):
+    """What stands in for ``argparse.Namespace``."""
+
+    __slots__ = ()
+
+
+class Anything(Mapping[str, Any]):
+    """Stand-ins for every global: arguments hold enums and functions, which nobody needs."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name in ("argparse.Namespace", "types.SimpleNamespace"):
+            return _Arguments
+        return ALLOWED.get(name, Dropped)
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ALLOWED)
+
+    def __len__(self) -> int:
+        return len(ALLOWED)
+
+
+def config_of_run(root: Any, where: str) -> Mapping[str, Any]:
+    """The plain arguments of the run in what was saved, as a config.
+
+    ``model_type`` is ``megatron-sigmoid``, ``megatron-softmax``, or ``megatron-softmax-first``
+    where the softmax comes before the choice; ``gain_offset`` is 1 for norms whose gain is stored
+    less 1.
+    """
+    namespace = root.get("args") if isinstance(root, dict) else None
+    arguments = namespace.state if isinstance(namespace, _Arguments) else None
+    pairs = arguments.items() if isinstance(arguments, dict) else ()
+    plain = {key: value for key, value in pairs if isinstance(key, str) and _is_plain(value)}
+    if not plain:
+        raise CheckpointError(
+            f"{where}: holds no arguments of the run.",
+            "Describe the routers with --family FILE or --router-pattern.",
+        )
+    score = plain.get("moe_router_score_function") or "softmax"
+    is_first = score == "softmax" and plain.get("moe_router_pre_softmax") is True
+    return {
+        **plain,
+        "model_type": f"megatron-{score}{'-first' if is_first else ''}",
+        "gain_offset": 1.0 if plain.get("apply_layernorm_1p") is True else 0.0,
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    entries = value if isinstance(value, list) and len(value) <= 10_000 else [value]
+    return all(isinstance(entry, _Plain) for entry in entries)
+
+
 # ----------------------------------------------------------------------------------------- archives
 #: What torch.save wrote first before version 1.6, when its files were no archives.
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
@@ -353,7 +422,7 @@ class TorchArchive:
         return as_array(self.read_bytes(view, 0, view.size_bytes), dtype, view.shape, where)
 
 
-def read_torch_archive(file: RangeFile) -> TorchArchive:
+def read_torch_archive(file: RangeFile, allowed: Mapping[str, Any] = ALLOWED) -> TorchArchive:
     """What one file holds; reads the zip directory and the pickle, and no tensor.
 
     Raises
@@ -379,7 +448,7 @@ def read_torch_archive(file: RangeFile) -> TorchArchive:
     if order in archive.entries and archive.read(order, 16) != b"little":
         raise CheckpointError(f"{file.label}: is not little-endian.", _RESAVE)
     raw = archive.read(f"{folder}/data.pkl", TORCH_PICKLE_BYTES)
-    return TorchArchive(archive, folder, unpickle(raw, file.label, ALLOWED, storage_of))
+    return TorchArchive(archive, folder, unpickle(raw, file.label, allowed, storage_of))
 
 
 def folder_of_pickle(archive: Archive) -> str:
@@ -431,6 +500,12 @@ _NO_WEIGHTS = (
     "random_states*", "trainer_state*",
 )  # fmt: skip
 
+#: Files with such suffixes that are no archives: of OpenVINO and MLC.
+_FOREIGN = ("openvino*.bin", "params_shard_*.bin")
+
+#: The files of DeepSpeed ZeRO-3, each of which has a part of every tensor.
+_PARTITIONED = "zero_pp_rank_*_model_states.pt"
+
 #: A folder that holds one of these is a checkpoint of another format.
 _OTHER_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", ".metadata", "*.distcp", "*.gguf")
 
@@ -440,7 +515,8 @@ class PytorchFile(FileShard):
 
     @lazy
     def content(self) -> TorchArchive:
-        return read_torch_archive(self.file)
+        is_of_run = self.label.endswith(_OF_RANK)
+        return read_torch_archive(self.file, Anything() if is_of_run else ALLOWED)
 
     @lazy
     def tensors(self) -> Mapping[str, Any]:
@@ -473,7 +549,8 @@ class PytorchFile(FileShard):
 def recognises(location: Location) -> bool:
     """True for a file of ``torch.save``, an index of such files, or a folder of either."""
     if location.file is not None:
-        return location.file.endswith((*_SUFFIXES, _INDEX_SUFFIX))
+        is_foreign = any(fnmatchcase(location.file, pattern) for pattern in _FOREIGN)
+        return location.file.endswith((*_SUFFIXES, _INDEX_SUFFIX)) and not is_foreign
     files = location.files
     if any(fnmatchcase(name, pattern) for name in files for pattern in _OTHER_WEIGHTS):
         return False
@@ -485,7 +562,7 @@ def _weights(files: Sequence[str]) -> list[str]:
 
     def holds_weights(name: str) -> bool:
         plain = name.rpartition("/")[2]
-        return not any(fnmatchcase(plain, pattern) for pattern in _NO_WEIGHTS)
+        return not any(fnmatchcase(plain, pattern) for pattern in (*_NO_WEIGHTS, *_FOREIGN))
 
     return [name for name in files if name.endswith(_SUFFIXES) and holds_weights(name)]
 
@@ -493,11 +570,41 @@ def _weights(files: Sequence[str]) -> list[str]:
 def open_pytorch(location: Location) -> ShardedStore:
     """The checkpoint at a location that ``recognises`` accepts."""
     folder = location.folder
+    for name in location.files:
+        if fnmatchcase(name.rpartition("/")[2], _PARTITIONED):
+            raise CheckpointError(
+                f"{location.label}: holds files of DeepSpeed ZeRO-3 ({name}), each with a part of "
+                "every tensor.",
+                "Join them with the script beside the folder (python zero_to_fp32.py . OUT), and "
+                "pass OUT.",
+            )
     chosen = choose(location, _weights(location.files), _NAMING)
     if chosen.index:
         return open_index(folder, chosen, lambda name: PytorchFile(folder.file(name)))
     shards = {name: PytorchFile(folder.file(name)) for name in chosen.files}
+    config = _config_of_ranks(shards)
+    if config and config_file(folder) is None:
+        folder.parsed[""] = config  # what counts where no file of its own says it
     return open_files(folder, shards)
+
+
+def _config_of_ranks(shards: Mapping[str, PytorchFile]) -> Mapping[str, Any]:
+    """The arguments of the run in the files of its ranks, each of which holds all layers; empty
+    where the files are no such ones.
+    """
+    name, first = next(iter(shards.items()))
+    root = first.content.root if name.endswith(_OF_RANK) else None
+    if not isinstance(root, dict) or not isinstance(root.get("args"), _Arguments):
+        return {}
+    config = config_of_run(root, name)
+    count = config.get("pipeline_model_parallel_size")
+    if count not in (None, 1):
+        raise CheckpointError(
+            f"{name}: the run cut its layers over {str(count)[:20]} pipeline ranks, and each file "
+            "counts its own from 0.",
+            "Convert the save with Megatron-LM: --ckpt-convert-format torch_dist.",
+        )
+    return config
 
 
 FORMAT = Format("pytorch", recognises, open_pytorch)

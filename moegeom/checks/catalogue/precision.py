@@ -247,10 +247,17 @@ def quantisation_covers_routers(measured: Measured, limits: Limits) -> Iterator[
         yield replace(finding, severity="error")
     covered = [one for one in plain if one["is_covered"]]
     if covered:
-        yield quantisation_covers_routers.finding(
+        is_named = quantisation.get("by_path", False)
+        what = "names them by path" if is_named else "does not leave them out"
+        module = covered[0]["module"]
+        finding = quantisation_covers_routers.finding(
             tuple(one["router"] for one in covered),
             f"{len(covered)} of {len(plain)} routers are stored plain, and "
-            f"'{quantisation['key']}' does not leave them out.",
-            f"The quantisation ({quantisation['method']}) covers linear modules, "
-            f"'{covered[0]['module']}' among them, unless they are listed.",
+            f"'{quantisation['key']}' {what}.",
+            f"Loaders of {quantisation['method'].strip(chr(39))} build a quantised layer at "
+            f"'{module}' and ask for its scales. Take the paths out."
+            if is_named
+            else f"The quantisation ({quantisation['method']}) covers linear modules, "
+            f"'{module}' among them, unless they are listed.",
         )
+        yield replace(finding, severity="error") if is_named else finding

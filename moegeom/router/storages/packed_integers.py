@@ -6,7 +6,8 @@ float32 for scales in half precision, which engines round the product to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from moegeom.router.storage import (
     matrix_shape,
     not_decoded,
     num_words,
+    quantisation_tables,
     recipe_block,
     refuse,
     scale_floats,
@@ -42,24 +44,53 @@ _GPTQ_BITS = (2, 3, 4, 8)
 #: What is added to a stored zero point, by the name of the format.
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
+#: The order of a kernel for GPUs, and a tensor that only files in it have.
+_MARLIN, _OF_MARLIN = "marlin", "B"
 
-@scheme(
-    lambda tensors: (
-        tensors.dtype("qweight") != "" and word(tensors.settings, "quant_method") == "gptq"
-    )
-)
+
+def _packing(tensors: RouterTensors) -> str:
+    """By what method words are packed: AutoRound writes as one of the others does."""
+    method = word(tensors.settings, "quant_method") or ""
+    if method.replace("_", "-").endswith("auto-round"):
+        method = word(tensors.settings, "packing_format") or "auto_round:auto_gptq"
+        method = method.removeprefix("auto_round:auto_")
+    return method if any(tensors.dtype(part) for part in ("qweight", _OF_MARLIN)) else ""
+
+
+def _with_own_numbers(tensors: RouterTensors) -> RouterTensors:
+    """The same, with what AutoRound says of this module alone (``extra_config``)."""
+    path = tensors.name("weight").rpartition(".")[0]
+    others = look_up(tensors.settings, "extra_config")[1]
+    own = others.get(path) if isinstance(others, Mapping) else None
+    if not isinstance(own, Mapping):
+        return tensors
+    _, table = next(quantisation_tables(tensors.settings.config, tensors.settings.roots))
+    return replace(tensors, settings=Settings({"quantization_config": {**table, **own}}))
+
+
+@scheme(lambda tensors: _packing(tensors) in ("gptq", _MARLIN, f"gptq_{_MARLIN}"))
 def gptq(tensors: RouterTensors) -> Stored:
     """GPTQ: integers of 2, 3, 4 or 8 bits, packed along the input dimension; g = g_idx[in].
 
     ``qzeros`` holds the zero point minus one in ``gptq`` (v1) and the zero point in ``gptq_v2``.
     gptqmodel 7.7.0 ``nn_modules/qlinear/__init__.py`` (``PackableQuantLinear``) and
-    ``utils/model.py`` (``convert_gptq_v1_to_v2_format_module``).
+    ``utils/model.py`` (``convert_gptq_v1_to_v2_format_module``). AutoRound in the packing
+    ``auto_round:auto_gptq`` is read as vLLM does (``AutoRoundConfig``), as v1.
     """
+    tensors = _with_own_numbers(tensors)
+    format_name, spelled = look_up(tensors.settings, "checkpoint_format", "format")
+    is_marlin = spelled == _MARLIN or _MARLIN in _packing(tensors)
+    if is_marlin or tensors.dtype(_OF_MARLIN) or flag(tensors.settings, "is_marlin_format"):
+        raise refuse(
+            next(iter(tensors.infos.values())),
+            "is packed in the order of the Marlin kernel ('checkpoint_format' marlin).",
+            "Save with 'checkpoint_format' gptq, of which engines make that order as they load, or "
+            "leave routers out.",
+        )
     parts = tensors.take(
         "GPTQ", {"qweight": {"I32"}, "qzeros": {"I32"}, "scales": FLOATS}, {"g_idx": {"I32"}}
     )
     qweight, scales = parts["qweight"], parts["scales"]
-    format_name, spelled = look_up(tensors.settings, "checkpoint_format", "format")
     offset = _ZERO_OFFSETS.get("gptq" if spelled is None else spelled)
     if offset is None:
         raise not_decoded(format_name, spelled, " or ".join(_ZERO_OFFSETS))
@@ -161,11 +192,7 @@ _AWQ_BITS = 4
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-@scheme(
-    lambda tensors: (
-        tensors.dtype("qweight") != "" and word(tensors.settings, "quant_method") == "awq"
-    )
-)
+@scheme(lambda tensors: _packing(tensors) == "awq")
 def awq(tensors: RouterTensors) -> Stored:
     """AWQ: four-bit integers, packed along the output dimension in an order of their own; g =
     in // group size.
@@ -173,6 +200,7 @@ def awq(tensors: RouterTensors) -> Stored:
     AutoAWQ 0.2.9 ``modules/linear/gemm.py`` (``WQLinear_GEMM``) and ``utils/packing_utils.py``;
     compressed-tensors 0.20.0 ``entrypoints/convert/converters/autoawq.py``.
     """
+    tensors = _with_own_numbers(tensors)
     for key in ("version", "checkpoint_format", "format"):
         name, version = look_up(tensors.settings, key)
         if version is not None and str(version).lower() != "gemm":

@@ -150,6 +150,29 @@ def test_which_modules_a_config_quantises():
         assert asked.key == f"{name}.ignore"
 
 
+def test_mlx_quantises_what_it_names_and_what_is_stored_so():
+    usual = {"bits": 4, "group_size": 64}
+    for own, plain, packed in (({}, False, True), ({GATE: usual}, True, True), ({GATE: True}, True, True),
+                               ({GATE: False}, False, False)):  # fmt: skip
+        for key in ("quantization", "quantization_config"):
+            (asked,) = asked_by({key: {**usual, **own}})
+            assert asked.covers([GATE]) == [plain]
+            assert asked.covers([GATE], are_packed=True) == [packed]
+    (asked,) = asked_by({"quantization_config": {**usual, "quant_method": "gptq", GATE: usual}})
+    assert not asked.by_path
+
+
+def test_plain_routers_that_a_table_names_by_path_are_an_error(judge):
+    usual = {"bits": 4, "group_size": 64}
+    named = {f"model.layers.{layer}.mlp.gate": usual for layer in range(2)}
+    (finding,) = judge("MGN119", setting(quantization={**usual, **named})).findings
+    assert (finding.routers, finding.severity) == (("text/0", "text/1"), "error")
+    assert finding.title == (
+        "2 of 3 routers are stored plain, and 'quantization' names them by path."
+    )
+    assert judge("MGN119", setting(quantization=usual)).state == "passed"
+
+
 def test_hostile_lists_come_to_an_end():
     modules = [f"model.layers.{layer}.mlp.gate_{'a' * 30}" for layer in range(500)]
     lists = [

@@ -475,6 +475,69 @@ def _routers(folder: Path, **arguments: Any) -> Sequence[Router]:
     return load_routers(open_checkpoint(write_megatron(new, True, **arguments))).routers
 
 
+def _save_of_ranks(folder: Path, *ranks: str, **arguments: Any) -> Path:
+    """As Megatron-LM writes with ``--ckpt-format torch``: routers are whole on every rank."""
+    model = {
+        f"decoder.layers.{layer}.{tail}": stacked[layer].clone()
+        for tail, stacked in _tensors().items()
+        for layer in range(LAYERS)
+    }
+    for rank in ranks:
+        (folder / rank).mkdir(parents=True)
+        args = argparse.Namespace(**(ARGUMENTS | arguments))
+        optimiser = {"state": {0: {"exp_avg": torch.ones(3)}}}
+        everything = {"model": model, "args": args, "optimizer": optimiser, "iteration": 7,
+                      "rng_state": [{"np_rng_state": np.random.RandomState(1).get_state()}]}  # fmt: skip
+        torch.save(everything, folder / rank / "model_optim_rng.pt")
+    return folder
+
+
+def test_a_save_of_ranks_has_its_rule_in_the_file(tmp_path):
+    run = tmp_path / "run"
+    save = _save_of_ranks(run / "iter_0000007", "mp_rank_00")
+    (run / "latest_checkpointed_iteration.txt").write_text("7")
+    both = _save_of_ranks(tmp_path / "both", "mp_rank_00", "mp_rank_01")
+    stacked = load_routers(open_checkpoint(write_megatron(tmp_path / "dcp", True)))
+    for place in (save, save / "mp_rank_00", save / "mp_rank_00/model_optim_rng.pt", both):
+        read = load_routers(open_checkpoint(place))
+        assert [r.rule for r in read.routers] == [r.rule for r in stacked.routers]
+        for one, other in zip(read.routers, stacked.routers, strict=True):
+            np.testing.assert_array_equal(one.weight, other.weight)
+            np.testing.assert_array_equal(one.gain, other.gain)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(run)
+    assert "'iter_0000007'" in caught.value.hint
+    (run / "latest_checkpointed_iteration.txt").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(run)
+    assert "'iter_0000007'" in caught.value.hint
+
+
+def test_layers_that_each_rank_counts_for_itself_are_refused_and_a_config_beside_counts(tmp_path):
+    cut = _save_of_ranks(tmp_path / "cut", "mp_rank_00", pipeline_model_parallel_size=4)
+    with pytest.raises(CheckpointError, match="over 4 pipeline ranks") as caught:
+        open_checkpoint(cut)
+    assert "torch_dist" in caught.value.hint
+    save = _save_of_ranks(tmp_path / "save", "mp_rank_00")
+    (save / "config.json").write_text('{"model_type": "mystery"}')
+    assert open_checkpoint(save).config == {"model_type": "mystery"}
+    torch.save({"model": {"a": torch.ones(1)}}, save / "mp_rank_00/model_optim_rng.pt")
+    (save / "config.json").unlink()
+    assert open_checkpoint(save).config == {}
+
+
+def test_nothing_that_the_arguments_of_a_rank_name_is_called(tmp_path):
+    canary = tmp_path / "canary"
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(canary),)
+
+    save = _save_of_ranks(tmp_path / "save", "mp_rank_00", trap=Trap())
+    assert len(load_routers(open_checkpoint(save)).routers) == LAYERS
+    assert not canary.exists()
+
+
 def test_arguments_of_another_rule_and_none_are_refused(tmp_path):
     groups = {"moe_router_topk": 6, "moe_router_num_groups": 3, "moe_router_group_topk": 2}
     for arguments, sentence in (

@@ -485,14 +485,39 @@ def test_formats_are_listed_and_a_folder_with_one_file_is_a_checkpoint(tmp_path)
         assert open_checkpoint(str(tmp_path / name)).label == tmp_path.name
 
 
-def test_another_format_is_called_by_its_name(tmp_path):
-    kinds = {"weights.npz": "NumPy arrays", "model.h5": "HDF5", "flax_model.msgpack": "Flax"}
-    for file, kind in kinds.items():
-        (tmp_path / file).touch()
-        expected = f"holds {kind} ({file}); only dcp, gguf, pytorch, safetensors are read for now."
-        assert why(tmp_path) == f"{tmp_path.name}: {expected}"
-        assert why(tmp_path / file) == f"{file}: {expected}"
-        (tmp_path / file).unlink()
+#: Files of formats that are not read, what they are called, and a word of what to do.
+OTHERS = {
+    "weights.npz": ("NumPy arrays", "Convert"),
+    "model.h5": ("HDF5", "Convert"),
+    "flax_model.msgpack": ("Flax", "Convert"),
+    "model.nemo": ("an archive of NeMo", "tar -xf"),
+    "model.onnx": ("a graph of ONNX", "made from"),
+    "openvino_model.xml": ("a graph of OpenVINO", "made from"),
+    "openvino_model.bin": ("a graph of OpenVINO", "made from"),
+    "params_shard_0.bin": ("weights of MLC in the order of its kernels", "made from"),
+    "manifest.ocdbt": ("a checkpoint of Orbax", "Export"),
+}
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_another_format_is_called_by_its_name(file, tmp_path):
+    kind, word = OTHERS[file]
+    (tmp_path / file).touch()
+    (tmp_path / "config.json").write_text("{}")
+    expected = f"holds {kind} ({file}); only dcp, gguf, pytorch, safetensors are read for now."
+    assert why(tmp_path) == f"{tmp_path.name}: {expected}"
+    assert why(tmp_path / file) == f"{file}: {expected}"
+    assert word in refusal(tmp_path).hint
+    save_file({"a": np.ones(1)}, tmp_path / "model.safetensors")
+    assert open_checkpoint(tmp_path).info("a").file == "model.safetensors"
+
+
+def test_parts_of_deepspeed_name_the_script_that_joins_them(tmp_path):
+    for rank in range(2):
+        for kind in ("model", "optim"):
+            (tmp_path / f"zero_pp_rank_{rank}_mp_rank_00_{kind}_states.pt").touch()
+    assert "holds files of DeepSpeed ZeRO-3" in why(tmp_path)
+    assert "zero_to_fp32.py" in refusal(tmp_path).hint
 
 
 def test_what_is_not_there_is_refused_with_a_hint(tmp_path):
@@ -502,6 +527,9 @@ def test_what_is_not_there_is_refused_with_a_hint(tmp_path):
     error = refusal("allenai/OLMoE-1B-7B")
     assert error.message == "allenai/OLMoE-1B-7B: there is no such file or folder."
     assert "downloaded first" in error.hint
+    for name in ("allenai/OLMoE-1B-7B", "huggingface.co/allenai/OLMoE-1B-7B"):
+        assert refusal(name).hint.endswith("pass hf://allenai/OLMoE-1B-7B.")
+    assert refusal("a/b/c").hint.endswith("pass hf://OWNER/NAME.")
     assert why("a\0b") == "a\0b: there is no such file or folder."
     with pytest.raises(UsageError, match="The path of the checkpoint is empty"):
         open_checkpoint("")

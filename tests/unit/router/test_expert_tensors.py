@@ -304,8 +304,11 @@ _PLAIN = _FILES.joinpath("mellum.toml").read_text("utf-8")
 
 #: Whose code families without a class in transformers follow, by the beginning of their name.
 _OTHER_SOURCES = {
+    "bailing": "vLLM ",
+    "deepseek": "vLLM ",
     "gguf": "llama.cpp ",
     "gmoe": "microsoft/tutel ",
+    "hunyuan": "vLLM ",
     "megatron": "Megatron-Core ",
     "swin": "microsoft/Swin-Transformer ",
     "xmoe": "microsoft/torchscale ",

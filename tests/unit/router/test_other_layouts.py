@@ -303,6 +303,21 @@ def test_a_layer_that_is_not_clear_or_has_two_routers_is_an_error_of_the_pattern
     assert RequestedFamily().family(["a"]) is None
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [r"model\.layers\.([0-9]+)\.mlp\.router\.weight", r"layers\.(\d+)\.mlp\.gate\.weight",
+     "model.layers.([1-9][0-9]*).mlp.gate"],
+)  # fmt: skip
+def test_a_pattern_that_fits_none_names_those_that_are_like_it(pattern, make_olmoe):
+    with pytest.raises(UsageError, match="fits none") as caught:
+        loaded(make_olmoe(), **(_ASKED | {"pattern": pattern}))
+    assert caught.value.hint.startswith("It must fit the whole name: the nearest")
+    assert "'model.layers.{i}.mlp.gate.weight'" in caught.value.hint
+    with pytest.raises(UsageError, match="fits none") as caught:
+        loaded(make_olmoe(), **(_ASKED | {"pattern": "xyz"}))
+    assert "such as" in caught.value.hint
+
+
 def test_a_file_of_ones_own_says_everything_or_is_refused_as_it_is_called(make_olmoe, tmp_path):
     folder = make_olmoe(config={"model_type": "mystery"})
     routers = loaded(folder, file=family_file(tmp_path))
@@ -388,6 +403,9 @@ _DEEPSEEK = {"model_type": "deepseek_v3", "n_routed_experts": EXPERTS, "num_expe
              "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
              "rms_norm_eps": 1e-6, "num_hidden_layers": 2, "first_k_dense_replace": 1,
              "hidden_size": HIDDEN}  # fmt: skip
+_LING = {"model_type": "bailing_moe", "num_experts": EXPERTS, "num_experts_per_tok": 2,
+         "norm_topk_prob": True, "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-6,
+         "num_hidden_layers": 2, "first_k_dense_replace": 1, "hidden_size": HIDDEN}  # fmt: skip
 
 LAYOUTS = {
     "OLMo-core": Layout(
@@ -411,6 +429,23 @@ LAYOUTS = {
         _DEEPSEEK, "layers.1.moe.router.gate.weight", "layers.1.ffn_norm.weight",
         bias="layers.1.moe.expert_bias_E",
     ),
+    "Ling 2.0": Layout(
+        _LING | {"score_function": "sigmoid", "n_group": 2, "topk_group": 1}, _GATE, _NORM,
+        bias="model.layers.1.mlp.gate.expert_bias",
+    ),
+    "Ling 2.0 of mlx-lm": Layout(
+        _LING | {"score_function": "sigmoid"}, "model.layers.1.mlp.gate.gate_proj.weight", _NORM,
+        bias="model.layers.1.mlp.gate.expert_bias",
+    ),
+    "Ling": Layout(_LING, _GATE, _NORM),
+    "DeepSeekMoE": Layout(_DEEPSEEK | {"model_type": "deepseek"}, _GATE, _NORM),
+    "Hunyuan-Large": Layout(
+        _LING | {"model_type": "hunyuan", "moe_topk": 1}, "model.layers.1.mlp.gate.wg.weight", _NORM
+    ),
+    "MiniMax-Text-01": Layout(
+        _LING | {"model_type": "minimax_text_01", "num_local_experts": EXPERTS},
+        "model.layers.1.block_sparse_moe.gate.weight", _NORM,
+    ),
 }  # fmt: skip
 
 
@@ -432,6 +467,59 @@ def test_the_router_is_the_same_wherever_it_comes_from(name, tmp_path):
     np.testing.assert_array_equal(router.gain, GAIN)
     bias = router.logit_bias if router.selection_bias is None else router.selection_bias
     np.testing.assert_array_equal(bias, BIAS if LAYOUTS[name].bias else None)
+
+
+def _by_definition(
+    logits: np.ndarray, sigmoid: bool, k: int, bias: Any, groups: Any, divides: bool, factor: float
+) -> list[dict[int, float]]:
+    """Experts and weights of each token, one number at a time."""
+    rows = []
+    for row in logits.astype(np.float64):
+        scores = 1 / (1 + np.exp(-row)) if sigmoid else np.exp(row) / np.exp(row).sum()
+        ranks = scores + (0.0 if bias is None else bias)
+        if groups:
+            blocks = ranks.reshape(groups[0], -1)
+            best = np.sort(blocks, axis=1)[:, -2:].sum(axis=1)
+            stays = np.isin(np.arange(groups[0]), np.argsort(-best)[: groups[1]])
+            ranks = np.where(np.repeat(stays, blocks.shape[1]), ranks, -np.inf)
+        chosen = np.argsort(-ranks)[:k]
+        total = scores[chosen].sum() if divides and k > 1 else 1.0
+        rows.append({int(e): float(factor * scores[e] / total) for e in chosen})
+    return rows
+
+
+#: Score, experts, groups, whether weights are divided by their sum, their factor.
+DEFINITIONS = {
+    "Ling 2.0": (True, 2, (2, 1), True, 2.5),
+    "Ling 2.0 of mlx-lm": (True, 2, None, True, 2.5),
+    "Ling": (False, 2, None, True, 2.5),
+    "DeepSeekMoE": (False, 2, None, True, 1.0),
+    "Hunyuan-Large": (False, 1, None, True, 1.0),
+    "MiniMax-Text-01": (False, 2, None, True, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_types_outside_of_transformers_choose_by_their_definition(name, tmp_path):
+    router, (sigmoid, k, groups, divides, factor) = (
+        _router(LAYOUTS[name], tmp_path),
+        DEFINITIONS[name],
+    )
+    inputs = np.random.default_rng(1).standard_normal((50, HIDDEN)).astype(np.float32)
+    routes = route(router, inputs)
+    expected = _by_definition(
+        inputs @ WEIGHT.T, sigmoid, k, router.selection_bias, groups, divides, factor
+    )
+    for chosen, weights, row in zip(routes.chosen, routes.weights, expected, strict=True):
+        assert dict(zip(chosen.tolist(), weights.tolist(), strict=True)) == pytest.approx(row, 1e-5)
+
+
+def test_a_sigmoid_of_ling_without_its_bias_is_refused_and_a_softmax_has_none(tmp_path):
+    layout = LAYOUTS["Ling 2.0"]
+    with pytest.raises(RouterError, match=r"gate\.expert_bias' is missing"):
+        _router(replace(layout, bias=""), tmp_path)
+    with pytest.raises(RouterError, match="stands beside the router weight"):
+        _router(replace(layout, config=_LING), tmp_path)
 
 
 def test_a_flat_weight_that_does_not_divide_is_refused(tmp_path):

@@ -5,6 +5,7 @@ import json
 import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from moegeom.checkpoint.dtypes import DTYPES, largest_size, upcast
 from moegeom.checkpoint.store import TensorInfo
@@ -21,6 +23,7 @@ from moegeom.core.router import Router, StoredRows
 from moegeom.router.settings import Settings
 from moegeom.router.storage import SCHEMES, RouterTensors, Stored, find_storage
 from moegeom.router.storages.four_bit_floats import _TABLES
+from moegeom.router.storages.mlx import _BITS, _FLOAT_MODES
 from tests.by_day import by_day
 from tests.unit.router.conftest import loaded, refusal
 
@@ -260,6 +263,12 @@ _KINDS: list[tuple[str, str, Tensors, Any]] = [
      {"weight": _bytes(16, 32), "weight_scale": _fp8_values(16, 4), "weight_scale_2": _floats()},
      None),
     ("mxfp4", "mxfp4", {"weight_packed": _bytes(16, 32), "weight_scale": _bytes(16, 2)}, None),
+    ("mlx", "mlx",
+     {"weight": _words(16, 10).view(np.uint32), "scales": _floats(16, 2), "biases": _floats(16, 2)},
+     {"bits": 5, "group_size": 32}),
+    ("mlx nvfp4", "mlx",
+     {"weight": _words(16, 8).view(np.uint32), "scales": _fp8_values(16, 4).view(np.uint8)},
+     {"bits": 4, "group_size": 16, "mode": "nvfp4"}),
     ("mxfp4 of gpt-oss", "mxfp4",
      {"weight_blocks": _bytes(16, 2, 16), "weight_scales": _bytes(16, 2)}, None),
 ]  # fmt: skip
@@ -337,8 +346,13 @@ _CONTRADICTIONS: list[tuple[str | Tensors, Any, str]] = [
       "lora_A.weight": np.ones((4, 64), np.float32)}, None,
      "an adapter stands in its module: 'gate.base_layer.weight' (F32), 'gate.lora_A.weight'"),
     ("gptq", {"bits": 8}, "holds integers of 4 bits; config.json says 8."),
-    ("gptq", {"checkpoint_format": "marlin"}, "'quantization_config.checkpoint_format' is marlin;"),
-    ("gptq", {"quant_method": "auto-round"}, "known for the quantisation method auto-round."),
+    ("gptq", {"checkpoint_format": "bitblas"},
+     "'quantization_config.checkpoint_format' is bitblas;"),
+    *(("gptq", change, "is packed in the order of the Marlin kernel") for change in (
+        {"checkpoint_format": "marlin"}, {"quant_method": "gptq_marlin"}, {"quant_method": "marlin"},
+        {"is_marlin_format": True})),
+    ("gptq", {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"},
+     "known for the quantisation method auto-round."),
     (_changed("gptq", "g_idx", -1, 5), {}, "expected groups from 0 to 1."),
     (_changed("gptq", "g_idx", 2, 5), {}, "expected groups from 0 to 1."),
     (_IN_ORDER, {"desc_act": True}, "there is no 'g_idx'"),
@@ -368,6 +382,9 @@ _CONTRADICTIONS: list[tuple[str | Tensors, Any, str]] = [
      "does not hold the 16 values of nf4."),
     (_EXAMPLES["bitsandbytes int8"][1] | {"weight_format": np.array(2, np.uint8)}, {},
      "'gate.weight_format' is 2, expected 0"),
+    ("mlx", {"bits": 4}, "holds 5 bits a column"),
+    ("mlx", {"mode": "mxfp4"}, "'gate.biases' stands beside"),
+    ("mlx", {"mode": "trellis"}, "is trellis; of such routers only affine"),
 ]  # fmt: skip
 
 
@@ -375,7 +392,7 @@ _CONTRADICTIONS: list[tuple[str | Tensors, Any, str]] = [
 def test_a_packed_router_that_contradicts_itself_or_its_config_is_refused(router, change, why):
     tensors = _EXAMPLES[router][1] if isinstance(router, str) else router
     config = {"qweight": _GPTQ_V2, "weight_packed": _PACK}.get(next(iter(tensors)), {})
-    config = _AWQ if router == "awq" else config
+    config = _EXAMPLES[router][2] if router in ("awq", "mlx") else config
     assert why in _why_refused(tensors, None if change is None else config | change)
 
 
@@ -457,6 +474,62 @@ def test_gptq_by_its_definition(bits, convention, group, is_permuted):
     if not is_permuted:
         del tensors["g_idx"]
         np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
+
+
+@pytest.mark.parametrize("kind", [*_BITS, *_FLOAT_MODES])
+def test_words_of_mlx_are_the_numbers_that_mlx_makes_of_them(kind):
+    """mlx 0.32.4: ``mx.quantize`` and ``mx.dequantize`` of two rows of 128 columns."""
+    tensors = {
+        name.removeprefix(f"{kind}."): values
+        for name, values in load_file(
+            Path(__file__).parents[2] / "data/mlx_words.safetensors"
+        ).items()
+        if name.startswith(f"{kind}.")
+    }
+    expected = tensors.pop("dequantized")
+    bits, size = _FLOAT_MODES.get(kind, (kind, 32 if kind in (3, 5) else 64))
+    mode = {"mode": kind} if kind in _FLOAT_MODES else {}
+    config = {"bits": bits, "group_size": size, **mode}
+    np.testing.assert_array_equal(_decode(tensors, config), expected, strict=True)
+    if kind in _BITS:  # the definition
+        integers = [_string_of_bits(row.copy(), kind) for row in tensors["weight"]]
+        group = np.arange(128) // size
+        of_column = (tensors[part][:, group] for part in ("scales", "biases"))
+        scale, bias = of_column
+        np.testing.assert_array_equal(expected, np.float32(integers) * scale + bias)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_autoround_packs_as_others_do_and_has_numbers_of_its_own_for_a_module(method):
+    tensors = {k: v for k, v in _EXAMPLES[method][1].items() if k != "g_idx"}
+    config = {key: _EXAMPLES[method][2][key] for key in ("bits", "group_size")}
+    tensors["qzeros"] = tensors["qzeros"] & 0x77777777  # none that v1 cannot hold
+    expected = _decode(tensors, config | {"quant_method": method})
+    packing = {"packing_format": f"auto_round:auto_{method}", "sym": False}
+    for name in ("auto-round", "auto_round", "intel/auto-round"):
+        found = _decode(tensors, config | packing | {"quant_method": name})
+        np.testing.assert_array_equal(found, expected)
+    own = {"bits": 3, "group_size": 128, "extra_config": {"gate": config, "other": {"bits": 16}}}
+    found = _decode(tensors, packing | own | {"quant_method": "auto-round"})
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_tensors_of_the_marlin_kernel_are_refused_by_its_name():
+    tensors = {"B": _words(4, 32), "s": _floats(2, 16), "workspace": _words(16)}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    assert "in the order of the Marlin kernel" in _why_refused(tensors, config)
+
+
+def test_a_module_of_mlx_has_the_numbers_of_its_own_path():
+    tensors, config = _EXAMPLES["mlx"][1:]
+    own = {"bits": 4, "group_size": 16, "gate": config}
+    np.testing.assert_array_equal(_decode(tensors, own), _decode(tensors, config))
+    for place in ("quantization", "quantization_config"):
+        settings = Settings({place: {**config, "gate": {"bits": 8, "group_size": 32}}})
+        infos = {name: _info(name, values) for name, values in tensors.items()}
+        with pytest.raises(RouterError, match=f"{place}.gate' says 8") as caught:
+            find_storage(infos, settings, "router text/1")
+        assert "holds 5 bits a column (32 x 10 words over 64 columns, 2 groups" in str(caught.value)
 
 
 def test_gptq_is_the_first_version_unless_said_and_zero_points_may_be_in_either():
