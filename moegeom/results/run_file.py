@@ -132,6 +132,21 @@ class _Checkpoint(TypedDict):
     skipped: list[_Skipped]
 
 
+class _Flaw(TypedDict):
+    """Something of the blocks behind routers that is not as it should be."""
+
+    kind: Literal["missing", "surplus", "none", "lost", "alone", "differ"]
+    routers: list[str]
+    module: str
+    experts: str
+    count: int
+    num_experts: int
+
+
+_Modules = TypedDict("_Modules", {"routers": list[str], "modules": dict[str, str]})
+_Blocks = TypedDict("_Blocks", {"has_experts": bool, "parts": list[_Modules], "flaws": list[_Flaw]})
+
+
 class _Router(TypedDict):
     name: RouterName
     num_experts: int
@@ -147,6 +162,8 @@ class _Router(TypedDict):
     score: str
     rule: NotRequired[str]
     weights_from: NotRequired[str]
+    is_weight_one: NotRequired[bool]
+    parts: NotRequired[dict[str, str]]
     has_logit_bias: bool
     has_selection_bias: bool
     num_groups: Annotated[int, Meta(ge=1)]
@@ -204,6 +221,7 @@ class _Run(TypedDict, total=False):
     gating: _Gating
     ranges: _Ranges
     dense_elsewhere: list[_Dense]
+    blocks: _Blocks
     quantisation: _Quantisation
 
 

@@ -161,7 +161,7 @@ def test_every_number_and_rule_of_a_router_is_in_the_plan(disk, tmp_path):
     places = {"name": "text/9", "stack": "vision", "layer": 9, "slot": "mtp", "listed": "a state"}
     rows = {"weight": first.weight + 1, "shared_rows": first.weight[:1]}
     experts = dict.fromkeys(("logit_bias", "selection_bias", "expert_scale"), ones)
-    inputs = dict.fromkeys(("gain", "norm_bias"), np.full(first.hidden_size, 2.0))
+    inputs = dict.fromkeys(("gain", "norm_bias", "shared_gate"), np.full(first.hidden_size, 2.0))
     inputs |= {"norm": Norm("layer", 1e-3, "other"), "projection": Projection(np.eye(16))}
     rule = {"rule": dataclasses.replace(first.rule, top_k=first.rule.top_k + 1)}
     others = places | rows | experts | inputs | rule
