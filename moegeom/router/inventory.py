@@ -29,8 +29,8 @@ _FEWEST = 3
 #: Numbers of experts have fewer digits.
 _DIGITS = 6
 
-#: A tensor of one expert of grouped layers: ``experts.fc1.weight7``.
-_GROUPED = re.compile(r"(?P<head>.*experts\..+\.(?:weight|bias))(?P<number>[0-9]{1,5})")
+#: A tensor of one expert of grouped layers, behind ``experts.``: ``fc1.weight7``.
+_GROUPED = re.compile(r"(?P<leaf>.+\.(?:weight|bias))(?P<number>[0-9]{1,5})")
 
 #: What belongs to a block wherever it stands in the layer.
 _MEMBER = re.compile(rf"(?:^|[._])experts?(?:[._]|$)|_exps\b|{SHARED.pattern}")
@@ -226,8 +226,8 @@ def _numbered(name: str) -> tuple[str, int]:
     number, dot, rest = tail.partition(".")
     if (digits := number.removeprefix("expert_")).isdecimal() and dot and len(digits) < _DIGITS:
         return f"{head}experts.{number[: -len(digits)]}{{}}.{rest}", int(digits)
-    if grouped := _GROUPED.fullmatch(name):
-        return f"{grouped['head']}{{}}", int(grouped["number"])
+    if grouped := _GROUPED.fullmatch(tail):
+        return f"{head}experts.{grouped['leaf']}{{}}", int(grouped["number"])
     return name, -1
 
 
@@ -237,6 +237,7 @@ def _block(routers: Sequence[RouterPlace], settings: Settings) -> _Block:
     for router in routers:
         spec, own = router.spec.experts, settings.under(router.spec.config_roots).at(router.layer)
         num = router.num_rows - (own.integer(spec.copies) if own.has(spec.copies) else 0)
+        num = min(max(num, 0), 10**_DIGITS)  # of a layer without rows the config says how many
         lots.append(range(spec.lot * num, (spec.lot + 1) * num))
     last = max(lot.stop + r.num_rows - len(lot) for lot, r in zip(lots, routers, strict=True))
     return _Block(tuple(routers), tuple(lots), last)
