@@ -21,7 +21,7 @@ from moegeom.router.family import Setting, StackSpec
 from moegeom.router.settings import Settings
 
 #: Share of the blocks of a stack, or of the experts of a block, that have what all should have.
-_MOST = 2 / 3
+_SHARE = 2 / 3
 
 #: Fewer blocks say nothing of each other.
 _FEWEST = 3
@@ -271,9 +271,9 @@ def _flaws(
         lost = {flaw.module for flaw in flaws}
         if len(whole) >= _FEWEST:
             for module, number in count.items():
-                if module not in block.names and number >= _MOST * len(whole):
+                if module not in block.names and number >= _SHARE * len(whole):
                     flaws += [Flaw("lost", (), module)] * (module not in lost)
-                elif module in block.names and number <= (1 - _MOST) * len(whole):
+                elif module in block.names and number <= (1 - _SHARE) * len(whole):
                     flaws.append(Flaw("alone", (), module))
         for module in block.names.keys() & leaves.keys():
             flaws += _of_leaves(store, block, module, leaves[module])
@@ -293,7 +293,7 @@ def _of_experts(store: TensorStore, block: _Block) -> Iterator[Flaw]:
     for module in modules:
         if "{}" in module:
             lack = (numbers & block.experts) - block.numbers(module)
-            if lack and len(lack) < (1 - _MOST) * len(numbers):
+            if lack and len(lack) < (1 - _SHARE) * len(numbers):
                 yield Flaw("lost", (), module, _ranges(lack), len(lack), num)
         for by_expert in block.names[module].values():
             yield from _of_whole(store, block, module, by_expert)
@@ -356,7 +356,7 @@ def _usual_leaves(blocks: Sequence[_Block]) -> dict[str, frozenset[str]]:
         for module, leaves in block.names.items():
             counts[module].update({leaf: len(each) for leaf, each in leaves.items()})
     return {
-        module: frozenset(leaf for leaf, n in count.items() if n >= _MOST * max(count.values()))
+        module: frozenset(leaf for leaf, n in count.items() if n >= _SHARE * max(count.values()))
         for module, count in counts.items()
     }
 

@@ -201,7 +201,7 @@ def _hits(pattern: str | None, names: Collection[str], option: str) -> list[_Hit
 
 
 #: Names that are compared with a pattern which fits none, numbers aside.
-_MOST_COMPARED = 4096
+_COMPARED = 4096
 
 
 def _nearest(pattern: str, names: Collection[str]) -> str:
@@ -209,7 +209,7 @@ def _nearest(pattern: str, names: Collection[str]) -> str:
     plain = _LAYER_NUMBER.sub("{i}", pattern).replace("\\", "")
     short = (name for name in names if len(name) <= FAMILY_NAME_LENGTH)
     alike = dict.fromkeys(_NUMBER.sub("{i}", name) for name in islice(short, 100_000))
-    near = get_close_matches(plain, list(islice(alike, _MOST_COMPARED)), n=2, cutoff=0.5)
+    near = get_close_matches(plain, list(islice(alike, _COMPARED)), n=2, cutoff=0.5)
     if not near:
         return ", such as 'model.layers.([0-9]+).moe.router.weight'"
     return f": the nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(repr, near))}"

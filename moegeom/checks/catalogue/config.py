@@ -132,13 +132,7 @@ def _no_weights(measured: Measured) -> str:
     return OLDER if any("is_weight_one" not in one for one in routers) else ""
 
 
-@check(
-    "MGN121",
-    "routing weights are 1 whatever the scores are",
-    "note",
-    too_little=_no_weights,
-    severities={"training": "error"},
-)
+@check("MGN121", "routing weights are 1 whatever the scores are", "warning", too_little=_no_weights)
 def weights_constant(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Routing weights follow the scores.
 

@@ -42,7 +42,7 @@ def part_changes(a: Router, b: Router, place: Int64[np.ndarray, "experts"]) -> I
             )
 
 
-def _word(one: Float[np.ndarray, "*shape"], other: Float[np.ndarray, "*shape"]) -> str:
+def _word(one: Float[np.ndarray, "*shape"], other: Float[np.ndarray, "*others"]) -> str:
     """What happened to the numbers of a part."""
     if one.shape != other.shape:
         return "of another shape"
