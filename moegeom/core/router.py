@@ -202,7 +202,9 @@ class StoredRows:
         is_finite: bool,
         floats_of: Callable[[NDArray[Any]], NDArray[np.floating]],
     ) -> None:
-        self.stored, self.shape, self.is_finite = stored, shape, is_finite
+        self.stored: NDArray[Any] = stored
+        self.shape: tuple[int, int] = shape
+        self.is_finite: bool = is_finite
         self._floats_of, self._lock = floats_of, threading.Lock()
         self._living: weakref.ref[NDArray[np.floating]] | None = None
 

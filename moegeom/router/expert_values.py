@@ -137,7 +137,8 @@ def expert_values(tensors: ExpertTensors) -> ExpertValues:
                 spans = [(one, 0, store.info(one).size_bytes) for one in names]
                 shape = info.shape
             is_matrix = len(shape) == 2 and info.name == tensor.stored.tensors[0].name
-            parts.append(_Part(matrix, key, info.dtype, shape[-1] if is_matrix else 0, spans))
+            columns = math.prod(shape[1:]) if is_matrix else 0
+            parts.append(_Part(matrix, key, info.dtype, columns, spans))
     return ExpertValues(tensors, parts)
 
 
