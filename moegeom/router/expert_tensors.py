@@ -198,7 +198,7 @@ class ExpertTensors:
             bands = (range(start, min(start + some, num)) for start in range(0, num, some))
             parts = (self._band(tensor, expert, one) for one in bands)
         else:
-            parts = (self._pair(tensor, None, expert)[0] for _ in range(1))
+            parts = [self._pair(tensor, None, expert)[0]]
         outputs = np.hstack([affine(inputs, part, None) for part in parts])
         if bias is not None:
             outputs += self._values(bias, expert).reshape(-1)

@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
@@ -119,8 +120,9 @@ class _Block:
     def stack(self) -> str:
         return self.routers[0].name.split("/")[0]
 
-    @property
+    @cached_property
     def experts(self) -> frozenset[int]:
+        """Numbers of the experts that have tensors."""
         return frozenset(number for lot in self.lots for number in lot)
 
     @property

@@ -162,8 +162,10 @@ def load_routers(
     listed, plans = planned.listed, planned.plans
     values, fingerprint = _read(store, plans)
     blocks = blocks_of(store, list(_places(planned)), settings)
-    gates = {router: _gate(store, name) for router, name in blocks.gates.items()}
-    routers = tuple(_build(plan, values, family.name, gates.get(plan.match.name)) for plan in plans)
+    routers = tuple(
+        _build(plan, values, family.name, _gate(store, blocks.gates.get(plan.match.name), plan))
+        for plan in plans
+    )
     chosen_elsewhere = tuple(_listed(router, settings, store, family.name) for router in listed)
     if not routers:  # no tensor was read: what there is tells the checkpoint
         digests = (
@@ -229,11 +231,15 @@ def _places(planned: PlannedRouters) -> Iterator[RouterPlace]:
             yield RouterPlace(name, num, one.spec, path, frozenset({one.tensor}), one.layer)
 
 
-def _gate(store: TensorStore, name: str) -> Float[np.ndarray, "hidden"] | None:
-    """The gate of shared experts; None where it is not stored as it is, or is no single row."""
-    info = store.info(name)
-    is_row = info.dtype in PLAIN_FLOATS and math.prod(info.shape) == max(info.shape, default=0)
-    return upcast(store.read(name)).reshape(-1) if is_row else None
+def _gate(
+    store: TensorStore, name: str | None, plan: RouterPlan
+) -> Float[np.ndarray, "hidden"] | None:
+    """The gate of shared experts; None where there is none, it is not stored as it is, or is no
+    single row of the inputs.
+    """
+    info = None if name is None else store.info(name)
+    is_row = info and info.dtype in PLAIN_FLOATS and math.prod(info.shape) == plan.width
+    return upcast(store.read(info.name)).reshape(-1) if info and is_row else None
 
 
 def _initializer_range(config: Mapping[str, Any], roots: Sequence[str]) -> float | None:

@@ -79,6 +79,11 @@ class RouterTensors:
         key, info = next(iter(self.infos.items()))
         return info.name.removesuffix(key) + self.key(part)
 
+    @property
+    def path(self) -> str:
+        """That of the module, as configs spell it."""
+        return self.name("weight").rpartition(".")[0]
+
     def dtype(self, part: str) -> str:
         """Stored dtype of a part; empty when there is no such tensor."""
         info = self.infos.get(self.key(part))

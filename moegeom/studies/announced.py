@@ -22,10 +22,12 @@ def announce_bytes(
     watch: Watch | None,
     verb: str = "read",
     noun: str = "experts",
+    is_most: bool = False,
 ) -> None:
     """Announces that ``total`` bytes will be read: ``reads 3.1 GB of experts``.
 
-    The error says ``{total} {subject} to be {verb}``, the announcement ``of {noun}``.
+    The error says ``{total} {subject} to be {verb}``, the announcement ``of {noun}``; both say
+    "at most" where it may be less (``is_most``).
 
     Raises
     ------
@@ -34,11 +36,11 @@ def announce_bytes(
     """
     if total > _UNASKED and not is_asked:
         raise UsageError(
-            f"{size(total)} {subject} to be {verb}.",
+            f"{size(total)} {subject}{', at most,' if is_most else ''} to be {verb}.",
             "Say --yes, or ask for fewer layers: --layers L.",
         )
     if watch and total > _UNSAID:
-        watch.say(f"reads {'at most ' * ('at most' in subject)}{size(total)} of {noun}")
+        watch.say(f"reads {'at most ' if is_most else ''}{size(total)} of {noun}")
 
 
 def announce_experts(
@@ -62,4 +64,4 @@ def announce_experts(
     for router in routers:
         number = router.num_experts if most is None else min(most(router), router.num_experts)
         total += open_expert_functions(opened.store, router).bytes_of(range(number))
-    announce_bytes(total, "of experts are, at most,", is_asked, watch)
+    announce_bytes(total, "of experts are", is_asked, watch, is_most=True)

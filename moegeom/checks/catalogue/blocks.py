@@ -127,13 +127,17 @@ def _experts(flaw: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------------------------- read on request
-def _samples(measured: Measured) -> Iterator[Mapping[str, Any] | Unknown]:
-    """Facts of the samples of each router, and those that could not be read."""
+def _samples(measured: Measured) -> Sequence[Mapping[str, Any]]:
+    """Facts of the samples of each router whose experts could be read."""
+    return measured.run["expert_values"]["samples"]
+
+
+def _unread(measured: Measured) -> Iterator[Unknown]:
+    """The routers whose experts could not be read."""
     facts = measured.run["expert_values"]
     if not (facts["samples"] or facts["left_out"]):
         yield Unknown("checkpoint", "it has no router whose experts could be read")
     yield from (Unknown(one["router"], one["reason"]) for one in facts["left_out"])
-    yield from facts["samples"]
 
 
 def _numbers(experts: Sequence[int], of: int) -> str:
@@ -154,10 +158,8 @@ def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
 
     What to do: compare these experts with those of the source.
     """
+    yield from _unread(measured)
     for one in _samples(measured):
-        if isinstance(one, Unknown):
-            yield one
-            continue
         num, router = one["num_experts"], one["router"]
         groups, of = one["equal"], f"In {one['bytes_each']:,} bytes of each."
         if groups:
@@ -190,10 +192,9 @@ def experts_calibrated(measured: Measured, limits: Limits) -> Iterator[Finding |
 
     What to do: calibrate with more text, or with every token sent through every expert.
     """
+    yield from _unread(measured)
     for one in _samples(measured):
-        if isinstance(one, Unknown):
-            yield one
-        elif one["uncalibrated"]:
+        if one["uncalibrated"]:
             yield experts_calibrated.finding(
                 one["router"],
                 f"{_numbers(one['uncalibrated'], one['num_experts'])} have a scale of inputs that "
@@ -221,10 +222,9 @@ def experts_trained(measured: Measured, limits: Limits) -> Iterator[Finding | Un
     What to do: where this is a model before its training, nothing. Else look whether the loader
     knew the names of the experts, and whether gradients reach them.
     """
+    yield from _unread(measured)
     for one in _samples(measured):
-        if isinstance(one, Unknown):
-            yield one
-        elif one["drawn"]:
+        if one["drawn"]:
             yield experts_trained.finding(
                 one["router"],
                 f"{number_of(one['num_experts'], 'expert')} are as drawn at random, in "

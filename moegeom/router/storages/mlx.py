@@ -20,6 +20,7 @@ from moegeom.router.storage import (
     not_decoded,
     refuse,
     scale_floats,
+    scaled,
     scheme,
     spread,
     stored,
@@ -44,8 +45,7 @@ def mlx(tensors: RouterTensors) -> Stored:
 
     MLX 0.32.4 ``mlx.core.quantize``; mlx-lm ``utils.py`` (``load_model``).
     """
-    path = tensors.name("weight").rpartition(".")[0]
-    place, entry = mlx_entry(tensors.settings, path)
+    place, entry = mlx_entry(tensors.settings, tensors.path)
     mode = entry.get("mode", "affine")
     if mode != "affine" and mode not in _FLOAT_MODES:
         raise not_decoded(f"'{place}.mode'", mode, " or ".join(("affine", *_FLOAT_MODES)))
@@ -65,7 +65,8 @@ def mlx(tensors: RouterTensors) -> Stored:
             weight,
             f"holds {32 * words / columns:g} bits a column (32 x {words} words over {columns} "
             f"columns, {groups} groups of {group}); config.json: '{place}' says {claimed}.",
-            f"Write the 'bits' and 'group_size' of '{path}' into config.json, or convert again.",
+            f"Write the 'bits' and 'group_size' of '{tensors.path}' into config.json, or convert "
+            "again.",
         )
     expect_shape(scales, (rows, groups))
     if is_affine:
@@ -80,10 +81,10 @@ def mlx(tensors: RouterTensors) -> Stored:
             floats = upcast(bytes_.view(ml_dtypes.float8_e4m3fn)) if is_fp8 else unpack_e2m1(bytes_)
             table = values["scales"]
             factor = table.view(ml_dtypes.float8_e4m3fn) if mode == "nvfp4" else table
-            return floats.astype(np.float32) * spread(scale_floats(factor), shape, (1, group))
+            return scaled(floats.astype(np.float32, copy=False), scale_floats(factor), (1, group))
         integers = unpack_rows(np.ascontiguousarray(raw.T).view(np.int32), claimed)[:columns].T
         weight = integers.astype(np.float32, order="C")
-        weight *= spread(scale_floats(values["scales"]), shape, (1, group))
+        weight = scaled(weight, scale_floats(values["scales"]), (1, group))
         weight += spread(scale_floats(values["biases"]), shape, (1, group))
         return weight
 

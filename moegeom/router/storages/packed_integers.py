@@ -59,9 +59,8 @@ def _packing(tensors: RouterTensors) -> str:
 
 def _with_own_numbers(tensors: RouterTensors) -> RouterTensors:
     """The same, with what AutoRound says of this module alone (``extra_config``)."""
-    path = tensors.name("weight").rpartition(".")[0]
     others = look_up(tensors.settings, "extra_config")[1]
-    own = others.get(path) if isinstance(others, Mapping) else None
+    own = others.get(tensors.path) if isinstance(others, Mapping) else None
     if not isinstance(own, Mapping):
         return tensors
     _, table = next(quantisation_tables(tensors.settings.config, tensors.settings.roots))

@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -490,6 +490,9 @@ def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
     return {"file": file, "routers": changed, "reason": ""}
 
 
+Made = TypeVar("Made")
+
+
 def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, Any]:
     """``expert_values``: what samples of all experts show; ``expert_spread``: what lies between
     experts, in ``matrices``. Both name routers that are left out.
@@ -498,29 +501,23 @@ def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, 
     """
     from moegeom.geometry.experts import expert_spread
 
+    def beginnings_of(router: Router) -> tuple[Beginning, ...]:
+        if router.num_experts < 2:
+            raise RouterError("one expert lies apart from none.")
+        return expert_beginnings(open_experts(opened.store, router))
+
+    def values_of(router: Router) -> ExpertValues:
+        return expert_values(open_experts(opened.store, router, of_router_inputs=False))
+
     refuse_absent("scipy", "", "check --experts")
-    left_out: list[dict[str, str]] = []
-    beginnings_by_router: list[tuple[str, Beginning]] = []
-    values: dict[str, ExpertValues] = {}
-    unread: list[dict[str, str]] = []
-    for router in (router for router in opened.chosen if not router.listed):
-        try:
-            values[router.name] = expert_values(open_experts(opened.store, router, False))
-        except (CheckpointError, RouterError) as error:
-            unread.append({"router": router.name, "reason": error.message.rstrip(".")})
-    for router in (router for router in opened.chosen if not router.listed):
-        try:
-            if router.num_experts < 2:
-                raise RouterError("one expert lies apart from none.")
-            beginnings = expert_beginnings(open_experts(opened.store, router))
-            beginnings_by_router += [(router.name, beginning) for beginning in beginnings]
-        except (CheckpointError, RouterError) as error:
-            left_out.append({"router": router.name, "reason": error.message.rstrip(".")})
-    sizes = (one.size for one in (*values.values(), *(one for _, one in beginnings_by_router)))
+    values, unread = _of_each(opened, values_of)
+    by_router, left_out = _of_each(opened, beginnings_of)
+    beginnings = [(name, one) for name, those in by_router.items() for one in those]
+    sizes = (one.size for one in (*values.values(), *(one for _, one in beginnings)))
     announce(f"reads {size(sum(sizes))} of experts")
     samples = [{"router": name, **one.facts()} for name, one in values.items()]
     matrices: list[dict[str, Any]] = []
-    for name, beginning in beginnings_by_router:
+    for name, beginning in beginnings:
         try:
             spread = expert_spread(beginning.read(), beginning.unit)
         except (CheckpointError, RouterError) as error:
@@ -533,6 +530,20 @@ def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, 
         "expert_spread": {"matrices": matrices, "left_out": left_out},
         "expert_values": {"samples": samples, "left_out": unread},
     }
+
+
+def _of_each(
+    opened: Session, make: Callable[[Router], Made]
+) -> tuple[dict[str, Made], list[dict[str, str]]]:
+    """What is made of each router, by name, and why it is not of the others."""
+    made: dict[str, Made] = {}
+    left_out: list[dict[str, str]] = []
+    for router in (router for router in opened.chosen if not router.listed):
+        try:
+            made[router.name] = make(router)
+        except (CheckpointError, RouterError) as error:
+            left_out.append({"router": router.name, "reason": error.message.rstrip(".")})
+    return made, left_out
 
 
 def attention_facts(opened: Session, announce: Callable[[str], None]) -> list[dict[str, Any]]:

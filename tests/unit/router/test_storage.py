@@ -507,11 +507,11 @@ def test_autoround_packs_as_others_do_and_has_numbers_of_its_own_for_a_module(me
     expected = _decode(tensors, config | {"quant_method": method})
     packing = {"packing_format": f"auto_round:auto_{method}", "sym": False}
     for name in ("auto-round", "auto_round", "intel/auto-round"):
-        found = _decode(tensors, config | packing | {"quant_method": name})
-        np.testing.assert_array_equal(found, expected)
+        weight = _decode(tensors, config | packing | {"quant_method": name})
+        np.testing.assert_array_equal(weight, expected)
     own = {"bits": 3, "group_size": 128, "extra_config": {"gate": config, "other": {"bits": 16}}}
-    found = _decode(tensors, packing | own | {"quant_method": "auto-round"})
-    np.testing.assert_array_equal(found, expected)
+    weight = _decode(tensors, packing | own | {"quant_method": "auto-round"})
+    np.testing.assert_array_equal(weight, expected)
 
 
 def test_tensors_of_the_marlin_kernel_are_refused_by_its_name():
