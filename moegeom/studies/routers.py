@@ -78,7 +78,7 @@ def _header(model: RouterSet) -> Iterator[Block]:
         f"{number_of(num_rows, 'expert')}. Read {size(model.bytes_read)} of "
         f"{size(model.bytes_total)}.",
     )
-    yield _fact("fingerprint", f"{model.fingerprint[:47]}... (all in JSON)")
+    yield _fact("fingerprint", model.fingerprint.partition(":")[2])
     if model.revision:
         yield _fact("revision", model.revision)
     how = "a recording with the model's own choices verifies it"
