@@ -15,7 +15,7 @@ from moegeom.document.place import layers_without_router
 from moegeom.document.rule_words import assumed, rule_brief
 from moegeom.engine.request import ModelTerms
 from moegeom.engine.run_facts import router_facts
-from moegeom.router.expert_tensors import SHARED, SHARED_GATE
+from moegeom.router.expert_names import SHARED, SHARED_GATE
 from moegeom.router.inventory import is_of_experts
 from moegeom.router.load import load_routers
 from moegeom.router.rule import (
