@@ -67,11 +67,23 @@ class TopLogits:
 
 
 @dataclass(frozen=True)
+class Oddity:
+    """What a trace lacks, or holds in place of choices: ``word`` names the kind, ``text`` says how
+    much of it and where, ``hint`` what to do.
+    """
+
+    word: str
+    text: str
+    hint: str
+
+
+@dataclass(frozen=True)
 class SourceFacts:
     """What a source says about itself; printed and stored in ``run.json``.
 
     ``outputs`` are the kinds, out of ``OUTPUT_KINDS``, that are recorded for every router.
-    ``notes`` say, with counts, what was decided about rows that are no tokens.
+    ``notes`` say, with counts, what was decided about rows that are no tokens; ``oddities`` what
+    of the tokens is missing, or no choice of a router.
     """
 
     name: str
@@ -88,6 +100,7 @@ class SourceFacts:
     is_synthetic: bool = False
     outputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    oddities: tuple[Oddity, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,9 @@ class _Router(TypedDict):
     num_non_finite_rows: NotRequired[int]
 
 
+_Oddity = TypedDict("_Oddity", {"word": str, "text": str, "hint": str})
+
+
 class _Tokens(TypedDict):
     name: str
     stage: str
@@ -189,6 +192,7 @@ class _Tokens(TypedDict):
     is_synthetic: bool
     outputs: NotRequired[list[str]]
     notes: NotRequired[list[str]]
+    oddities: NotRequired[list[_Oddity]]
 
 
 class _Run(TypedDict, total=False):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from moegeom.checks.check import NO_ERROR, Limit, Limits, Tested, Unknown, check
 from moegeom.checks.figure import Figure, change_check, figure_check
-from moegeom.checks.measured import MeanPull, Measured, Row
+from moegeom.checks.measured import NO_NAME, MeanPull, Measured, Row
 from moegeom.checks.statistics import p_above
 from moegeom.core.finding import Finding
 from moegeom.core.text import all_of, number_of, percent
@@ -63,6 +63,35 @@ def recording_not_valid(measured: Measured, limits: Limits) -> Iterator[Finding]
                 "recording, or an engine in lower precision.",
                 measured.measure_again(row["router"], extra="--per-token"),
             )
+
+
+@check(
+    "MGI129",
+    "the trace lacks tokens, or holds ids that are no choices",
+    "warning",
+    inputs="tokens",
+    severities={"release": "error"},
+    alike=lambda finding: finding.title,
+)
+def trace_is_odd(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    """Every token of the trace is there, with what its routers chose.
+
+    Looked for: tokens of requests without a row of choices, and how these lie (exactly the prompts,
+    the first or last rows, one run, rows in turn, whole requests; which requests), prompts of equal
+    rows, ids of one rank's experts alone, and the first experts in order where a mask or token ids
+    say that a token stands.
+
+    A finding means: loads and sets are those of the tokens that are left, which are of one kind, or
+    in part of no token at all.
+
+    What to do: what the finding says of its kind; `moegeom routes FILE` says the same without a
+    checkpoint. Where it is meant (prompts are not wanted), the file should say where rows begin.
+    """
+    routers = tuple(row["router"] for row in measured.layers)
+    again = "" if measured.tokens == NO_NAME else f"moegeom routes {measured.tokens}"
+    for oddity in (measured.run.get("tokens") or {}).get("oddities", ()):
+        detail = f"{oddity['text']} {oddity['hint']}"
+        yield trace_is_odd.finding(routers, f"{oddity['word']}.", detail, again)
 
 
 @check(

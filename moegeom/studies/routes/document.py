@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from moegeom.core.router import format_layers
@@ -19,6 +20,7 @@ _LOOKS: Mapping[int, Look] = {0: "good", 1: "error", 4: "warning"}
 
 _STATES: Mapping[State, str] = {
     "defective": "DEFECTIVE",
+    "incomplete": "INCOMPLETE",
     "not judged": "not judged",
     "sound": "sound in what needs no checkpoint",
 }
@@ -71,8 +73,12 @@ def _summary(report: Routes) -> str:
         named = sum(bool(defect.request) for defect in one.defects)
         of_all = f"{number_of(named, 'request')} of {one.num_requests:,}"
         where = of_all if named else "see below"
+        words = {defect.word for defect in one.defects}
+        kind = f": {words.pop()}" if len(words) == 1 and "" not in words else ""
+        odd = "; ".join(dict.fromkeys(oddity.word for oddity in one.oddities))
         texts = {
-            "defective": f"{one.name} cannot be read as written ({where})",
+            "defective": f"{one.name} cannot be read as written{kind} ({where})",
+            "incomplete": f"{one.name}: {odd}. What is left: {_tokens(one)}",
             "not judged": f"{one.name} says too little by itself",
             "sound": _tokens(one),
         }
@@ -121,10 +127,19 @@ def _facts(one: FileOfRoutes) -> Iterator[Block]:
 
 
 def _problems(one: FileOfRoutes, view: View) -> Iterator[Block]:
+    for oddity in one.oddities:
+        yield Fact("defect", f"{oddity.word}: {oddity.text}", "error", indent=_LABEL)
+        yield Fact("", oddity.hint, "plain", indent=_LABEL)
     if one.defects:
         blocks: list[Block] = []
+        # of one kind the first says what they all are
+        alike = Counter(defect.word or f"{defect.request}: {defect.text}" for defect in one.defects)
         for defect in one.defects:
-            blocks.append(Fact("defect", defect.text, "error", indent=_LABEL))
+            more = alike.pop(defect.word or f"{defect.request}: {defect.text}", 0) - 1
+            if more < 0 and not view.detail:
+                continue
+            others = f" So it is in {number_of(more, 'more request')}." if more > 0 else ""
+            blocks.append(Fact("defect", defect.text + others, "error", indent=_LABEL))
             if defect.hint:
                 blocks.append(Fact("", defect.hint, "plain", indent=_LABEL))
         yield in_part(blocks, "line of defects", view.detail, least=2)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moegeom.core.option import argument, option
+from moegeom.core.tokens import Oddity
 from moegeom.tokens.traces.trace import IdsAre
 
-State = Literal["sound", "defective", "not judged"]
+State = Literal["sound", "incomplete", "defective", "not judged"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +28,15 @@ class RoutesRequest:
 
 @dataclass(frozen=True)
 class Defect:
-    """Why a request cannot be read, or with an empty name the file as a whole."""
+    """Why a request cannot be read, or with an empty name the file as a whole.
+
+    ``word`` names the kind where other requests may have the same; it is empty for any other.
+    """
 
     request: str
     text: str
     hint: str
+    word: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,9 @@ class FileOfRoutes:
     It holds ``num_requests`` and ``num_rows``, 0 where it could not be read or holds counts alone;
     ``num_tokens`` rows are tokens of the requests without defect. ``top_k`` are slots of a row
     without those that name no expert, None where no shape is stored; ``layers``, of ``num_layers``,
-    are those with choices. ``notes`` say what was left out or looks odd, ``not_looked_at`` what
-    only a checkpoint, or more in the file, could tell.
+    are those with choices. ``oddities`` are tokens that are missing, and ids that are no choices,
+    where the rest can be read; ``notes`` say what was left out, ``not_looked_at`` what only a
+    checkpoint, or more in the file, could tell.
     """
 
     name: str
@@ -71,6 +77,7 @@ class FileOfRoutes:
     dtypes: tuple[str, ...] = ()
     ids_are: IdsAre = "unknown"
     notes: tuple[str, ...] = ()
+    oddities: tuple[Oddity, ...] = ()
     defects: tuple[Defect, ...] = ()
     not_looked_at: tuple[str, ...] = ()
 
@@ -87,7 +94,7 @@ class Routes:
 
     @property
     def exit_code(self) -> int:
-        """0 when all are sound, 1 when one is defective, else 4: one could not be judged."""
-        if self.of_state("defective"):
+        """0 when all are sound, 1 when one is not, else 4: one could not be judged."""
+        if self.of_state("defective") or self.of_state("incomplete"):
             return 1
         return 4 if self.of_state("not judged") else 0

@@ -18,9 +18,18 @@ from moegeom.core.files import reading
 from moegeom.core.limits import TRACE_EXPERTS, TRACE_SLOTS
 from moegeom.core.router import format_layers
 from moegeom.core.shapes import Bool, Integer
+from moegeom.core.text import number_of
+from moegeom.core.tokens import Oddity
 from moegeom.engine.sources import begun
 from moegeom.pipeline import Watch
-from moegeom.studies.routes.record import Defect, FileOfRoutes, LayerOfTrace, Routes, RoutesRequest
+from moegeom.studies.routes.record import (
+    Defect,
+    FileOfRoutes,
+    LayerOfTrace,
+    Routes,
+    RoutesRequest,
+    State,
+)
 from moegeom.tokens.files import name_of, paths_of
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.sources.recorded import dialect_and_files, recognises
@@ -95,7 +104,7 @@ def _trace(target: str, name: str | None, progress: Callable[[int], None] | None
 
 
 def _defect(error: RecordingError, request: str = "") -> Defect:
-    return Defect(request, error.message, error.hint)
+    return Defect(request, error.message, error.hint, getattr(error, "word", ""))
 
 
 def _counts(trace: Trace, blank: FileOfRoutes) -> FileOfRoutes:
@@ -136,6 +145,7 @@ class _TraceSums:
         self.notes = Notes()
         self.dtypes: set[str] = set()
         self.num_requests = self.num_rows = self.num_bare = self.num_used = 0
+        self.most_rows = 0
         self.has_flat = False
         self.odd = ""
         self.seen: list[list[np.ndarray]] = []
@@ -174,6 +184,7 @@ class _TraceSums:
                 )
             else:
                 self.num_rows += len(request.ids)
+                self.most_rows = max(self.most_rows, request.first_row + len(request.ids))
                 shaped.append(request)
         if shaped:
             self._add_ids(shaped)
@@ -246,6 +257,11 @@ class _TraceSums:
         """Facts that the file does not record."""
         if self.ids_are == "unknown":
             yield "whether ids are logical or physical"
+        if self.num_bare and self.most_rows < self.num_layers:
+            yield (
+                f"which axis is that of the layers: {number_of(self.most_rows, 'row')} of "
+                f"{self.num_layers:,} layers may be layers of tokens (np.swapaxes(ids, 0, 1))"
+            )
         if self.num_bare:
             yield "rows that are missing at an end, where neither token ids nor counts are stored"
 
@@ -280,29 +296,46 @@ def _requests(
     routers, layers = sums.routers()
     defects: list[Defect] = []
     heard = Company(refused=lambda name, error: defects.append(_defect(error, name)))
-    notes, num_tokens = described.notes, 0
+    notes, num_tokens, oddities = described.notes, 0, [*_lost_layers(layers)]
     try:
         parts = [FileOf(file, dialect) for file in files]
         first = first_pass(parts, routers, blank.name, heard, dialect.copies)
         notes, num_tokens = first.notes[1:], first.num_tokens
+        oddities += first.oddities
     except RecordingError as error:
         if not defects or len(defects) < sums.num_requests:
             defects.append(_defect(error))
     return replace(
         described,
-        state="defective" if defects else "sound",
+        state="defective" if defects else _state(oddities, sums),
         num_rows=sums.num_rows,
         num_tokens=num_tokens,
         top_k=routers[0].top_k,
         num_layers=sums.num_layers,
         layers=layers,
-        notes=(*notes, *_gaps([layer.name for layer in layers])),
+        notes=notes,
+        oddities=tuple(oddities),
         defects=tuple(defects),
     )
 
 
-def _gaps(names: Sequence[int]) -> Iterator[str]:
-    """Layers without choices between those with some, unless these stand at equal distances."""
-    if len(names) > 2 and len(set(np.diff(names).tolist())) > 1:
+def _state(oddities: Sequence[Oddity], sums: _TraceSums) -> State:
+    """Complete, or not; not known where layers and tokens may have changed places."""
+    if oddities:
+        return "incomplete"
+    return "not judged" if sums.num_bare and sums.most_rows < sums.num_layers else "sound"
+
+
+def _lost_layers(layers: Sequence[LayerOfTrace]) -> Iterator[Oddity]:
+    """Layers without choices between those with some, unless these stand in a pattern of a model:
+    at equal distances, or never side by side.
+    """
+    names = [layer.name for layer in layers]
+    steps = np.diff(names)
+    if len(names) > 2 and (steps == 1).any() and (steps > 1).sum() == 1:
         missing = set(range(names[0], names[-1])) - set(names)
-        yield f"layers without choices between others: {format_layers(missing)}"
+        yield Oddity(
+            "layers lack choices",
+            f"between others, of all tokens: {format_layers(missing)}.",
+            "A rank, or a stage of a pipeline, was not gathered; or these layers have no router.",
+        )

@@ -20,6 +20,8 @@ from moegeom.core.shapes import Bool, Int32, Integer
 from moegeom.core.text import all_of, number_of
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import unset_value
+from moegeom.tokens.traces.ids import check_choices
+from moegeom.tokens.traces.oddities import ABSENT, SEVERAL, Gap, gap_of
 from moegeom.tokens.traces.trace import RequestTrace
 
 #: Neighbouring rows that are equal in every layer; in text such runs do not come by chance.
@@ -81,7 +83,8 @@ class TokenRows:
 class RequestCleaning:
     """Finds the rows of one request that are tokens; its rows may come in several parts.
 
-    ``cut`` counts what was decided once the request has ended, by the kind of decision.
+    ``cut`` counts what was decided once the request has ended, by the kind of decision, and ``gap``
+    is what it lacks then.
     """
 
     def __init__(
@@ -95,10 +98,14 @@ class RequestCleaning:
         self._routers = routers
         self._is_last_routed = is_last_routed
         self._empty, self._pattern, self._same = _Flags(), _Flags(), _Flags()
+        self._missing: list[np.ndarray] = []
+        self._prompt: int | None = None
+        self._num_repeats, self._filling, self._is_counted = 0, ABSENT, False
         self._before: np.ndarray | None = None
         self._num_stale = 0
         self._first_slots = self._last_slots = np.zeros(0, np.int64)
         self.cut: Counter[str] = Counter()
+        self.gap = Gap()
 
     def tokens_of(
         self, request: RequestTrace, ids: Integer[np.ndarray, "rows routers slots"]
@@ -123,11 +130,15 @@ class RequestCleaning:
             offset = None if request.start is None else request.start + request.first_row
         else:
             first, last, offset = self._range(request, ids, empty, num_tokens)
-        self._empty.add(empty[first:last])
+        self._is_counted = num_tokens is not None
+        if request.num_prompt is not None and offset is not None:
+            num_absent = sum(map(len, self._missing))
+            self._prompt = request.num_prompt - offset + num_absent
+        self._add_missing(ids, empty, slice(first, last))
         is_token = np.zeros(len(ids), bool)
         is_token[first:last] = ~empty[first:last]
         chosen = ids[is_token]
-        _check_choices(chosen, row[is_token], self._routers, self._where)
+        check_choices(chosen, row[is_token], self._routers, self._where)
         self._count_looks(chosen)
         at = np.flatnonzero(is_token) - first
         position = np.full(len(at), -1) if offset is None else at + offset
@@ -176,6 +187,8 @@ class RequestCleaning:
             if length == missing and not start:
                 self.cut["last"] += 1
                 self.cut[kind] += missing
+                if kind != "cached":
+                    self._missing.append(np.ones(missing, bool))
                 return 0, num_rows, missing
         prompt = "" if request.num_prompt is None else f" ({request.num_prompt} of the prompt)"
         raise RecordingError(
@@ -210,6 +223,15 @@ class RequestCleaning:
             "request, or of a longer answer that was cut off.",
         )
 
+    def _add_missing(self, ids: np.ndarray, empty: np.ndarray, tokens: slice) -> None:
+        """Keeps which of the tokens of a part hold no choices, and what stands there."""
+        self._empty.add(empty[tokens])
+        self._missing.append(empty[tokens])
+        if empty[tokens].any():
+            values = np.unique(ids[tokens][empty[tokens]])
+            value = int(values[0]) if len(values) == 1 else SEVERAL
+            self._filling = value if self._filling in (ABSENT, value) else SEVERAL
+
     def _count_looks(self, chosen: np.ndarray) -> None:
         """Counts what looks like padding, and runs of equal rows, also across parts."""
         if not len(chosen):
@@ -219,6 +241,9 @@ class RequestCleaning:
             self._first_slots = chosen[0, 0]
         else:
             same[0] = np.array_equal(chosen[0], self._before)
+        if self._num_repeats == max(self._same.num - 1, 0):
+            behind = same[self._before is None :]
+            self._num_repeats += int(np.argmin(behind)) if not behind.all() else len(behind)
         self._last_slots = chosen[-1, 0]
         self._before = chosen[-1].copy()
         self._pattern.add(_counts_up(chosen, self._routers))
@@ -233,6 +258,10 @@ class RequestCleaning:
             When rows look like padding and nothing proves it.
         """
         empty = self._empty
+        missing = np.concatenate([np.zeros(0, bool), *self._missing])
+        self.gap = gap_of(missing, self._prompt, self._num_repeats, self._filling, self._is_counted)
+        self.cut["pairs"] += max(self._same.num - 1, 0)
+        self.cut["repeats"] += self._same.num_set
         if empty.num_set == empty.num:
             self.cut["unrecorded requests"] += 1
             self.cut["unrecorded"] += empty.num
@@ -327,65 +356,6 @@ def _in_every_layer(
         if not len(candidates):
             break
     return _flags_at(candidates, len(ids))
-
-
-def _check_choices(
-    ids: np.ndarray, row: np.ndarray, routers: Sequence[KnownRouter], where: str
-) -> None:
-    """Raises RecordingError for ids that are no experts, and for experts named twice."""
-    if not len(ids):
-        return
-    is_single = ids.shape[2] == 1
-    least = min(router.num_experts for router in routers)
-    if int(ids.max()) < least and int(ids.min()) >= 0 and (is_single or not _has_equal(ids)):
-        return
-    num_experts = np.array([router.num_experts for router in routers])[:, None]
-    above = ids >= num_experts
-    if ids.dtype.kind == "i" and (ids < 0).any():
-        at, layer, slot = np.argwhere(ids < 0)[0]
-        raise RecordingError(
-            f"{where}, row {row[at]}, layer {routers[layer].layer}: id {ids[at, layer, slot]} "
-            f"beside others ({ids[at, layer].tolist()}); "
-            f"{number_of(int((ids < 0).sum()), 'id is', 'ids are')} negative.",
-            "A narrower integer has wrapped, or the row is damaged: -1 stands for a whole row.",
-        )
-    if above.any():
-        at, layer, slot = np.argwhere(above)[0]
-        raise RecordingError(
-            f"{where}, row {row[at]}, layer {routers[layer].layer}: expert "
-            f"{ids[at, layer, slot]}; the checkpoint has {routers[layer].num_experts}, and "
-            f"{number_of(int(above.sum()), 'id names', 'ids name')} none of them.",
-            "Physical ids of expert load balancing? Give its map (--expert-map), record with it "
-            "off, or with an engine that captures logical ids: vLLM from 0.16, SGLang from 0.5.10.",
-        )
-    ordered = np.sort(ids, axis=2)
-    twice = (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=2)
-    if twice.any():
-        at, layer = np.argwhere(twice)[0]
-        raise RecordingError(
-            f"{where}, row {row[at]}, layer {routers[layer].layer}: an expert stands twice in "
-            f"{ids[at, layer].tolist()}; so it is in "
-            f"{number_of(int(twice.any(axis=1).sum()), 'row')} of {len(ids)}.",
-            "Damaged or wrapped ids, or a wrong shape of the array.",
-        )
-
-
-#: Slots up to which comparing all pairs is faster than sorting, and rows that are turned at once.
-_FEW_SLOTS, _TURNED = 32, 65_536
-
-
-def _has_equal(ids: np.ndarray) -> bool:
-    """Whether some row names an expert twice in some layer."""
-    slots = ids.shape[2]
-    if slots > _FEW_SLOTS:
-        ordered = np.sort(ids, axis=2)
-        return bool((ordered[:, :, 1:] == ordered[:, :, :-1]).any())
-    rows = ids.reshape(-1, slots)
-    for start in range(0, len(rows), _TURNED):
-        turned = np.ascontiguousarray(rows[start : start + _TURNED].T)
-        if any((turned[slot] == turned[:slot]).any() for slot in range(1, slots)):
-            return True
-    return False
 
 
 def _counts_up(ids: np.ndarray, routers: Sequence[KnownRouter]) -> Bool[np.ndarray, "rows"]:

@@ -222,6 +222,7 @@ def trace_source(name: str, index: TokenIndex, routers: Sequence[str]) -> TraceS
         num_documents=index.num_documents if has_documents else None,
         size_bytes=sum(identity[0] for identity in index.identities),
         notes=index.notes,
+        oddities=index.oddities,
     )
     return TraceSource(facts, tensors, _Columns(reader, has_documents))
 

@@ -25,13 +25,24 @@ from moegeom.core.files import reading
 from moegeom.core.limits import SURVEY_BYTES, TRACE_BYTES
 from moegeom.core.shapes import Bool, Int64, UInt64
 from moegeom.core.text import number_of
+from moegeom.core.tokens import Oddity
 from moegeom.tokens.foreign.npy import read_sealed, write_sealed
 from moegeom.tokens.rows import as_recording_error
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.traces.axes import Axes, AxisEvidence, axes_of, evidence_of, expected_axes
 from moegeom.tokens.traces.cleaning import RequestCleaning, RowSpan, TokenRows
+from moegeom.tokens.traces.oddities import (
+    Gap,
+    IdRange,
+    first_experts,
+    first_experts_oddity,
+    gap_oddities,
+    rank_oddity,
+    without_ids,
+)
 from moegeom.tokens.traces.trace import (
     BEGINNING,
+    WITHOUT_IDS,
     Dialect,
     IdsAre,
     Notes,
@@ -98,7 +109,8 @@ class Survey:
     """What the first pass recorded about one file.
 
     ``digest`` is a hash of all choices and of what the batches of a run are called.
-    Requests have a hash of the ``name``, one of the ``content``, and whether positions are known.
+    Requests have a hash of the ``name``, one of the ``content``, a ``gap``, and whether positions
+    are known. ``first_experts`` and ``span`` sum up the ids of all of them.
     A part is the rows of a request in a piece: ``part_request`` numbers it in the file,
     ``part_rows`` counts its tokens, and ``part_span`` is the first row and its position, or -1
     where rows between them are no tokens. ``piece_parts`` counts the parts of each piece, ``place``
@@ -109,6 +121,9 @@ class Survey:
     digest: UInt64[np.ndarray, "2"]
     name: UInt64[np.ndarray, "requests 2"]
     content: UInt64[np.ndarray, "requests 2"]
+    gap: Int64[np.ndarray, "requests 6"]
+    first_experts: Int64[np.ndarray, "layers_and_end 3"]
+    span: Int64[np.ndarray, "4"]
     is_positioned: Bool[np.ndarray, "requests"]
     part_request: Int64[np.ndarray, "parts"]
     part_rows: Int64[np.ndarray, "parts"]
@@ -154,6 +169,7 @@ class TokenIndex:
     document: Int64[np.ndarray, "parts"]
     num_documents: int
     notes: tuple[str, ...]
+    oddities: tuple[Oddity, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -312,6 +328,7 @@ def _index_of(
         cut.update(survey.cut)
     if num_copies:
         notes.add([f"{copies}: {num_copies:,}"])
+    oddities = tuple(_oddities_of(surveys, axes, kind, notes, cut))
     rows = np.concatenate([survey.rows for survey in surveys])
     is_read = _first_occurrences(surveys, rows, files, where, cut)
     document = np.where(is_read, np.cumsum(is_read) - 1, -1)
@@ -353,7 +370,22 @@ def _index_of(
         document[parts],
         int(is_read.sum()),
         tuple(texts),
+        oddities,
     )
+
+
+def _oddities_of(
+    surveys: Sequence[Survey], axes: Axes, kind: TraceKind, notes: Notes, cut: Mapping[str, int]
+) -> Iterator[Oddity]:
+    """What the trace as a whole lacks, or holds in place of choices."""
+    gaps = np.concatenate([survey.gap for survey in surveys])
+    first = sum(survey.first_experts for survey in surveys)
+    for words, number in notes.ending(WITHOUT_IDS):
+        yield without_ids(words, number, len(gaps))
+    yield from gap_oddities(gaps, kind.has_documents, cut, axes.routers[0].num_experts)
+    yield from rank_oddity(np.stack([survey.span for survey in surveys]), axes.routers)
+    num_tokens = sum(int(survey.part_rows.sum()) for survey in surveys)
+    yield from first_experts_oddity(np.asarray(first), axes.routers, num_tokens)
 
 
 def _empty_copies(surveys: list[Survey]) -> int:
@@ -365,7 +397,8 @@ def _empty_copies(surveys: list[Survey]) -> int:
         if digest in digests and len(survey.name):
             num_copies += 1
             none = np.zeros_like(survey.part_rows)
-            surveys[number] = replace(survey, part_rows=none, cut={})
+            gap = np.tile(np.array(Gap(length=-1), np.int64), (len(survey.name), 1))
+            surveys[number] = replace(survey, part_rows=none, gap=gap, cut={})
         digests.add(digest)
     return num_copies
 
@@ -502,6 +535,9 @@ class _Surveyor:
         self._names: list[bytes] = []
         self._contents: list[np.ndarray] = []
         self._positioned: list[bool] = []
+        self._gaps: list[Gap] = []
+        self._first = np.zeros((len(terms.routers) + 1, 3), np.int64)
+        self._ids = IdRange(min(router.num_experts for router in terms.routers))
         self._parts: list[tuple[int, int, int, int]] = []
         self._pieces: list[tuple[int, int, int]] = []
         self._open: tuple[RequestCleaning, _Digest] | None = None
@@ -527,6 +563,9 @@ class _Surveyor:
             digest=np.frombuffer(self._whole.digest()[:16], "<u8"),
             name=np.frombuffer(b"".join(self._names), "<u8").reshape(-1, 2),
             content=np.array(self._contents, np.uint64).reshape(-1, 2),
+            gap=np.array(self._gaps, np.int64).reshape(-1, len(Gap._fields)),
+            first_experts=self._first,
+            span=self._ids.span,
             is_positioned=np.array(self._positioned, bool),
             part_request=parts[:, 0],
             part_rows=parts[:, 1],
@@ -598,6 +637,8 @@ class _Surveyor:
                 self._leave_out(error)
             else:
                 digest.add(tokens, self._dtype)
+                self._first += first_experts(tokens.ids)
+                self._ids.add(tokens.ids)
                 self._positioned[-1] &= bool((tokens.position >= 0).all())
                 span = tokens.span or RowSpan(-1, -1)
                 part = (len(tokens.ids), span.first, span.position)
@@ -620,6 +661,7 @@ class _Surveyor:
             return
         self._open = None
         self._cut += cleaning.cut
+        self._gaps.append(cleaning.gap)
         self._contents.append(digest.value())
         self._whole.update(self._contents[-1].tobytes())
 
@@ -629,6 +671,7 @@ class _Surveyor:
             raise error
         self._terms.company.refused(self._open_name, error)
         self._open = None
+        self._gaps.append(Gap())
         self._contents.append(np.zeros(2, np.uint64))
         last = len(self._names) - 1
         for index in reversed(range(len(self._parts))):

@@ -166,6 +166,9 @@ def find_dialect(path: Path, name: str | None) -> Dialect | None:
     return candidates[0] if candidates else None
 
 
+#: How words end that count what should hold choices, and does not.
+WITHOUT_IDS = "without routed experts"
+
 _COUNTED = re.compile(r"(.*): ([0-9,]{1,20})", re.DOTALL)
 
 
@@ -219,6 +222,10 @@ class Notes:
             else:
                 count = int(match[2].replace(",", ""))
                 self._counts[match[1]] = (self._counts.get(match[1]) or 0) + count
+
+    def ending(self, end: str) -> Iterator[tuple[str, int]]:
+        """Words that end so, with their counts."""
+        return ((w, count) for w, count in self._counts.items() if count and w.endswith(end))
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -30,6 +30,10 @@ SHOWN = {
     "ids have wrapped",
     "one name stands for two requests",
     "nothing was captured",
+    "the last layer stands first",
+    # what is left can be read, and is not all of it
+    "the prompt is omitted",
+    "a row between others is lost",
 }
 
 NAMES = [name for name in WRITERS if name != "sglang"]
@@ -42,7 +46,7 @@ CASES = [(planted, name) for planted in PLANTED for name in NAMES]
     ids=lambda value: getattr(value, "name", value),
 )
 def test_what_is_called_defective_fits_no_checkpoint(planted, name, tmp_path):
-    """No false alarm: what the right routers accept is sound, with the same rows left."""
+    """No false alarm: what the right routers accept can be read, with the same rows left."""
     writer = WRITERS[name]
     path = tmp_path / writer.file
     writer.write(path, planted.plant(planted.truth().written))
@@ -54,7 +58,8 @@ def test_what_is_called_defective_fits_no_checkpoint(planted, name, tmp_path):
         )
     except RecordingError:
         return
-    assert (found.state, found.defects) == ("sound", ())
+    assert (found.state, found.defects) == ("incomplete" if found.oddities else "sound", ())
+    assert set(source.facts.oddities) <= set(found.oddities)
     assert found.num_tokens == source.facts.num_tokens
     assert {note for note in found.notes if note.startswith("requests")} <= set(source.facts.notes)
 

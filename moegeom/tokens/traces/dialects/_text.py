@@ -35,7 +35,15 @@ from moegeom.core.limits import (
 from moegeom.core.shapes import Int64, Integer
 from moegeom.core.text import number_of
 from moegeom.tokens.foreign.npy import parse_npy
-from moegeom.tokens.traces.trace import BEGINNING, Entry, Pieces, Place, RequestTrace, in_pieces
+from moegeom.tokens.traces.trace import (
+    BEGINNING,
+    WITHOUT_IDS,
+    Entry,
+    Pieces,
+    Place,
+    RequestTrace,
+    in_pieces,
+)
 
 T = TypeVar("T")
 
@@ -286,7 +294,7 @@ class ReplyFields:
 def replies(
     writer: str,
     tables: Sequence[ReplyFields],
-    missing: str = "replies without routed experts",
+    missing: str = f"replies {WITHOUT_IDS}",
     select: Callable[[Sequence[RequestTrace]], Sequence[RequestTrace]] | None = None,
     left_out: str = "",
 ) -> Callable[[Path, Place], Pieces]:

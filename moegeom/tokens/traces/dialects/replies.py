@@ -34,6 +34,7 @@ from moegeom.tokens.traces.dialects._text import (
     shows,
 )
 from moegeom.tokens.traces.trace import (
+    WITHOUT_IDS,
     Dialect,
     Entry,
     Pieces,
@@ -267,7 +268,7 @@ NEMO_RL = Dialect(
     pieces=replies(
         "NeMo RL",
         [_OF_NEMO_RL, replace(_OF_NEMO_RL, items="choices[].message")],
-        missing="records without routed experts",
+        missing=f"records {WITHOUT_IDS}",
         select=_last_turns,
         left_out="turns that a later turn of the rollout repeats, left out",
     ),

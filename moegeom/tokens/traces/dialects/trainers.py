@@ -50,6 +50,7 @@ from moegeom.tokens.stages import EXPERT_DTYPES
 from moegeom.tokens.traces.dialects._text import shaped
 from moegeom.tokens.traces.dialects._torch_file import TorchFile, has_keys, open_torch_file
 from moegeom.tokens.traces.trace import (
+    WITHOUT_IDS,
     Dialect,
     Entry,
     Pieces,
@@ -296,7 +297,7 @@ def read_rollouts(path: Path, place: Place) -> Pieces:
         for number in range(place[0], len(samples)):
             is_missing = samples[number].get(_ROLLOUT_IDS) is None
             requests = [] if is_missing else [_sample(file, number, samples[number])]
-            yield (number, 0), requests, {"samples without routed experts": is_missing}
+            yield (number, 0), requests, {f"samples {WITHOUT_IDS}": is_missing}
 
     return in_pieces(path.name, "slime or miles", entries())
 
@@ -374,7 +375,7 @@ def read_batches(path: Path) -> Trace:
                 padding += len(sequences.pop().ids)
             requests += sequences
     counts = {
-        "micro batches without routed experts": without,
+        f"micro batches {WITHOUT_IDS}": without,
         "tokens of padding behind packed sequences, left out": padding,
     }
     return Trace(
