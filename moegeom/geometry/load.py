@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -496,6 +497,88 @@ def cv_squared_reduction(before: Scatter, after: Scatter) -> tuple[float, float]
     if error == 0.0:
         return fell, 0.0 if fell > 0.0 else 1.0
     return fell, float(stdtr(units - 1, -fell / error))
+
+
+#: Share of what others lie on, up to which load lies on few experts; heuristic.
+FEW_EXPERTS = 0.5
+
+#: Other units that there must be for a part to be low beside them, and how often the depth of the
+#: next lowest part it must have: depths of parts vary by more than a normal distribution says.
+_LEAST_OTHERS, _LEAST_DEPTH = 8, 2.0
+
+
+class LowPart(NamedTuple):
+    """Units from ``first`` to ``last`` whose mean is ``fall`` below that of the others, out of
+    ``num_tests`` parts; -1 where none is low.
+    """
+
+    first: int
+    last: int
+    fall: float
+    p_value: float
+    num_tests: int
+
+
+def effective_by_unit(
+    counts: Int64[np.ndarray, "units experts"], top_k: int
+) -> Float64[np.ndarray, "units"]:
+    r"""Experts that the tokens of a unit lie on, :math:`1 / q`, at most E.
+
+    q is the probability that slots of two different tokens hold one expert, which has no bias where
+    tokens are few, as entropies have: E at even load, k where all tokens choose alike.
+    """
+    experts = counts.shape[1]
+    return top_k / np.maximum(pair_overlap(counts, top_k), top_k / experts)
+
+
+def lowest_part(values: Float64[np.ndarray, "units"], least_fall: float) -> LowPart:
+    r"""The run of 1, 2, 4, .. units, half of them at most, whose mean is low least by chance.
+
+    :math:`t = (\bar y_o - \bar y_p) / (s_o \sqrt{1/m + 1/(n - m)})` with mean and standard
+    deviation of the n - m others alone, Student's t with n - m - 1 degrees of freedom, times the
+    number of runs. A run that falls by less than ``least_fall``, or is not twice as far below the
+    median run of its size as the next apart from it, is none. Its ends are the units nearer to it
+    than to the others. Oracle in tests: the definition.
+    """
+    from scipy.special import stdtr
+
+    num, num_tests = len(values), 0
+    total, squares = (np.concatenate([[0.0], np.cumsum(v)]) for v in (values, values**2))
+    best = (1.0, 0.0, 0, 0)
+    size = 1
+    while size <= min(num // 2, num - _LEAST_OTHERS):
+        others = num - size
+        own = total[size:] - total[:-size]
+        mean = (total[-1] - own) / others
+        variance = squares[-1] - (squares[size:] - squares[:-size]) - others * mean**2
+        error = np.sqrt(np.maximum(variance, 0.0) / (others - 1) * (1.0 / size + 1.0 / others))
+        fall = mean - own / size
+        t = np.divide(fall, error, out=np.where(fall > 0.0, np.inf, 0.0), where=error > 0.0)
+        p_value = np.where(fall >= least_fall, stdtr(others - 1, -t), 1.0)
+        num_tests += len(own)
+        at = int(np.lexsort((-fall, p_value))[0])
+        best = min(best, (float(p_value[at]), -float(fall[at]), at, size))
+        size *= 2
+    p_value, fall, first, size = best
+    if p_value == 1.0 or not _stands_out((total[size:] - total[:-size]) / size, first, size):
+        return LowPart(-1, -1, 0.0, 1.0, num_tests)
+    inside = slice(first, first + size)
+    middle = values[inside].mean() - 0.5 * fall
+    is_low = np.concatenate([[False], values < middle, [False]])
+    low = first + np.flatnonzero(is_low[1:-1][inside])
+    last = int(low[-1]) + int(np.argmin(is_low[low[-1] + 1 :])) - 1
+    first = int(low[0]) - int(np.argmin(is_low[low[0] + 1 :: -1])) + 1
+    return LowPart(first, last, -fall, min(1.0, p_value * num_tests), num_tests)
+
+
+def _stands_out(means: Float64[np.ndarray, "runs"], at: int, size: int) -> bool:
+    """Whether the run at a place is far below those apart from it, by a run where there are any."""
+    for near in (2 * size, size):
+        apart = np.delete(means, slice(max(0, at - near + 1), at + near))
+        if len(apart):
+            middle = float(np.median(apart))
+            return middle - float(means[at]) >= _LEAST_DEPTH * (middle - float(apart.min()))
+    return False
 
 
 # -------------------------------------------------------------------------------------- consistency

@@ -131,6 +131,17 @@ def slope(step: Values, value: Values, error: Values | None = None) -> Slope:
     return Slope(beta, max(widths, default=math.nan))
 
 
+def in_logs(value: Values, error: Values) -> tuple[Values, Values]:
+    """Logarithms and their errors: those of the figures over the figures, to first order.
+
+    An error of 0 is no certainty where others are not: it becomes the largest of them.
+    """
+    relative = error / value
+    if (relative > 0.0).any():
+        relative = np.where(relative > 0.0, relative, relative.max())
+    return np.log(value), relative
+
+
 def departures(value: Values, error: Values, freedom: float) -> Values:
     r"""P-value, for each step, of "the figure has not left its earlier range from here on".
 

@@ -71,6 +71,7 @@ from moegeom.studies.changes.record import RouterChange, phrase_of
 from moegeom.studies.changes.router import ProjectedRouter, compare_projected, projected_routers
 from moegeom.studies.changes.row_pair import KINDS, Biases
 from moegeom.studies.check.record import Gate, GateRequest
+from moegeom.studies.check.text_parts import text_part_facts
 
 #: Parameters that say how results are judged, not how they are measured.
 _OF_VERDICT = ("target", "profile", "baseline", "update_baseline", "select", "fail_on")
@@ -104,6 +105,8 @@ def gate(request: GateRequest, watch: Watch | None = None) -> Gate:
             facts |= expert_facts(opened, announce)
         if request.attention:
             facts["attention_gates"] = attention_facts(opened, announce)
+        if opened.source is not None:
+            facts["text_parts"] = text_part_facts(opened)
         tables = {table: results.rows(table) for table in ("layers", "experts")}
         results = MemoryResults({**results.run, **facts}, tables)
     stricter = dataclasses.replace(profile, base="release")

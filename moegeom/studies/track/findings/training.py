@@ -15,6 +15,7 @@ from moegeom.core.finding import Finding
 from moegeom.core.row_keys import ALL, is_domain
 from moegeom.core.shapes import Bool, Float64
 from moegeom.core.text import figure_text, listed, number_of, percent
+from moegeom.geometry.load import FEW_EXPERTS
 from moegeom.geometry.series import (
     Undone,
     alternation_p_value,
@@ -24,7 +25,7 @@ from moegeom.geometry.series import (
     rank_agreement,
     undone,
 )
-from moegeom.geometry.statistics import LEAST_STEPS, departures
+from moegeom.geometry.statistics import LEAST_STEPS, departures, in_logs
 from moegeom.studies.track.findings import least_steps_for, series_check, share
 from moegeom.studies.track.steps import Concentration, History, RouterHistory
 
@@ -687,9 +688,6 @@ def bias_wrong_way(history: History) -> Iterator[Tested]:
         yield Tested(router.name, finding if is_enough else None, p_value)
 
 
-#: Part of the experts in use, and of what the other domains keep, up to which it is a fall.
-_FALLS_TO = 0.5
-
 #: Part of its experts that the whole must keep to look fine.
 _WHOLE_KEEPS = 0.9
 
@@ -753,11 +751,7 @@ def domain_concentrates(history: History) -> Iterator[Tested]:
 
 def _fall(name: str, concentration: Concentration, level: float) -> _Fall:
     """The earliest step from which on it is lower beyond ``level``, else the clearest."""
-    values = np.log(concentration.effective)
-    errors = concentration.errors / concentration.effective
-    if (errors > 0.0).any():
-        # every document alike leaves no error, which is no certainty
-        errors = np.where(errors > 0.0, errors, errors.max())
+    values, errors = in_logs(concentration.effective, concentration.errors)
     looks = len(values) - 1
     p_values = departures(values, errors, concentration.num_blocks - 1.0) * looks
     clear = np.flatnonzero(p_values <= level)
@@ -770,7 +764,7 @@ def _is_alone(one: _Fall, router: RouterHistory, domains: list[str]) -> bool:
     """Whether the domain falls, and neither the whole nor the other domains with it."""
     rest = one.after / one.before
     others = [_rest_of(router.concentrations[d], one.onset) for d in domains if d != one.domain]
-    is_fall = rest <= _FALLS_TO and rest <= _FALLS_TO * float(np.median(others))
+    is_fall = rest <= FEW_EXPERTS * min(1.0, float(np.median(others)))
     return is_fall and _rest_of(router.concentrations[ALL], one.onset) >= _WHOLE_KEEPS
 
 
