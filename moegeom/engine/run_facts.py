@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
 from moegeom.engine.request import ScanRequest, Tokens, typed_tokens
 from moegeom.engine.trust import Trust
+from moegeom.geometry.rows import drawn_errors
 from moegeom.results.plans import any_flipped
 from moegeom.router.facts import drawn_row_facts
 from moegeom.router.rule import rule_in_words, rule_origin
@@ -366,19 +368,48 @@ def variant_rows(
 
 
 def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[str, Any]:
-    """Moments of the weights of each router beside what the config drew them with, and groups of
-    rows that are as drawn; empty where it does not say. Rows behind a projection are no drawn
-    numbers, and are left out.
+    """Moments of the weights of each router and the law of its numbers, if they have one; beside
+    what the config drew them with, and groups of rows that are as drawn, where it says that. Rows
+    behind a projection are no drawn numbers, and are left out.
     """
-    if routers.initializer_range is None:
-        return {}
     rows = [
-        {"router": router.name, **moments}
+        {"router": router.name, **moments, "law": _law(router.weight)}
         for router in measured
         if router.projection is None and (moments := _moments(router.weight))
     ]
+    if routers.initializer_range is None:
+        return {"routers": rows}
     groups = drawn_row_facts(measured, routers.initializer_range)
     return {"initializer_range": routers.initializer_range, "routers": rows, "groups": groups}
+
+
+#: Numbers of a router that are looked at, of so many rows at most; fewer tell no law.
+_LOOKED_AT, _ROWS_LOOKED_AT = 2**15, 32
+
+#: Standard errors within which figures of drawn numbers lie, and laws by excess kurtosis.
+_ERRORS, _LAWS = 4.0, {"normal": 0.0, "uniform": -1.2}
+
+
+def _law(weight: Float[np.ndarray, "experts hidden"]) -> str | None:
+    """``normal`` or ``uniform`` for independent numbers of one size, empty for others.
+
+    None where there are too few to tell.
+    """
+    rows = weight[:: max(1, math.ceil(len(weight) / _ROWS_LOOKED_AT))]
+    columns = math.ceil(_LOOKED_AT / len(rows))
+    if len(rows) < 2 or columns > weight.shape[1]:
+        return None
+    some = rows[:, :columns].astype(np.float64)
+    if not some.any(axis=1).all():
+        return ""
+    return next(
+        (
+            law
+            for law, kurtosis in _LAWS.items()
+            if max(map(abs, drawn_errors(some, kurtosis))) <= _ERRORS
+        ),
+        "",
+    )
 
 
 def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:

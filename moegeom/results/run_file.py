@@ -53,12 +53,20 @@ _Quantisation = TypedDict(
 )
 _Drawn = TypedDict("_Drawn", {"router": str, "num_rows": int, "rows": list[int]})
 _Moments = TypedDict(
-    "_Moments", {"router": str, "num_weights": int, "mean": float, "std": float, "kurtosis": float}
+    "_Moments",
+    {
+        "router": str,
+        "num_weights": int,
+        "mean": float,
+        "std": float,
+        "kurtosis": float,
+        "law": NotRequired[str | None],
+    },
 )
 _Initialised = TypedDict(
     "_Initialised",
     {
-        "initializer_range": Annotated[float, Meta(gt=0.0)],
+        "initializer_range": NotRequired[Annotated[float, Meta(gt=0.0)]],
         "routers": list[_Moments],
         "groups": NotRequired[list[_Drawn]],
     },

@@ -239,13 +239,17 @@ _LEAST = 512
 
 
 def _too_little(measured: Measured) -> str:
-    counts = [facts["num_weights"] for facts in measured.run["initialised"]["routers"]]
+    config = measured.run["initialised"]
+    if "initializer_range" not in config:
+        is_enough = any(facts.get("law") is not None for facts in config["routers"])
+        return "" if is_enough else "no initializer_range, and too few numbers to tell a law"
+    counts = [facts["num_weights"] for facts in config["routers"]]
     return "" if max(counts, default=0) >= _LEAST else f"routers of fewer than {_LEAST} numbers"
 
 
 @check(
     "MGG207",
-    "rows are spread as the config initialises them",
+    "rows are as an initialisation draws them",
     "warning",
     limits=(
         Limit(
@@ -256,19 +260,20 @@ def _too_little(measured: Measured) -> str:
         ),
     ),
     facts="initialised",
-    absent="the config has no initializer_range",
+    absent="these results do not hold the moments of rows",
     alike=same_sentence,
     too_little=_too_little,
     severities={"release": "error", "training": "note"},
 )
 def as_initialised(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
-    """No router, and no group of its rows, is spread as the config initialises it.
+    """No router, and no group of its rows, is as an initialisation draws it.
 
-    Looked for: weights whose standard deviation is the config's ``initializer_range``, whose mean
-    is 0 and whose kurtosis is that of a normal distribution, each within three standard errors of
-    what as many normal numbers would show, and whose rows are no more aligned than independent
-    ones: rows of a trained router share directions. The same of four rows or more among others that
-    are not.
+    Looked for: weights that are independent normal or uniform numbers of one size, whatever it is,
+    in routers of 32,768 numbers or more; weights whose standard deviation is the config's
+    ``initializer_range``, whose mean is 0 and whose kurtosis is that of a normal distribution, each
+    within three standard errors of what as many normal numbers would show, and whose rows are no
+    more aligned than independent ones: rows of a trained router share directions. The same of four
+    rows or more among others that are not.
 
     A finding means: this router, or these rows, are as they were drawn, or training has hardly
     moved them: a checkpoint of step 0, a router that no gradient reached, experts that were added
@@ -283,6 +288,16 @@ def as_initialised(measured: Measured, limits: Limits) -> Iterator[Finding | Unk
     config = measured.run["initialised"]
     rows = {row["router"]: row for row in measured.layers}
     for facts in config["routers"]:
+        if law := facts.get("law"):
+            yield as_initialised.finding(
+                facts["router"],
+                f"its rows are independent {law} numbers of one size: standard deviation "
+                f"{facts['std']:.4g}.",
+                "Rows of a trained router share directions, and differ in size. Was it trained?",
+            )
+            continue
+        if "initializer_range" not in config:
+            continue
         count, spread = facts["num_weights"], facts["std"] / config["initializer_range"]
         if count < _LEAST:  # at this router; at all, there is too little to judge
             continue

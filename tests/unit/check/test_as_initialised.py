@@ -72,10 +72,31 @@ def test_the_three_distances_are_standard_normal_for_what_was_drawn():
     assert (np.abs(scores) <= 3.0).all(axis=1).mean() > 0.97
 
 
+def test_drawn_rows_have_their_law_at_any_size_and_trained_ones_have_none():
+    random, shape = np.random.default_rng(8), (32, 1024)
+    laws: dict[str, list[str | None]] = {"normal": [], "uniform": [], "": []}
+    for number in range(100):
+        size, common = 10.0 ** random.uniform(-4, 1), random.standard_normal(shape[1])
+        tails = random.standard_t(5, shape)
+        drawn = {
+            "normal": random.standard_normal(shape),
+            "uniform": random.uniform(-1.0, 1.0, shape),
+            "": (tails, random.standard_normal(shape) + 0.3 * common)[number % 2],
+        }
+        for law, weight in drawn.items():
+            stored = (size * weight).astype(ml_dtypes.bfloat16)
+            facts = routers(stored)
+            none = RouterSet(facts.routers, "m", "f", "", "")
+            laws[law].append(initialised_facts(none, none.routers)["routers"][0]["law"])
+    assert {law: sum(one == law for one in found) for law, found in laws.items()} == {
+        "normal": 100, "uniform": 100, "": 100
+    }  # fmt: skip
+
+
 def test_without_a_number_in_the_config_nothing_is_judged():
     facts = routers(np.ones((16, 64)))
     none = RouterSet(facts.routers, "m", "f", "", "")
-    assert initialised_facts(none, none.routers) == {}
+    assert initialised_facts(none, none.routers) == {"routers": []}
     assert initialised_facts(facts, facts.routers)["routers"] == []
 
 

@@ -368,8 +368,8 @@ def nothing_changes(history: History) -> Iterator[Finding]:
 def experts_stand_still(history: History) -> Iterator[Finding]:
     """No router, and no expert's row, stands still while others are trained.
 
-    Looked for: routers that are bit for bit the same at three steps on end, where more than half of
-    the others change at each of them; rows that are the same numbers at the last three steps, where
+    Looked for: routers that are bit for bit the same at three steps on end and then move again,
+    where more than half of the others change at each of them; rows that are the same numbers at the last three steps, where
     more than half of the rows of the router change.
 
     A finding means: no gradient reaches these rows: they are frozen, the experts are never chosen
@@ -384,9 +384,10 @@ def experts_stand_still(history: History) -> Iterator[Finding]:
         ]
     )
     is_still = ~moves & (moves.mean(axis=0) > 0.5)
-    for router, still in zip(history.routers, is_still, strict=True):
+    for router, still, own in zip(history.routers, is_still, moves, strict=True):
         begin, length = _longest_run(still)
-        if length >= _STILL_STEPS - 1:
+        # one that never moves again stands still from there on: MGT104
+        if length >= _STILL_STEPS - 1 and own[begin + length :].any():
             yield experts_stand_still.finding(
                 router.name,
                 f"the router stood still from step {history.step(begin)} to "
