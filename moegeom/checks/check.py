@@ -64,10 +64,15 @@ class Tested:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A router that could not be judged although everything needed was asked for."""
+    """A router that could not be judged although everything needed was asked for.
+
+    What lies ``outside`` of the check, as a way to store experts, counts where a profile requires
+    it; else the verdict names what was not checked.
+    """
 
     router: str
     reason: str
+    outside: bool = False
 
 
 Claim = Finding | Tested | Unknown

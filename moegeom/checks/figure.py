@@ -57,6 +57,7 @@ def figure_check(
     offset: float = 0.0,
     extra: str = "",
     severities: Mapping[BuiltIn, Severity] | None = None,
+    severity: Severity = "warning",
 ) -> Check:
     """A check that ``offset`` + ``column`` is at most its limit; at least, with ``sign`` -1.
 
@@ -86,7 +87,7 @@ def figure_check(
             )
 
     weights: dict[BuiltIn, Severity] = {**WHILE_TRAINING_RUNS, **(severities or {})}
-    of = (name, page, judge, code, title, "warning", (column,), (limit,), "tokens")
+    of = (name, page, judge, code, title, severity, (column,), (limit,), "tokens")
     check = Check(*of, absent=absent, detects=detects, severities=weights)
     return check
 

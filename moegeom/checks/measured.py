@@ -232,6 +232,7 @@ def measured_results(
 def unseen(measured: Measured) -> Iterator[str]:
     """What was left out: routers, tokens that are not finite, and hashes of the baseline."""
     yield from unseen_routers(measured)
+    yield from unseen_experts(measured)
     if not knows_config(measured.run):
         yield "the config (these results do not hold it)"
     loaders = measured.run.get("loaders") or {}
@@ -253,6 +254,29 @@ def unseen(measured: Measured) -> Iterator[str]:
     if left:
         of = f" in {len(left)} of {len(hashed)} routers" if len(left) < len(hashed) else ""
         yield f"experts (hashes in the baseline, not compared{of})"
+
+
+def unseen_experts(measured: Measured) -> Iterator[str]:
+    """Routers whose experts are stored in ways that are not judged, or not in all respects."""
+    facts = measured.run.get("expert_values", {})
+    lines: dict[tuple[str, str], list[str]] = {}
+    for one in facts.get("left_out", ()):
+        if one["is_kind"]:
+            lines.setdefault(("experts of", one["reason"]), []).append(one["router"])
+    for one in facts.get("samples", ()):
+        if one["not_compared"]:
+            of = ("copies among experts of", one["not_compared"])
+            lines.setdefault(of, []).append(one["router"])
+        if not one["is_drawn_judged"]:
+            of = ("whether training moved experts of", NO_FLOATS)
+            lines.setdefault(of, []).append(one["router"])
+    for (what, reason), routers in lines.items():
+        more = f" and {len(routers) - 1} more" if len(routers) > 1 else ""
+        yield f"{what} {routers[0]}{more} ({reason})"
+
+
+#: Why experts are not held against an initialisation.
+NO_FLOATS = "stored as no floats, or too few"
 
 
 def unseen_routers(measured: Measured) -> Iterator[str]:

@@ -143,7 +143,11 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
             state, reason = "inconclusive", f"required, and {reason}"
         return JudgedCheck(check, state=state, reason=reason)
     try:
-        claims = tuple(check.judge(measured, _limits(check, profile)))
+        claims = tuple(
+            claim
+            for claim in check.judge(measured, _limits(check, profile))
+            if not (isinstance(claim, Unknown) and claim.outside) or profile.requires(check.code)
+        )
         left = {claim.router for claim in claims if isinstance(claim, Unknown)}
         missing = (claim for claim in _uncomputed(check, measured) if claim.router not in left)
         return JudgedCheck(check, (*claims, *missing))
@@ -154,7 +158,7 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
 #: What is read of a checkpoint where somebody asks for it, by the inputs of checks: the key of
 #: ``run.json`` that is there then, and what a check of it is without.
 _ON_REQUEST: Mapping[str, tuple[str, State, str]] = {
-    "experts": ("expert_spread", "needs experts", "experts were not read (--experts)"),
+    "experts": ("expert_values", "needs experts", "experts were not read (--experts)"),
     "attention": (
         "attention_gates",
         "does not apply",

@@ -463,6 +463,12 @@ class LazyBatch(TokenBatch):
         return self._of_choice
 
     @quantity
+    def weight_sum(self) -> Float64[np.ndarray, "tokens"] | None:
+        """1 but for what guards the division against a sum of 0, or what shared experts take."""
+        scale = self._prepared.router.rule.weights.scale
+        return self._plain_weights(self.mapped, self.chosen).sum(axis=1) / scale
+
+    @quantity
     def _of_choice(self) -> Float64[np.ndarray, "tokens k"]:
         """Weights of the chosen experts, though some logits be bounds alone."""
         return self._weights(self.mapped, self.chosen)
@@ -470,6 +476,13 @@ class LazyBatch(TokenBatch):
     def _weights(
         self, mapped: Float[np.ndarray, "tokens experts"], chosen: Int32[np.ndarray, "tokens k"]
     ) -> Float64[np.ndarray, "tokens k"]:
+        weights, scale = self._plain_weights(mapped, chosen), self._prepared.router.expert_scale
+        return weights if scale is None else weights * np.asarray(scale, like=weights)[chosen]
+
+    def _plain_weights(
+        self, mapped: Float[np.ndarray, "tokens experts"], chosen: Int32[np.ndarray, "tokens k"]
+    ) -> Float64[np.ndarray, "tokens k"]:
+        """Weights without the factors of experts."""
         router = self._prepared.router
         if self._has_threshold:
             gate = np.take_along_axis(mapped, np.maximum(chosen, 0), axis=1).astype(np.float64)
@@ -478,10 +491,7 @@ class LazyBatch(TokenBatch):
         if router.shared_rows is not None:
             shared = self._inputs.astype(np.float64) @ router.shared_rows.T.astype(np.float64)
             shared_sum = score_sum(shared, router.rule)
-        weights = self.task.kernels["routing_weights"](mapped, chosen, router.rule, shared_sum)
-        if router.expert_scale is None:
-            return weights
-        return weights * np.asarray(router.expert_scale, like=weights)[chosen]
+        return self.task.kernels["routing_weights"](mapped, chosen, router.rule, shared_sum)
 
     # -------------------------------------------------------------------------- boundaries
     @quantity

@@ -235,6 +235,8 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         reasons.setdefault("angle", why)
     if router.rule.capacity is None:
         reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
+    if not _has_guarded_sum(router):
+        reasons["weight_sum"] = f"{RULE_HAS_NO}sum of scores that could be as small as its guard"
     if router.rule.num_chosen is None:
         reasons["selection"] = NO_BORDER
     else:
@@ -262,6 +264,8 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
                 "needs recorded router inputs"
             )
             reasons |= dict.fromkeys((*_OF_BOUNDARIES, "order_distance"), why)
+    if "weights" in reasons:
+        reasons.setdefault("weight_sum", reasons["weights"])
     if stage == "ids":
         why = "needs logits; this recording holds expert ids only"
         lost = (
@@ -269,6 +273,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
             "group_margin",
             "fill_decides",
             "weights",
+            "weight_sum",
             *_OF_BOUNDARIES,
             *_OF_ALL_LOGITS,
         )
@@ -278,6 +283,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         reasons |= dict.fromkeys(_OF_ALL_LOGITS, why)
         if _weights_need_all_logits(router):
             reasons.setdefault("weights", why)
+            reasons.setdefault("weight_sum", why)
     if "distance" in reasons:
         reasons["noise_scale"] = reasons.get("noise_scale", reasons["distance"])
     if stage == "ids":
@@ -285,6 +291,18 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
     elif not facts.has_chosen:
         reasons["matches_recording"] = "the recording does not say what the model chose"
     return reasons
+
+
+def _has_guarded_sum(router: Router) -> bool:
+    """Whether weights are divided by a sum, of chosen experts alone, that scores can leave at 0.
+
+    The largest scores of a softmax are at least 1 / E: of these a guard may be a thousandth.
+    """
+    facts = router.rule.weights
+    if not facts.renormalise or router.shared_rows is not None:
+        return False
+    is_bounded = facts.source == "scores" and router.rule.score == "softmax"
+    return not is_bounded or 1e3 * max(facts.floor, facts.epsilon) * router.num_experts > 1.0
 
 
 def _weights_need_all_logits(router: Router) -> bool:

@@ -92,14 +92,11 @@ def examine(
     facts = source.facts
     verdict = fingerprint_test(facts.fingerprint, fingerprint)
     if verdict == "differs":
-        kind = facts.fingerprint.partition(":")[0]
-        differ = (
-            f"recorded from another checkpoint: its routers have fingerprint "
-            f"{_short(facts.fingerprint)}, these have {_short(fingerprint)}"
-            if fingerprint.startswith(f"{kind}:")
-            else f"names its checkpoint by a hash that is no longer believed ({kind[:20]})"
+        fail(
+            f"{facts.name}: {_difference(facts.fingerprint, fingerprint)}.",
+            "Record this checkpoint.",
+            "stale_inputs",
         )
-        fail(f"{facts.name}: {differ}.", "Record this checkpoint.", "stale_inputs")
     medians, shares = [], []
     for router in prepared:
         share = _reproduced(router, source, kernels)
@@ -271,5 +268,21 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
     return float(matches.mean()) if len(matches) else None
 
 
-def _short(fingerprint: str) -> str:
-    return fingerprint.partition(":")[2][:12]
+def _difference(recorded: str, own: str) -> str:
+    """How the fingerprint in a recording differs from that of the checkpoint."""
+    kind, _, digits = recorded.rpartition(":")
+    if kind and not own.startswith(f"{kind}:"):
+        return f"names its checkpoint by a hash that is no longer believed ({kind[:20]})"
+    if digits.strip(".") and _digits(own).startswith(digits.strip(".")):
+        return (
+            f"holds {len(digits.strip('.'))} of the {len(_digits(own))} digits of its checkpoint's "
+            "fingerprint"
+        )
+    return (
+        f"recorded from another checkpoint: its routers have fingerprint {digits[:12]}, these have "
+        f"{_digits(own)[:12]}"
+    )
+
+
+def _digits(fingerprint: str) -> str:
+    return fingerprint.partition(":")[2]

@@ -38,6 +38,7 @@ _OF_STORED = frozenset(
     [
         *("input", "direction", "angle", "rounding_sigmas", "noise", "noise_scale", "input_norm"),
         *("float_bound", "matches_recording", "order_distance", "fill_decides", "capacity"),
+        "weight_sum",
         *("shared_output", "routed_output", "expert_output"),
     ]
 )

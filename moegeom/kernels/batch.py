@@ -123,6 +123,7 @@ class TokenBatch:
     ``logits`` are ``W y + b`` and ``mapped`` what scores are taken of: those behind the logit map,
     without a bias that only selects. ``noise_scale`` is the error, per coordinate, of rounding the
     input to bfloat16; ``direction`` the router input over its length, 0 for a zero input;
+    ``weight_sum`` is the sum of weights that were divided by their sum, before any factor;
     ``selection`` holds the selection scores, masked groups at their fill, and ``scores`` the same
     without selection bias and mask; ``probability`` the scores of a token over their sum,
     ``entropy`` its entropy in nats and ``log_sum_exp`` that of the logits; ``angle`` is the angle,
@@ -148,6 +149,7 @@ class TokenBatch:
     distance_upper: Float64[np.ndarray, "tokens"] | None = None
     pair: Int32[np.ndarray, "tokens 2"] | None = None
     weights: Float64[np.ndarray, "tokens k"] | None = None
+    weight_sum: Float64[np.ndarray, "tokens"] | None = None
     input_norm: Float64[np.ndarray, "tokens"] | None = None
     float_bound: Float64[np.ndarray, "tokens"] | None = None
     noise_scale: Float64[np.ndarray, "tokens"] | None = None

@@ -377,6 +377,30 @@ def mask_fill(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     return {"layers": {"fill_decides_share": share}}
 
 
+@metric(
+    needs=("weight_sum",),
+    layers=(
+        estimate(
+            "guarded_weight_share",
+            "share of the routing weight that the guard of their sum takes",
+            "weight_sum",
+        ),
+    ),
+    invariances=("token_permutation", "expert_relabelling"),
+)
+def weight_sum(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
+    """What is missing from a sum of routing weights that should be 1.
+
+    Rules that divide the weights by their sum guard it against 0: s_i / (sum s + epsilon), or the
+    larger of the sum and a floor. Where all scores are as small as the guard (sigmoids of logits
+    below -14 beside an epsilon of 1e-6) the weights add up to nearly nothing and the routed experts
+    are all but switched off. 1 less the mean sum, factors of the rule and of experts aside; a sum
+    of 0 counts as 0. Missing for rules whose sum cannot be that small.
+    """
+    (total,) = means(reductions["weight_sum"])
+    return {"layers": {"guarded_weight_share": None if total is None else 1.0 - total}}
+
+
 # ----------------------------------------------------------------------------------- specialisation
 
 

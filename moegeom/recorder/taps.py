@@ -23,6 +23,7 @@ from moegeom.core.errors import CheckpointError, RecordingError
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.shapes import Float, Shaped
 from moegeom.core.text import number_of
+from moegeom.router.expert_names import LAYER
 from moegeom.router.expert_tensors import experts_spec
 from moegeom.router.load import load_routers
 from moegeom.router.plain_names import plain_name
@@ -438,8 +439,6 @@ def _refuse_other(running: Router, stored: Router | None, store: ModelStore, lab
 #: The last part of the path of a module with shared experts; it holds no other such module.
 _SHARED = re.compile(r"(?:.*\.)?shared?_(?:experts?|mlp)")
 
-_LAYER = re.compile(r".*?(?:layers|layer|blk|blocks|block|h)\.[0-9]+\.")
-
 _ELSEWHERE = (
     "moegeom research outputs computes them from the checkpoint, on recorded router inputs."
 )
@@ -541,7 +540,7 @@ def _refuse_other_sums(router: Router, path: str, has_shared: bool) -> None:
 
 def _shared_path(model: torch.nn.Module, block: str) -> str:
     """The module with the shared experts of the layer; empty where there is none."""
-    layer = _LAYER.match(f"{block}.")
+    layer = LAYER.match(f"{block}.")
     start = layer[0] if layer else f"{block}."
     paths = [
         path

@@ -25,8 +25,8 @@ from moegeom.geometry.experts import (
     mixed_output,
     over_rms,
 )
+from moegeom.router.expert_names import SHARED_GATE
 from moegeom.router.expert_tensors import (
-    SHARED_GATE,
     ExpertTensors,
     ExpertWeights,
     experts_settings,

@@ -17,52 +17,27 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float32, Shaped
 from moegeom.core.text import number_of
 from moegeom.geometry.experts import Neurons, affine, neurons
+from moegeom.router.expert_names import (
+    LAYER,
+    LEAVES,
+    SHARED,
+    SPELLINGS,
+    LayerNames,
+    layer_names,
+    parted,
+)
 from moegeom.router.family import ExpertsSpec, Setting, TensorName, families, load_family
 from moegeom.router.plain_names import plain_name, with_plain_names
 from moegeom.router.settings import Settings
 from moegeom.router.storage import Stored, find_storage
 
-#: Names of the first matrix or matrices (gate, up) and of the last; longer names come first. A
-#: single first matrix is gate and up in one where it has twice as many rows as the last columns.
-SPELLINGS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("gate_up_proj",), "down_proj"),
-    (("gate_proj", "up_proj"), "down_proj"),
-    (("up_proj",), "down_proj"),
-    (("w13_weight",), "w2_weight"),
-    (("w1", "w3"), "w2"),
-    (("w1", "v1"), "w2"),
-    (("fc1", "fc3"), "fc2"),
-    (("fc1",), "fc2"),
-    (("wi",), "wo"),
-    (("input_linear",), "output_linear"),
-    (("ffn_gate_up_exps",), "ffn_down_exps"),
-    (("ffn_gate_exps", "ffn_up_exps"), "ffn_down_exps"),
-    (("ffn_up_exps",), "ffn_down_exps"),
-)
-
 #: Matrices whose even rows are the gate, whatever the family.
 _ALTERNATING = frozenset({"w13_weight"})
-
-LEAVES = sorted({n for first, last in SPELLINGS for n in (*first, last)}, key=len, reverse=True)
-
-#: ``<folder>experts.<number>.<leaf><rest>``, ``<folder>experts.<leaf><rest>``, ``<folder><leaf>``.
-_TENSOR = re.compile(
-    r"(?P<folder>(?:.*?\.)?)(?P<number>experts\.(?:expert_)?(?P<expert>[0-9]{1,5})\.)?"
-    rf"(?P<leaf>{'|'.join(LEAVES)})(?P<rest>(?:[._].*)?)"
-)
 
 #: Numbers of a matrix that are decoded and multiplied at a time.
 _AT_ONCE = 2**21
 
-LAYER = re.compile(r".*?(?:layers|layer|blk|blocks|block|h)\.[0-9]+\.")
-
-#: Experts that run for every token.
-SHARED = re.compile(r"shared?_(?:experts?|mlp|w\d)|_shexp")
-
-#: The number that shared experts are gated by.
-SHARED_GATE = re.compile(r"(?:.*\.)?(?:shared_expert_gate|ffn_gate_inp_shexp)")
-
-_BIAS = re.compile(r"[._]bias")
+_BIAS = frozenset({"bias", "_bias"})
 
 #: Keys of a config that hold the name of the activation.
 _ACTIVATION = Setting(
@@ -314,9 +289,14 @@ def experts_settings(store: TensorStore, router: Router) -> Settings:
 
 
 def open_experts(
-    store: TensorStore, router: Router, of_router_inputs: bool = True
+    store: TensorStore,
+    router: Router,
+    of_router_inputs: bool = True,
+    names: LayerNames | None = None,
 ) -> ExpertTensors:
     """The experts beside a router by names, headers and config; reads no values.
+
+    ``names`` are the ``layer_names`` of a store that has plain ones, where they are there already.
 
     With ``of_router_inputs`` every expert has tensors and reads what the router reads, or it is an
     error; without, those that copy their input are left out, and what is read may be a projection
@@ -332,7 +312,8 @@ def open_experts(
         If the checkpoint has no experts beside this router, their shapes contradict each other or
         the router, or they are stored in a way that is not known.
     """
-    store = with_plain_names(store)
+    if names is None:
+        names = layer_names((store := with_plain_names(store)).names())
     spec, settings = experts_spec(router), experts_settings(store, router)
     if spec.not_a_function:
         raise RouterError(
@@ -346,7 +327,7 @@ def open_experts(
             "What they make of router inputs is not known here.",
         )
     query = _ExpertQuery(store, router, spec, settings, of_router_inputs)
-    groups = _groups(store, router)
+    groups = _groups(names, router)
     for first, last in SPELLINGS:
         for tensors in groups:
             if {*first, last} <= tensors.keys():
@@ -424,23 +405,31 @@ def layer_of(router: Router) -> tuple[str, str]:
     return layer[0] if layer else "", own
 
 
+#: A module of experts: its folder, without the number of the expert, and its leaf.
+_MODULE = re.compile(rf"((?:.*?\.)?)(?:experts\.(?:expert_)?{{}}\.)?({'|'.join(LEAVES)})")
+
 #: Tensors by leaf, then by expert (-1: of all of them), then by the part behind the leaf.
 _Group = dict[str, dict[int, dict[str, str]]]
 
 
-def _groups(store: TensorStore, router: Router) -> list[_Group]:
+def _groups(names: LayerNames, router: Router) -> list[_Group]:
     """Tensors of the layer by their folder; that of the router comes first."""
     start, own = layer_of(router)
+    layers = [names.get(start, {})] if start else names.values()
     groups: dict[str, _Group] = {}
-    for name in sorted(name for name in store.names() if name.startswith(start)):
-        match = _TENSOR.fullmatch(name)
-        if match is None or SHARED.search(name.removeprefix(start)):
+    for alike, by_expert in sorted(pair for layer in layers for pair in layer.items()):
+        module, part = parted(alike[len(start) :])
+        match = _MODULE.fullmatch(module)
+        if match is None or SHARED.search(module):
             continue
-        by_expert = groups.setdefault(match["folder"], {}).setdefault(match["leaf"], {})
-        by_expert.setdefault(int(match["expert"] or -1), {})[match["rest"]] = name
+        folder, leaf = match.groups()
+        by_number = groups.setdefault(folder, {}).setdefault(leaf, {})
+        for expert, name in by_expert.items():
+            by_number.setdefault(expert, {})[part.removesuffix("{}")] = name
 
     def common(folder: str) -> int:
-        return next((i for i, (a, b) in enumerate(zip(folder, own, strict=False)) if a != b), 10**6)
+        name = start + folder
+        return next((i for i, (a, b) in enumerate(zip(name, own, strict=False)) if a != b), 10**6)
 
     # "self_attention.experts." is not beside "mlp.router"
     return [groups[folder] for folder in sorted(groups, key=lambda f: (-common(f), f))]
@@ -568,10 +557,8 @@ def _has_lots(router: Router) -> bool:
 
 def _without_bias(leaf: str, rests: Mapping[str, str]) -> dict[str, str]:
     """``weight``, ``weight_scale``: the part behind the module, without the module's bias."""
-    keys = ((rest, name) for rest, name in rests.items() if not _BIAS.fullmatch(rest))
-    return {
-        rest.removeprefix(".") if rest.startswith(".") else leaf + rest: name for rest, name in keys
-    }
+    keys = ((rest, name) for rest, name in rests.items() if rest not in _BIAS)
+    return {rest if rest[:1] not in ("", "_") else leaf + rest: name for rest, name in keys}
 
 
 def _slice(info: TensorInfo, experts: int) -> TensorInfo:
@@ -643,7 +630,7 @@ def _bias(
         expert: name
         for expert, number in ((-1, -1), *_numbers(query))
         for rest, name in by_expert.get(number, {}).items()
-        if _BIAS.fullmatch(rest)
+        if rest in _BIAS
     }
     if not names:
         return None

@@ -1,20 +1,27 @@
-"""Samples of some kilobytes of each expert: equal, zero, not finite, never calibrated, as drawn."""
+"""Samples of some kilobytes of each expert: equal, alike, zero, broken, uncalibrated, as drawn."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS, as_array, numpy_dtype, upcast
+from moegeom.checkpoint.formats.gguf import BLOCK_DTYPES, GGML_TYPES, decode
 from moegeom.core.digest import digest_of
+from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.shapes import Float, Float64
+from moegeom.geometry.experts import MatrixSample, near_copies
+from moegeom.geometry.number_formats import NUMBER_FORMATS
 from moegeom.geometry.rows import drawn_errors
 from moegeom.router.expert_tensors import ExpertTensors
+from moegeom.router.storage import unpack_e2m1
+from moegeom.router.storages.four_bit_floats import FP4
 
 #: Bytes that are read of each tensor of each expert: its beginning.
 SAMPLE_BYTES = 4096
@@ -22,7 +29,15 @@ SAMPLE_BYTES = 4096
 #: Names of scales that calibration writes: what the inputs of an expert are divided by.
 _CALIBRATED = ("input_scale", "input_global_scale", "act_scale")
 
-_EIGHT_BITS = frozenset({"F8_E4M3", "F8_E5M2"})
+#: Floats of eight bits, and their unit roundoff; of the others, the names of their formats.
+_EIGHT_BITS = {"F8_E4M3": 2.0**-4, "F8_E5M2": 2.0**-3}
+_FORMATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+
+#: Storages whose four bits are a sign and a magnitude.
+_OF_E2M1 = ("mxfp4", "nvfp4")
+
+#: Fewer numbers of an expert tell nothing of whether it is like another.
+_LEAST_ALIKE = 512
 
 #: Columns that share a scale, at most: numbers of eight bits are compared within so many.
 _RUN = 128
@@ -39,12 +54,18 @@ _OF_ROUNDING = 0.05
 
 @dataclass(frozen=True)
 class _Part:
-    """A stored tensor of one matrix of every expert: spans by expert (name, first byte, bytes)."""
+    """A stored tensor of one matrix of every expert: spans by expert (name, first byte, bytes).
+
+    ``bits`` are those of a number, 0 in what stands beside the numbers of the matrix; ``columns``
+    0 where they do not lie in rows; ``storage`` the name of the scheme and of its dtype.
+    """
 
     matrix: str
     key: str
     dtype: str
     columns: int
+    bits: float
+    storage: tuple[str, str]
     spans: Sequence[tuple[str, int, int]]
 
 
@@ -66,7 +87,8 @@ class ExpertValues:
         ``equal``: groups of experts whose samples are the same bytes; ``zero``: all of them 0;
         ``not_finite``; ``uncalibrated``: scales of inputs that are not finite, 0, or 1 beside
         others; ``drawn``: matrices whose numbers are as an initialisation draws them, and
-        ``is_drawn_judged`` whether that could be told.
+        ``is_drawn_judged`` whether that could be told; ``copies``: groups of experts that differ by
+        no more than noise, and in ``not_compared`` why that could not be told.
         """
         experts = range(self.tensors.num_experts)
         digests: list[list[str]] = [[] for _ in experts]
@@ -75,6 +97,7 @@ class ExpertValues:
         uncalibrated: set[int] = set()
         random_matrices: list[str] = []
         judged = 0
+        matrices: dict[str, list[bytes]] = {}
         for part in self.parts:
             samples = list(self._read(part))
             if part.key.endswith(_CALIBRATED):
@@ -82,18 +105,24 @@ class ExpertValues:
                 continue
             for expert, sample in enumerate(samples):
                 digests[expert].append(digest_of(sample))
-                is_zero[expert] &= not any(sample)
-            if part.dtype in PLAIN_FLOATS | _EIGHT_BITS:
+            numbers = [np.frombuffer(sample, np.uint8) for sample in samples]
+            if part.dtype in {*PLAIN_FLOATS, *_EIGHT_BITS}:
                 numbers = self._numbers(part, samples)
                 not_finite |= {e for e, one in enumerate(numbers) if not np.isfinite(one).all()}
                 if part.columns and not not_finite:
                     state = _is_drawn(numbers, part)
                     judged += state is not None
                     random_matrices += [part.matrix] * bool(state)
+            if part.bits:
+                matrices[part.matrix] = samples
+                is_zero &= [not one.any() for one in numbers]
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for expert, digest in enumerate(digests):
             if digest and not is_zero[expert]:
                 groups[tuple(digest)].append(expert)
+        broken = not_finite | {*np.flatnonzero(is_zero)}
+        single = [group[0] for group in groups.values() if group[0] not in broken]
+        copies, not_compared = self._copies(matrices, single)
         return {
             "num_experts": len(experts),
             "bytes_each": self.size // len(experts),
@@ -103,7 +132,65 @@ class ExpertValues:
             "uncalibrated": sorted(uncalibrated),
             "drawn": random_matrices if len(random_matrices) == judged else [],
             "is_drawn_judged": judged > 0,
+            "copies": copies,
+            "not_compared": not_compared,
         }
+
+    def _copies(
+        self, matrices: Mapping[str, Sequence[bytes]], single: Sequence[int]
+    ) -> tuple[list[dict[str, Any]], str]:
+        """Groups among experts of which none are equal, and why there are none."""
+        parts = {part.matrix: part for part in self.parts if part.bits}
+        if len(single) < 2:
+            return [], "fewer than two are whole and differ"
+        try:
+            samples = [
+                self._codes(parts[name], [raws[expert] for expert in single])
+                for name, raws in matrices.items()
+            ]
+        except (CheckpointError, RouterError) as error:
+            return [], error.message.rstrip(".")
+        few = min((sample.numbers.shape[1] for sample in samples), default=0)
+        if few < _LEAST_ALIKE:
+            return [], f"a sample of {few} numbers of each tells too little"
+        groups = near_copies(samples)
+        return [
+            dataclasses.asdict(one) | {"experts": [single[e] for e in one.experts]}
+            for one in groups
+        ], ""
+
+    def _codes(self, part: _Part, samples: Sequence[bytes]) -> MatrixSample:
+        """Numbers up to the scales beside them, of which those of copies are alike."""
+        bits, is_of_blocks = round(part.bits), part.dtype in BLOCK_DTYPES
+        if is_of_blocks:
+            kind = next(one for one in GGML_TYPES.values() if one.name == part.dtype)
+            count = len(samples[0]) // kind.block_bytes
+            numbers = [
+                decode(raw[: count * kind.block_bytes], kind, (count * kind.block_size,), part.key)
+                for raw in samples
+            ]
+            return MatrixSample(np.stack(numbers), bits=part.bits)
+        if part.dtype in {*PLAIN_FLOATS, *_EIGHT_BITS}:
+            numbers = np.stack(self._numbers(part, samples)).astype(np.float64)
+            numbers = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
+            if (unit := _EIGHT_BITS.get(part.dtype)) is None:
+                unit = NUMBER_FORMATS[_FORMATS[part.dtype]].unit
+                return MatrixSample(numbers, unit, columns=part.columns)
+            return MatrixSample(_over_runs(numbers, part)[0], unit)
+        if bits not in (1, 2, 4, 8):
+            raise RouterError(f"numbers of {bits} bits lie across words.")
+        raw = np.frombuffer(b"".join(samples), np.uint8).reshape(len(samples), -1)
+        scheme, dtype = part.storage
+        if bits == 4 and scheme in _OF_E2M1:
+            numbers = unpack_e2m1(raw)
+        elif bits == 8:
+            numbers = raw.view(np.int8 if part.dtype == "I8" else np.uint8)
+        else:
+            shifts = np.arange(0, 8, bits, dtype=np.uint8)
+            codes = (raw[:, :, None] >> shifts).reshape(len(raw), -1) & (2**bits - 1)
+            numbers = np.asarray(FP4)[codes] if dtype == "fp4" else codes
+        numbers = numbers.astype(np.float32)
+        return MatrixSample(numbers - numbers.mean(axis=1, keepdims=True), bits=bits)
 
     def _read(self, part: _Part) -> Iterator[bytes]:
         for name, start, size in part.spans:
@@ -136,9 +223,11 @@ def expert_values(tensors: ExpertTensors) -> ExpertValues:
                     continue  # counted with the blocks
                 spans = [(one, 0, store.info(one).size_bytes) for one in names]
                 shape = info.shape
-            is_matrix = len(shape) == 2 and info.name == tensor.stored.tensors[0].name
-            columns = math.prod(shape[1:]) if is_matrix else 0
-            parts.append(_Part(matrix, key, info.dtype, columns, spans))
+            is_first = info.name == tensor.stored.tensors[0].name
+            columns = math.prod(shape[1:]) if len(shape) == 2 and is_first else 0
+            bits = 8.0 * spans[0][2] / math.prod(tensor.stored.shape) if is_first else 0.0
+            storage = (tensor.stored.scheme, tensor.stored.dtype)
+            parts.append(_Part(matrix, key, info.dtype, columns, bits, storage, spans))
     return ExpertValues(tensors, parts)
 
 
@@ -163,13 +252,22 @@ def _is_drawn(numbers: Sequence[Float[np.ndarray, "numbers"]], part: _Part) -> b
     )
     rounding = 0.0
     if part.dtype in _EIGHT_BITS and length >= run:
-        runs = rows.reshape(len(rows), -1, run)
-        sizes = np.sqrt((runs**2).mean(axis=2, keepdims=True))
-        if not sizes.all():
-            return False
-        rows, rounding = (runs / sizes).reshape(rows.shape), _OF_ROUNDING + 6.0 / run
+        rows, run = _over_runs(rows, part)
+        rounding = _OF_ROUNDING + 6.0 / run
     if not rows.any(axis=1).all():
         return False
     return any(
         max(map(abs, drawn_errors(rows, kurtosis, rounding))) <= _ERRORS for kurtosis in _KURTOSES
     )
+
+
+def _over_runs(
+    rows: Float64[np.ndarray, "experts numbers"], part: _Part
+) -> tuple[Float64[np.ndarray, "experts numbers"], int]:
+    """Numbers over the root mean square of their run, which shares a scale; 0 where that is 0."""
+    run = min(_RUN if part.dtype in _EIGHT_BITS else part.columns, rows.shape[1])
+    runs = rows[:, : rows.shape[1] // run * run].reshape(len(rows), -1, run)
+    sizes = np.sqrt((runs**2).mean(axis=2, keepdims=True))
+    return np.divide(runs, sizes, out=np.zeros_like(runs), where=sizes > 0.0).reshape(
+        len(rows), -1
+    ), run

@@ -17,7 +17,16 @@ from typing import Any
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.router import format_layers
-from moegeom.router.expert_tensors import LAYER, LEAVES, SHARED, SHARED_GATE, SPELLINGS
+from moegeom.router.expert_names import (
+    LAYER,
+    LEAVES,
+    MOST_DIGITS,
+    SHARED,
+    SHARED_GATE,
+    SPELLINGS,
+    layer_names,
+    parted,
+)
 from moegeom.router.family import Setting, StackSpec
 from moegeom.router.settings import Settings
 
@@ -27,17 +36,8 @@ _SHARE = 2 / 3
 #: Fewer blocks say nothing of each other.
 _FEWEST = 3
 
-#: Numbers of experts have fewer digits.
-_DIGITS = 6
-
-#: A tensor of one expert of grouped layers, behind ``experts.``: ``fc1.weight7``.
-_GROUPED = re.compile(r"(?P<leaf>.+\.(?:weight|bias))(?P<number>[0-9]{1,5})")
-
 #: What belongs to a block wherever it stands in the layer.
 _MEMBER = re.compile(rf"(?:^|[._])experts?(?:[._]|$)|_exps\b|{SHARED.pattern}")
-
-#: A tensor without a module of its own: ``experts.gate_up_proj_scales``.
-_BARE = re.compile(rf"(?P<leaf>{'|'.join(LEAVES)})(?P<rest>(?:_.*)?)")
 
 #: Keys of a config that say whether there are shared experts: how many, or how wide.
 _SHARED_KEYS = Setting(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts",
@@ -195,42 +195,16 @@ def _blocks(store: TensorStore, routers: Sequence[RouterPlace], settings: Settin
     own = {start: tuple(f"{one.path}." for one in of) for start, of in by_start.items()}
     beside = {name for router in routers for name in router.tensors}
 
-    def leaves_of(name: str) -> dict[int, str]:
-        """Where a tensor belongs, whatever the number of its expert."""
-        layer = LAYER.match(name)
-        block = blocks.get(layer[0]) if layer else None
-        if layer is None or block is None or name.startswith(own[layer[0]]):
-            return {}
-        relative = name[layer.end() :]
-        if not (name.startswith(folders[layer[0]]) or _MEMBER.search(relative)):
-            return {}
-        module, _, leaf = relative.rpartition(".")
-        if bare := _BARE.fullmatch(leaf):
-            module, leaf = f"{module}.{bare['leaf']}".removeprefix("."), bare["rest"]
-        return block.names.setdefault(module, {}).setdefault(leaf, {})
-
-    # of a hundred thousand names most are those of experts: one look for all of a kind
-    places: dict[str, dict[int, str]] = {}
-    for name in store.names():
-        if name not in beside:
-            alike, number = _numbered(name)
-            if alike not in places:
-                places[alike] = leaves_of(alike)
-            places[alike][number] = name
+    for start, layer in layer_names(store.names()).items() if blocks else ():
+        for alike, by_expert in layer.items() if start in blocks else ():
+            relative = alike[len(start) :]
+            is_inside = alike.startswith(folders[start]) or _MEMBER.search(relative)
+            if is_inside and not alike.startswith(own[start]):
+                module, part = parted(relative)
+                there = {n: name for n, name in by_expert.items() if name not in beside}
+                leaves = blocks[start].names.setdefault(module, {}) if there else {}
+                leaves.setdefault(part, {}).update(there)
     return list(blocks.values())
-
-
-def _numbered(name: str) -> tuple[str, int]:
-    """The name with ``{}`` for the number of an expert, and the number; -1 without one."""
-    head, separator, tail = name.rpartition("experts.")
-    if not separator or head.endswith(("shared_", "share_")):
-        return name, -1
-    number, dot, rest = tail.partition(".")
-    if (digits := number.removeprefix("expert_")).isdecimal() and dot and len(digits) < _DIGITS:
-        return f"{head}experts.{number[: -len(digits)]}{{}}.{rest}", int(digits)
-    if grouped := _GROUPED.fullmatch(tail):
-        return f"{head}experts.{grouped['leaf']}{{}}", int(grouped["number"])
-    return name, -1
 
 
 def _block(routers: Sequence[RouterPlace], settings: Settings) -> _Block:
@@ -239,7 +213,7 @@ def _block(routers: Sequence[RouterPlace], settings: Settings) -> _Block:
     for router in routers:
         spec, own = router.spec.experts, settings.under(router.spec.config_roots).at(router.layer)
         num = router.num_rows - (own.integer(spec.copies) if own.has(spec.copies) else 0)
-        num = min(max(num, 0), 10**_DIGITS)  # of a layer without rows the config says how many
+        num = min(max(num, 0), 10**MOST_DIGITS)  # of a layer without rows the config says how many
         lots.append(range(spec.lot * num, (spec.lot + 1) * num))
     last = max(lot.stop + r.num_rows - len(lot) for lot, r in zip(lots, routers, strict=True))
     return _Block(tuple(routers), tuple(lots), last)

@@ -15,7 +15,7 @@ from moegeom.document.place import layers_without_router
 from moegeom.document.rule_words import assumed, rule_brief
 from moegeom.engine.request import ModelTerms
 from moegeom.engine.run_facts import router_facts
-from moegeom.router.expert_tensors import SHARED, SHARED_GATE
+from moegeom.router.expert_names import SHARED, SHARED_GATE
 from moegeom.router.inventory import is_of_experts
 from moegeom.router.load import load_routers
 from moegeom.router.rule import (
@@ -78,7 +78,7 @@ def _header(model: RouterSet) -> Iterator[Block]:
         f"{number_of(num_rows, 'expert')}. Read {size(model.bytes_read)} of "
         f"{size(model.bytes_total)}.",
     )
-    yield _fact("fingerprint", f"{model.fingerprint[:47]}... (all in JSON)")
+    yield _fact("fingerprint", model.fingerprint.partition(":")[2])
     if model.revision:
         yield _fact("revision", model.revision)
     how = "a recording with the model's own choices verifies it"

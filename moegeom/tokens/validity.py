@@ -216,7 +216,11 @@ def _eps_may_explain(
 
 
 def fingerprint_test(recorded: str, checkpoint: str) -> FingerprintVerdict:
-    """Whether the recording was made from this checkpoint; unknown when either does not say."""
+    """Whether the recording was made from this checkpoint; unknown when either does not say.
+
+    A recording may hold the digits of the hash alone, as ``moegeom list routers`` prints them.
+    """
     if not recorded or not checkpoint:
         return "unknown"
-    return "matches" if recorded == checkpoint else "differs"
+    digits = checkpoint.partition(":")[2]
+    return "matches" if recorded in (checkpoint, digits) else "differs"

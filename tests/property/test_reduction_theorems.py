@@ -70,6 +70,7 @@ def quantities_of(token: np.ndarray) -> batch.TokenBatch:
         selection=score[token],
         scores=score[token],
         fill_decides=matches[token],
+        weight_sum=np.minimum(floats[2], 1.0)[token],
         flip=flip_of(chosen[token], floats[:, token], matches[token]),
         noise=noise_of(token, floats),
         harm=batch.Harm(*floats[2:5, token], matches[token]),

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.checks.check import OLDER, Limits, Unknown, check
-from moegeom.checks.measured import Measured
+from moegeom.checks.check import OLDER, Limit, Limits, Unknown, check
+from moegeom.checks.measured import NO_FLOATS, Measured
 from moegeom.core.finding import Finding
 from moegeom.core.text import listed, number_of
 
@@ -132,12 +132,19 @@ def _samples(measured: Measured) -> Sequence[Mapping[str, Any]]:
     return measured.run["expert_values"]["samples"]
 
 
+def _no_samples(measured: Measured) -> str:
+    """Why nothing is judged: no experts, or none that are stored in a way that is known."""
+    facts = measured.run["expert_values"]
+    if facts["samples"] or any(not one["is_kind"] for one in facts["left_out"]):
+        return ""
+    reasons = [one["reason"] for one in facts["left_out"]]
+    return reasons[0] if reasons else "it has no router whose experts could be read"
+
+
 def _unread(measured: Measured) -> Iterator[Unknown]:
     """The routers whose experts could not be read."""
-    facts = measured.run["expert_values"]
-    if not (facts["samples"] or facts["left_out"]):
-        yield Unknown("checkpoint", "it has no router whose experts could be read")
-    yield from (Unknown(one["router"], one["reason"]) for one in facts["left_out"])
+    for one in measured.run["expert_values"]["left_out"]:
+        yield Unknown(one["router"], one["reason"], outside=one["is_kind"])
 
 
 def _numbers(experts: Sequence[int], of: int) -> str:
@@ -145,7 +152,19 @@ def _numbers(experts: Sequence[int], of: int) -> str:
     return f"{number_of(len(experts), 'expert')} of {of} ({listed(experts, 4)})"
 
 
-@check("MGI125", "experts are the same, zero or broken", "error", inputs="experts")
+def _listed(groups: Sequence[Sequence[int]]) -> str:
+    """``1, 5; 2, 3, 7; and 4 groups more``."""
+    more = f"; and {len(groups) - 3} groups more" if len(groups) > 3 else ""
+    return "; ".join(listed(group, 4) for group in groups[:3]) + more
+
+
+@check(
+    "MGI125",
+    "experts are the same, zero or broken",
+    "error",
+    inputs="experts",
+    too_little=_no_samples,
+)
 def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """Every expert holds numbers of its own.
 
@@ -164,11 +183,10 @@ def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
         groups, of = one["equal"], f"In {one['bytes_each']:,} bytes of each."
         if groups:
             count = sum(map(len, groups))
-            text = "; ".join(listed(group, 4) for group in groups[:3])
-            more = f"; and {len(groups) - 3} groups more" if len(groups) > 3 else ""
             yield experts_hold.finding(
                 router,
-                f"{count} of {number_of(num, 'expert')} are the same as another: {text}{more}.",
+                f"{count} of {number_of(num, 'expert')} are the same as another: "
+                f"{_listed(groups)}.",
                 of,
             )
         if one["zero"]:
@@ -179,7 +197,13 @@ def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
             )
 
 
-@check("MGI126", "scales of experts were never calibrated", "error", inputs="experts")
+@check(
+    "MGI126",
+    "scales of experts were never calibrated",
+    "error",
+    inputs="experts",
+    too_little=_no_samples,
+)
 def experts_calibrated(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """Every expert that is quantised with its inputs has a scale that calibration wrote.
 
@@ -207,6 +231,7 @@ def experts_calibrated(measured: Measured, limits: Limits) -> Iterator[Finding |
     "experts are as an initialisation draws them",
     "warning",
     inputs="experts",
+    too_little=_no_samples,
     severities={"release": "error", "training": "note"},
 )
 def experts_trained(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
@@ -232,4 +257,53 @@ def experts_trained(measured: Measured, limits: Limits) -> Iterator[Finding | Un
                 f"In {one['bytes_each']:,} bytes of each.",
             )
         elif not one["is_drawn_judged"]:
-            yield Unknown(one["router"], "its experts are stored as no floats, or too few")
+            yield Unknown(one["router"], f"its experts are {NO_FLOATS}", outside=True)
+
+
+@check(
+    "MGG208",
+    "experts differ by no more than noise",
+    "warning",
+    limits=(Limit("correlation", 0.3, "least correlation that joins experts to a group"),),
+    inputs="experts",
+    too_little=_no_samples,
+    severities={"release": "error", "training": "note"},
+)
+def experts_apart(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    """Experts differ by more than noise around a common start.
+
+    Looked for: with --experts, the beginnings of all matrices, as floats or as the numbers that are
+    packed. Experts are joined to pairs and groups where all their matrices correlate; a group is
+    found where what lies between its experts is independent normal numbers of one variance
+    (``drawn_errors``, within four standard errors), or below the digits of storage. What all
+    experts have in common, as after training from one block, is no finding; the same bytes are
+    MGI125.
+
+    A finding means: these experts are copies of one plus noise, or up to the last digits of their
+    storage: whom the router chooses among them hardly matters. Growth below some size is taken for
+    noise, and so is growth without a pattern. Missed are noise in proportion to each weight,
+    neurons drawn anew (drop-upcycling), packed numbers whose noise is beyond their step, and
+    columns in an order of their own (GPTQ).
+
+    What to do: where this is a model before its training, nothing. Else train on, with a higher
+    rate or more noise at the start, and look whether gradients reach the experts;
+    docs/upcycling.md.
+    """
+    yield from _unread(measured)
+    for one in _samples(measured):
+        num, router = one["num_experts"], one["router"]
+        groups = [g for g in one["copies"] if g["correlation"] >= limits("correlation", router)]
+        if groups:
+            noise = any(group["is_resolved"] for group in groups)
+            by = "noise alone" if noise else "the last digits of their storage"
+            worst = max(groups, key=lambda group: group["correlation"])
+            yield experts_apart.finding(
+                router,
+                f"{sum(len(group['experts']) for group in groups)} of {number_of(num, 'expert')} "
+                f"differ by {by}: {_listed([group['experts'] for group in groups])}.",
+                f"Correlation up to {worst['correlation']:.4f} in every matrix; "
+                f"{100.0 * worst['deviation']:.3g} % of the weights lie between two, in "
+                f"{one['bytes_each']:,} bytes of each.",
+            )
+        elif one["not_compared"]:
+            yield Unknown(router, one["not_compared"], outside=True)

@@ -10,7 +10,7 @@ from moegeom.checks.figure import Figure, change_check, figure_check
 from moegeom.checks.measured import NO_NAME, MeanPull, Measured, Row
 from moegeom.checks.statistics import p_above
 from moegeom.core.finding import Finding
-from moegeom.core.text import all_of, number_of
+from moegeom.core.text import all_of, number_of, percent
 
 
 def _too_little(measured: Measured) -> str:
@@ -139,6 +139,36 @@ def one_set_for_all(measured: Measured, limits: Limits) -> Iterator[Finding | Un
             "say nothing about other tokens.",
             measured.measure_again(router, extra="--per-token"),
         )
+
+
+@figure_check(
+    "MGN122",
+    "routing weights do not add up to 1",
+    "guarded_weight_share",
+    Limit("share", 0.02, "largest share of the routing weight that the guard may take"),
+    detects=lambda shift: f"a share {shift:.3f} above its limit",
+    room=lambda figure: 1.0 - figure.limit,
+    absent="the rule's sum of weights cannot be as small as its guard, or there are no logits",
+    severity="error",
+    severities={"training": "warning"},
+)
+def weight_guarded(figure: Figure) -> tuple[str, str]:
+    """Routing weights that are divided by their sum add up to 1.
+
+    Looked for: the share of the routing weight that is lost because scores are as small as what is
+    added to their sum, or bounds it, against a division by 0.
+
+    A finding means: routed experts count for less than the rule says, in the extreme for nothing:
+    the layer is its shared experts and its residual. Logits drifted to large negative numbers, or
+    the epsilon of the config is that of another dtype.
+
+    What to do: look at the mean of the logits (an offset that all rows share), and compare the
+    epsilon with the code that trained the model. The limit is heuristic.
+    """
+    return (
+        f"the guard of their sum takes {percent(figure.value)} of the routing weight.",
+        f"They add up to {1.0 - figure.value:.3g}. Limit {figure.limit:g}, {figure.basis(3)}.",
+    )
 
 
 @figure_check(

@@ -34,6 +34,7 @@ _OF_NORM = frozenset({"input_norm", "float_bound", "noise_scale"})
 QUANTITIES = frozenset(
     {
         *("chosen", "margin", "group_margin", "last_score", "fill_decides", "weights"),
+        *("weight_sum",),
         *("distance", "distance_upper", "pair", "noise_scale", "float_bound"),
         *("input", "input_norm", "matches_recording", "document", "position", "token_id"),
         *("probability", "entropy", "log_sum_exp"),

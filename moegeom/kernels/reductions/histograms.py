@@ -175,6 +175,15 @@ def _fills(batch: TokenBatch) -> np.ndarray:
 MASK_FILL = sums("mask_fill", ("fill_decides",), 1, _fills)
 
 
+def _weight_sums(batch: TokenBatch) -> np.ndarray:
+    assert batch.weight_sum is not None
+    return np.nan_to_num(batch.weight_sum)[:, None]  # nan: a sum of 0 without a guard
+
+
+#: Sums of the routing weights of a token that were divided by their guarded sum.
+WEIGHT_SUM = sums("weight_sum", ("weight_sum",), 1, _weight_sums)
+
+
 def _add_scores(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
     assert batch.probability is not None
     kernels["add_scores"](counts, batch.probability, batch.population, batch.block)

@@ -90,17 +90,18 @@ def _of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
     """The capacity of each group of layers of the same sizes; no expert weight is read."""
     # what opens checkpoints takes longer to load than counting takes
     from moegeom.engine.session import Session
-    from moegeom.router.expert_samples import expert_shape, experts_by_folder, open_headers
+    from moegeom.router.expert_names import layer_names
+    from moegeom.router.expert_samples import expert_shape, open_headers
     from moegeom.router.plain_names import with_plain_names
 
     opened = Session.open(request)
     routers = opened.recorded
     store = with_plain_names(opened.store)
-    by_folder = experts_by_folder(store)
-    open_headers(store, routers, by_folder)
+    names = layer_names(store.names())
+    open_headers(store, routers, names)
     members: dict[tuple[LayerSizes, bool], list[tuple[Router, ExpertShape]]] = {}
     for router in routers:
-        shape = expert_shape(store, router, by_folder, request.width)
+        shape = expert_shape(store, router, names, request.width)
         is_gated = request.gated if shape.is_gated is None else shape.is_gated
         sizes = LayerSizes(
             router.num_experts,

@@ -133,6 +133,7 @@ def nvfp4(tensors: RouterTensors) -> Stored:
 #: NF4: Dettmers et al. 2023 (QLoRA), appendix E, to the digits printed there. FP4: sign, two bits
 #: of exponent, one of mantissa, a special value for 1, divided by 12.
 _POSITIVE_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+FP4 = (*_POSITIVE_FP4, *(-v for v in _POSITIVE_FP4))
 _TABLES = {
     "nf4": (
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -140,7 +141,7 @@ _TABLES = {
         0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
         0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
     ),
-    "fp4": (*_POSITIVE_FP4, *(-v for v in _POSITIVE_FP4)),
+    "fp4": FP4,
 }  # fmt: skip
 
 #: Any dtype may hold the bytes (``bnb_4bit_quant_storage``).

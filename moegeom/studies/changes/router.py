@@ -12,19 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.router import GroupMask, LogitMap, Norm, Router, Rule, Weights
+from moegeom.core.router import EXPERT_SCALE, GroupMask, LogitMap, Norm, Router, Rule, Weights
 from moegeom.core.row_keys import is_stored_whole
 from moegeom.core.shapes import Float, Float64, Int64
 from moegeom.core.text import all_of, percent
 from moegeom.geometry.description import MatrixRegion, best_rows, best_run, row_bits, whole
 from moegeom.geometry.rows import size
+from moegeom.geometry.set_code import log2_sets
 from moegeom.results.reader import ResultsView, finite_column
 from moegeom.router.rule import groups_in_words, map_in_words
 from moegeom.studies.changes.edit import EDITS, Edit, EditFit
 from moegeom.studies.changes.operators.biases import CHANGED, rest_of
 from moegeom.studies.changes.operators.matrices import FOLDED, NOT_FOLLOWED
 from moegeom.studies.changes.operators.other_routers import UNRELATED
-from moegeom.studies.changes.operators.parts import PART, part_changes
+from moegeom.studies.changes.operators.parts import PART
 from moegeom.studies.changes.operators.rounding import ROUNDED, rounding_of_broken
 from moegeom.studies.changes.operators.rows import LEFT_BEHIND, MOVED_ALONE, NOT_COMPARED
 from moegeom.studies.changes.record import Change, RouterChange
@@ -35,6 +36,7 @@ from moegeom.studies.changes.row_pair import (
     OtherRows,
     RoutersOfA,
     RowPair,
+    held_bits,
     row_pair,
     stored_bits,
 )
@@ -284,7 +286,11 @@ def _proposals(pair: RowPair) -> Iterator[_FittedEdit]:
                 about = MatrixRegion(fit.of_rows, everything.columns)
                 ways = [(about, float(of_rows[fit.of_rows].sum()))]
             if fit.allows_subset:
-                ways = [best_rows(of_rows, dimension), _best_columns(pair, left)]
+                run, _ = _best_columns(pair, left)
+                # in the currency of rows: what is left of each, its columns in the run edited
+                mixed = np.linalg.norm(np.where(run.columns, left, pair.left), axis=1)
+                of_run = row_bits(before, mixed, pair.finest, dimension).sum() - run.bits
+                ways = [best_rows(of_rows, dimension), (run, float(of_run))]
             region, saved = max(ways, key=lambda way: way[1])
             inside = np.ix_(region.rows, region.columns)
             is_of_rows = region.columns.all()  # then beside the rows of B as well
@@ -300,7 +306,6 @@ def _best_columns(
 ) -> tuple[MatrixRegion, float]:
     finest = 0.6 * np.linalg.norm(pair.half_step, axis=0)
     before, after = (np.linalg.norm(x, axis=0) for x in (pair.left, left))
-    before = np.minimum(before, np.linalg.norm(pair.centred[1], axis=0))
     return best_run(row_bits(before, after, finest, len(left)), len(left))
 
 
@@ -319,19 +324,73 @@ def explained_biases(pair: BiasPair) -> list[Change]:
     return changes
 
 
+def part_changes(a: Router, b: Router, place: Int64[np.ndarray, "experts"]) -> Iterator[Change]:
+    """Parts that are not the same numbers; scales of experts belong to the rows at ``place``.
+
+    What can be done to a bias can be done to any numbers, in the order in which they are stored.
+    """
+    before, after = a.other_parts, b.other_parts
+    for name in {**before, **after}:
+        one, other = before.get(name), after.get(name)
+        if one is None or other is None:
+            there = "is in B alone" if one is None else "is not in B"
+            yield PART.change(b.rule, kind=f"{name} {there}", subject=name)
+            continue
+        is_of_experts = name == EXPERT_SCALE and len(one) == a.num_experts
+        rows = place if is_of_experts else np.arange(len(one))
+        if one[rows].shape == other.shape and np.array_equal(one[rows], other, equal_nan=True):
+            continue
+        if one[rows].shape != other.shape:
+            yield PART.change(b.rule, kind=f"{name} of another shape", subject=name)
+        elif not (np.isfinite(one).all() and np.isfinite(other).all()):
+            yield PART.change(b.rule, kind=f"{name} not finite", subject=name)
+        else:
+            numbers = rows if one.ndim == 1 else np.arange(one.size)
+            stored = one.ravel().astype(np.float64)
+            unit = "expert" if is_of_experts else "number"
+            pair = BiasPair(
+                *(name, stored[numbers], other.ravel().astype(np.float64), b.rule, stored, numbers),
+                dtype=_DTYPES[min(held_bits(one), held_bits(other))],
+                unit=unit,
+            )
+            for change in explained_biases(pair):
+                words = {"kind": change.phrase, "subject": name, "detail": change.detail}
+                yield PART.change(b.rule, **words, **change.evidence)
+
+
+#: Dtypes by the mantissa bits that numbers need.
+_DTYPES = {7: "BF16", 10: "F16", 23: "F32"}
+
+
 def _bias_proposals(pair: BiasPair) -> Iterator[tuple[float, Edit, EditFit]]:
     before = float(np.linalg.norm(pair.b - pair.a))
     scale = float(np.linalg.norm(pair.b)) + float(np.linalg.norm(pair.a))
     for edit in EDITS.all():
         if edit.name in pair.named:
             continue
-        for fit in edit.fit_bias(pair):
+        for every in edit.fit_bias(pair):
+            fit = _of_moved(pair, every) if every.allows_subset else every
             left = float(np.linalg.norm(pair.b - fit.rows))
             after = max(left, _EXACT * scale)
             is_enough = float(np.abs(pair.b - fit.rows).max()) <= pair.finest
             saved = len(pair.b) * float(np.log2(before / after)) - fit.bits if before else 0.0
             if saved >= _LEAST_BIAS_BITS and (is_enough or left <= _LEAVES * before):
                 yield saved, edit, fit
+
+
+def _of_moved(pair: BiasPair, fit: EditFit) -> EditFit:
+    """The edit of those numbers alone that changed, where others should have."""
+    moved, number = pair.b != pair.a, len(pair.a)
+    if not (np.abs(fit.rows - pair.a)[~moved] > pair.finest).any():
+        return fit
+    places = np.flatnonzero(moved)
+    name = f"{pair.unit}s" if len(places) > 1 else pair.unit
+    return dataclasses.replace(
+        fit,
+        rows=np.where(moved, fit.rows, pair.a),
+        bits=fit.bits + log2_sets(number, len(places)),
+        kind=f"{fit.kind}, {name} {listed(places)} ({len(places)} of {number})",
+    )
 
 
 #: What the fields of a rule and of its weights are called, in the order in which they are told.

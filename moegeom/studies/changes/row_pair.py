@@ -37,6 +37,7 @@ class OtherRows:
     projections: Callable[[], Mapping[str, Rows]]
     rows: Callable[[str], Mapping[str, Rows]]
     project: Callable[[Rows], Rows] = lambda rows: rows
+    routers: Sequence[Router] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,16 +188,18 @@ def row_pair(
     )
 
 
-def effective_rows_of(router: Router) -> Float64[np.ndarray, "experts hidden"]:
-    """W diag(g) in float64."""
-    weight = router.weight.astype(np.float64)
+def effective_rows_of(
+    router: Router, rows: Int64[np.ndarray, "rows"] | None = None
+) -> Float64[np.ndarray, "rows hidden"]:
+    """W diag(g) in float64: of all experts, or of these ``rows``."""
+    weight = (router.weight if rows is None else router.weight[rows]).astype(np.float64)
     return weight if router.gain is None else weight * router.gain.astype(np.float64)
 
 
 def _half_steps(router: Router) -> Float64[np.ndarray, "experts hidden"]:
     """Largest error of each effective value when weight and gain were rounded to what they are."""
     weight = np.abs(router.weight.astype(np.float64))
-    bits = min(stored_bits(router.provenance.stored_dtype), _held_bits(router.weight))
+    bits = min(stored_bits(router.provenance.stored_dtype), held_bits(router.weight))
     error = weight * 2.0 ** -(bits + 1)
     if router.gain is None:
         return error
@@ -206,7 +209,7 @@ def _half_steps(router: Router) -> Float64[np.ndarray, "experts hidden"]:
     stored = np.abs(gain if norm is None else gain / norm.gain_scale - norm.gain_offset)
     error *= np.abs(gain)
     scale = 1.0 if norm is None else norm.gain_scale
-    return error + weight * stored * scale * 2.0 ** -(_held_bits(stored.astype(np.float32)) + 1)
+    return error + weight * stored * scale * 2.0 ** -(held_bits(stored.astype(np.float32)) + 1)
 
 
 def stored_bits(dtype: str) -> int:
@@ -215,7 +218,7 @@ def stored_bits(dtype: str) -> int:
     return 23 if bits is None else bits
 
 
-def _held_bits(values: Float[np.ndarray, "*shape"]) -> int:
+def held_bits(values: Float[np.ndarray, "*shape"]) -> int:
     """Mantissa bits that the values need: 7 for bfloat16 values stored as float32."""
     flat = values.reshape(1, -1)
     for cast, bits in (("bf16", 7), ("fp16", 10)):
@@ -251,7 +254,7 @@ class BiasPair:
     """Biases of B, and those of A with the edits found so far applied, in B's order.
 
     ``stored`` are all of A's in A's order; those of the rows are at ``place``. ``others`` are those
-    of A's other routers by name.
+    of A's other routers by name. ``unit`` is what each number belongs to.
     """
 
     kind: str
@@ -263,6 +266,7 @@ class BiasPair:
     dtype: str = ""
     others: Mapping[str, Float[np.ndarray, "before"]] = field(default_factory=dict)
     named: tuple[str, ...] = ()
+    unit: str = "expert"
 
     @property
     def finest(self) -> float:
@@ -302,7 +306,10 @@ class RoutersOfA:
                 projections["behind its own gain, of "] = with_gain
             return projections
 
-        return OtherRows(lambda: self._projected, rows, lambda of: projected(of, NUM_PROJECTIONS))
+        routers = tuple(self._routers.values())
+        return OtherRows(
+            lambda: self._projected, rows, lambda of: projected(of, NUM_PROJECTIONS), routers
+        )
 
     def biases(self, kind: str, of: str) -> Mapping[str, Float[np.ndarray, "experts"]]:
         """The biases of one kind of all routers but one."""

@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -57,11 +57,13 @@ from moegeom.router.attention.tensors import (
     attention_layers,
     recognise_attention,
 )
-from moegeom.router.expert_samples import Beginning, expert_beginnings, read_expert_samples
+from moegeom.router.expert_names import layer_names
+from moegeom.router.expert_samples import read_expert_samples
 from moegeom.router.expert_tensors import open_experts
 from moegeom.router.expert_values import ExpertValues, expert_values
 from moegeom.router.family import family_of_class
 from moegeom.router.load import load_routers
+from moegeom.router.plain_names import with_plain_names
 from moegeom.router.requested_family import NOTHING_ASKED
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.operators.rows import NOT_COMPARED
@@ -493,60 +495,33 @@ def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
     return {"file": file, "routers": changed, "reason": ""}
 
 
-Made = TypeVar("Made")
-
-
 def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, Any]:
-    """``expert_values``: what samples of all experts show; ``expert_spread``: what lies between
-    experts, in ``matrices``. Both name routers that are left out.
-
-    What is not known is None. ``announce`` is told how much is read before it is.
+    """What samples of all experts show; ``left_out`` are routers without, ``is_kind`` for how their
+    experts are made or stored. ``announce`` is told how much is read before it is.
     """
-    from moegeom.geometry.experts import expert_spread
-
-    def beginnings_of(router: Router) -> tuple[Beginning, ...]:
-        if router.num_experts < 2:
-            raise RouterError("one expert lies apart from none.")
-        return expert_beginnings(open_experts(opened.store, router))
-
-    def values_of(router: Router) -> ExpertValues:
-        return expert_values(open_experts(opened.store, router, of_router_inputs=False))
-
     refuse_absent("scipy", "", "check --experts")
-    values, unread = _of_each(opened, values_of)
-    by_router, left_out = _of_each(opened, beginnings_of)
-    beginnings = [(name, one) for name, those in by_router.items() for one in those]
-    sizes = (one.size for one in (*values.values(), *(one for _, one in beginnings)))
-    announce(f"reads {size(sum(sizes))} of experts")
-    samples = [{"router": name, **one.facts()} for name, one in values.items()]
-    matrices: list[dict[str, Any]] = []
-    for name, beginning in beginnings:
-        try:
-            spread = expert_spread(beginning.read(), beginning.unit)
-        except (CheckpointError, RouterError) as error:
-            left_out.append({"router": name, "reason": error.message.rstrip(".")})
-            continue
-        facts = dataclasses.asdict(spread) | {"farthest": spread.farthest}
-        finite = {key: None if value != value else value for key, value in facts.items()}
-        matrices.append({"router": name, "matrix": beginning.matrix, **finite})
-    return {
-        "expert_spread": {"matrices": matrices, "left_out": left_out},
-        "expert_values": {"samples": samples, "left_out": unread},
-    }
-
-
-def _of_each(
-    opened: Session, make: Callable[[Router], Made]
-) -> tuple[dict[str, Made], list[dict[str, str]]]:
-    """What is made of each router, by name, and why it is not of the others."""
-    made: dict[str, Made] = {}
-    left_out: list[dict[str, str]] = []
+    store = with_plain_names(opened.store)
+    names = layer_names(store.names())
+    values: dict[str, ExpertValues] = {}
+    left_out: list[dict[str, Any]] = []
     for router in (router for router in opened.chosen if not router.listed):
         try:
-            made[router.name] = make(router)
+            values[router.name] = expert_values(open_experts(store, router, False, names))
         except (CheckpointError, RouterError) as error:
-            left_out.append({"router": router.name, "reason": error.message.rstrip(".")})
-    return made, left_out
+            left_out.append(_left_out(router.name, error))
+    announce(f"reads {size(sum(one.size for one in values.values()))} of experts")
+    samples: list[dict[str, Any]] = []
+    for name, one in values.items():
+        try:
+            samples.append({"router": name, **one.facts()})
+        except (CheckpointError, RouterError) as error:
+            left_out.append(_left_out(name, error))
+    return {"expert_values": {"samples": samples, "left_out": left_out}}
+
+
+def _left_out(router: str, error: MoeGeomError) -> dict[str, Any]:
+    reason = error.message.rstrip(".")
+    return {"router": router, "reason": reason, "is_kind": isinstance(error, RouterError)}
 
 
 def attention_facts(opened: Session, announce: Callable[[str], None]) -> list[dict[str, Any]]:

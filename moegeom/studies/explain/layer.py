@@ -27,6 +27,7 @@ from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
+from moegeom.router.edits import CAPS
 from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
 from moegeom.studies.faults.operator import (
     AS_STORED,
@@ -37,7 +38,6 @@ from moegeom.studies.faults.operator import (
     of_sets,
     weights_of,
 )
-from moegeom.studies.faults.operators.rule import CAPS
 from moegeom.studies.faults.scope import Where, best_region
 from moegeom.studies.faults.score import SiteScores
 from moegeom.tokens.rows import consecutive

@@ -366,11 +366,6 @@ def of_sets(
     return scores
 
 
-def beside(apart: int) -> str:
-    """The layer so many routers further on, or before."""
-    return f"the layer {abs(apart)} {'further on' if apart > 0 else 'before'}"
-
-
 def is_stored_so(emulated: Emulated, router: Router) -> bool:
     """Whether rows and selection bias are what they were: already in the coarser format."""
     return (

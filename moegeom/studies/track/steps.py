@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +48,8 @@ from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.reader import Results, finite_column, is_results, open_results
 from moegeom.results.run_file import num_non_finite
+from moegeom.router.expert_tensors import open_experts
+from moegeom.router.expert_values import expert_values
 from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.files import TokenFiles, are_there, name_of, paths_of
 from moegeom.tokens.foreign.npy import read_sealed, write_sealed
@@ -219,6 +221,7 @@ class MeasuredStep:
     """Results of the step at ``path``; routers and chosen sets where these are at hand.
 
     ``lacks_recording`` is true where results were kept and the recording is gone.
+    ``expert_samples`` are digests of samples of some experts, by router and expert.
     """
 
     facts: SeriesStep
@@ -227,6 +230,7 @@ class MeasuredStep:
     routers: tuple[Router, ...] | None
     chosen: Choices | None
     lacks_recording: bool = False
+    expert_samples: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> dict[str, ByPopulation]:
@@ -300,9 +304,30 @@ def _measured(
         chosen = choices(routers, opened.source, request)
         write_choices(chosen_file, chosen, open_results(out))
     results = open_results(out)
-    return MeasuredStep(
-        _facts(candidate, results, out, is_same), candidate.path, results, routers, chosen, is_gone
-    )
+    facts, samples = _facts(candidate, results, out, is_same), _expert_samples(opened, routers)
+    return MeasuredStep(facts, candidate.path, results, routers, chosen, is_gone, samples)
+
+
+#: Experts of a checkpoint that are sampled, evenly over its routers, and bytes of each.
+_SAMPLED_EXPERTS, _SAMPLED_BYTES = 512, 1024
+
+
+def _expert_samples(opened: Session, routers: Sequence[Router]) -> dict[str, dict[int, str]]:
+    """Digests of the beginning of one matrix of some experts; without routers whose are unknown."""
+    samples: dict[str, dict[int, str]] = {}
+    for router in routers:
+        try:
+            parts = expert_values(open_experts(opened.store, router, of_router_inputs=False)).parts
+        except MoeGeomError:
+            continue  # checks of the block say why
+        number = min(max(_SAMPLED_EXPERTS // len(routers), 1), router.num_experts)
+        experts = np.linspace(0, router.num_experts - 1, number).round().astype(int).tolist()
+        spans = {expert: parts[0].spans[expert] for expert in experts if parts}
+        samples[router.name] = {
+            expert: digest_of(opened.store.read_bytes(name, start, min(size, _SAMPLED_BYTES)))
+            for expert, (name, start, size) in spans.items()
+        }
+    return samples
 
 
 def tokens_of(request: TrackRequest, candidate: Candidate) -> Tokens | None:
@@ -546,7 +571,8 @@ class RouterHistory:
     ``rows`` are its weights, or what results keep of them; empty where a step has neither.
     ``row_digests`` and ``bias_digests`` tell bits apart. ``bias`` is the selection bias, ``loads``
     are in fair shares, ``z_loss`` is of all tokens; None where a step lacks one.
-    ``concentrations`` are by population.
+    ``concentrations`` are by population. ``experts`` are digests of samples of the experts that
+    were sampled at every step, by their number.
     """
 
     name: str
@@ -557,6 +583,7 @@ class RouterHistory:
     loads: ByExpert | None
     concentrations: Mapping[str, Concentration]
     z_loss: Float64[np.ndarray, "steps"] | None = None
+    experts: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def grams(self) -> Float64[np.ndarray, "experts steps steps"] | None:
@@ -625,7 +652,8 @@ def history(
         sizes = {len(at.get(name, {}).get(ALL, ())) for at in experts}
         if len(sizes) == 1 and sizes != {0} and all(name in at for at in layers):
             own, inside = ([at[name] for at in table] for table in (layers, experts))
-            routers.append(_router(name, own, inside, [at.get(name) for at in weights]))
+            samples = [step.expert_samples.get(name, {}) for step in measured]
+            routers.append(_router(name, own, inside, [at.get(name) for at in weights], samples))
         else:
             left_out.append(name)
     steps = np.array([step.facts.step for step in measured], dtype=np.float64)
@@ -651,6 +679,7 @@ def _router(
     layers: Sequence[ByPopulation],
     experts: Sequence[ByPopulation],
     weights: Sequence[np.ndarray | None],
+    samples: Sequence[Mapping[int, str]],
 ) -> RouterHistory:
     rows = _alike(weights) or _alike([finite_column(at[ALL], "row_projections") for at in experts])
     digests = [
@@ -669,6 +698,7 @@ def _router(
         _stacked(experts, "load"),
         {population: one for population, one in concentrations.items() if one is not None},
         z_loss if np.isfinite(z_loss).all() else None,
+        {e: tuple(at[e] for at in samples) for e in samples[0] if all(e in at for at in samples)},
     )
 
 

@@ -13,7 +13,6 @@ import pytest
 import scipy.stats
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy import stats
 from sklearn.metrics.pairwise import cosine_similarity
 from transformers.activations import ACT2FN
 
@@ -32,15 +31,16 @@ from moegeom.geometry.attention_heads import (
 from moegeom.geometry.experts import (
     ACTIVATIONS,
     DataDirections,
+    MatrixSample,
     Neurons,
     adding_up,
     centred_by_expert,
     data_directions,
     expert_output,
-    expert_spread,
     is_known,
     mean_pair_cosine,
     mixed_output,
+    near_copies,
     neurons,
     ranks_in_float32,
     ranks_on_data,
@@ -310,96 +310,94 @@ def test_the_pull_of_gates_is_what_was_planted():
 BF16 = NUMBER_FORMATS["bfloat16"].unit
 
 
-def copies(seed: int, shape: tuple[int, int, int], noise: float, size: float = 0.02) -> np.ndarray:
-    random = np.random.default_rng(seed)
-    return size * random.standard_normal(shape[1:]) + noise * random.standard_normal(shape)
+def trained(seed: int, experts: int, common: float = 0.0) -> list[np.ndarray]:
+    """Three matrices with heavy tails, and a direction that all experts have in common."""
+    draw = np.random.default_rng(seed)
+    return [0.02 * (draw.standard_t(6, (experts, 2048)) + common * draw.standard_t(6, 2048))
+            for _ in range(3)]  # fmt: skip
 
 
-def test_shares_and_the_edge_are_their_definitions_and_copies_have_no_deviation():
-    experts = copies(1, (5, 6, 7), 0.02)
-    flat = experts.reshape(5, -1)
-    unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
-    apart = ((experts - experts.mean(axis=0)) ** 2).sum() / (experts**2).sum()
-    pairs = (unit @ unit.T)[np.triu_indices(5, 1)]
-    spread = expert_spread(experts)
-    shares = [spread.upcycled_share, spread.correlation]
-    assert_allclose(shares, [1.0 - apart, pairs.mean()], rtol=1e-12)
-    assert_allclose(spread.deviation, np.sqrt(experts.var(axis=0, ddof=1).mean()))
-    assert (spread.num_experts, spread.num_values) == (5, 42)
-    experts = copies(2, (2, 8, 40), 0.01)
-    apart = (experts[0] - experts[1]) / math.sqrt(2.0)
-    top = np.linalg.svd(apart / apart.std(), compute_uv=False)[0]
-    spread = expert_spread(experts)
-    assert_allclose(spread.edge_ratio, top / (math.sqrt(40 - 1) + math.sqrt(8)), rtol=1e-2)
-    kurtosis = stats.kurtosis((experts - experts.mean(axis=0)).ravel())
-    assert_allclose(spread.kurtosis, kurtosis, atol=2e-2)
-    same = expert_spread(np.repeat(copies(4, (1, 8, 8), 0.0), 3, axis=0), BF16)
-    assert_allclose((same.upcycled_share, same.correlation), 1.0)
-    assert (same.is_resolved, same.deviation, same.errors, same.farthest) == (False, 0.0, {}, 0)
-    zeros = expert_spread(np.zeros((3, 4, 5)))
-    assert np.isnan([same.kurtosis, zeros.upcycled_share, zeros.correlation]).all()
-    with pytest.raises(ValueError, match="1 experts"):
-        expert_spread(np.zeros((1, 4, 5)))
+def groups_of(
+    matrices: list[np.ndarray], dtype: type = ml_dtypes.bfloat16
+) -> list[tuple[int, ...]]:
+    unit = {ml_dtypes.bfloat16: BF16, np.float32: 2.0**-24}[dtype]
+    stored = [MatrixSample(one.astype(dtype).astype(np.float64), unit) for one in matrices]
+    return sorted(one.experts for one in near_copies(stored))
 
 
-@pytest.mark.parametrize(
-    ("shape", "noise"),
-    [((2, 64, 64), 0.01), ((8, 8, 512), 1e-4), ((3, 256, 16), 0.1), ((24, 4, 256), 1e-3)],
-)
-def test_figures_of_noise_are_standard_normal_also_after_rounding(shape, noise):
-    """Mean 0 and variance 1 of each over 150 sets of experts, stored in bfloat16."""
-    spreads = []
-    for seed in range(150):
-        experts = copies(seed, shape, noise).astype(ml_dtypes.bfloat16).astype(np.float32)
-        spreads.append(expert_spread(experts, BF16))
-    assert all(spread.is_resolved for spread in spreads)
-    errors = np.array([[*spread.errors.values()] for spread in spreads])
-    assert_allclose(errors.mean(axis=0), 0.0, atol=0.4)
-    assert_allclose(errors.std(axis=0), 1.0, atol=0.35)
-    assert np.mean([spread.farthest <= 4.0 for spread in spreads]) > 0.97
+def component(links: np.ndarray, first: int) -> tuple[int, ...]:
+    """Experts that are reached from one over links, one step after the other."""
+    reached = {first}
+    while new := {b for a in reached for b in np.flatnonzero(links[a])} - reached:
+        reached |= new
+    return tuple(sorted(map(int, reached)))
 
 
-def test_noise_below_the_spacing_is_not_resolved_and_less_variation_is_no_growth():
-    for noise in (1e-5, 2e-6):
-        experts = copies(6, (8, 8, 512), noise).astype(ml_dtypes.bfloat16).astype(np.float64)
-        spread = expert_spread(experts, BF16)
-        assert not spread.is_resolved
-        assert spread.deviation < spread.step
-    # energies that are too even come from rounding and masks, not from training
-    random = np.random.default_rng(9)
-    noise = random.standard_normal((8, 16, 128))
-    noise /= np.sqrt((noise**2).mean(axis=(0, 2), keepdims=True))
-    spread = expert_spread(2.0 * random.standard_normal((16, 128)) + noise)
-    assert spread.errors["rows"] < -2.0
-    assert spread.farthest < 4.0
+@pytest.mark.parametrize("common", [0.0, 0.7])
+@pytest.mark.parametrize("noise", [1e-2, 1e-3, 1e-6])
+def test_copies_with_noise_are_the_components_of_pairs_that_correlate(noise, common):
+    draw = np.random.default_rng(1)
+    matrices = trained(2, 24, common)
+    for one in matrices:
+        one[5] = one[1] + noise * draw.standard_normal(2048)
+        one[[7, 8, 20]] = one[3] + noise * draw.standard_normal((3, 2048))
+    alike = np.minimum.reduce([np.corrcoef(one) for one in matrices])
+    links = alike > (0.6 if common else 0.3)
+    expected = {component(links, expert) for expert in range(24)}
+    assert groups_of(matrices) == sorted(group for group in expected if len(group) > 1)
+    assert groups_of(matrices) == [(1, 5), (3, 7, 8, 20)]
 
 
-def every_other(number: int, one: float, other: float) -> np.ndarray:
-    return np.where(np.arange(number) % 2, one, other)
+def test_figures_of_a_group_are_their_definitions_and_hidden_noise_says_so():
+    draw = np.random.default_rng(3)
+    matrices = [one[:1] + 1e-3 * draw.standard_normal((5, 2048)) for one in trained(4, 1)]
+    (group,) = near_copies([MatrixSample(one) for one in matrices])
+    pairs = [np.corrcoef(one) - np.eye(5) for one in matrices]
+    assert_allclose(group.correlation, np.minimum.reduce(pairs).max(axis=1).min(), rtol=1e-12)
+    apart = [np.mean((one[:, None] - one) ** 2) * 5 / 4 / np.mean(one**2) for one in matrices]
+    assert_allclose(group.deviation, np.sqrt(max(apart)), rtol=1e-9)
+    assert (group.experts, group.is_resolved) == ((0, 1, 2, 3, 4), True)
+    below = [one[:1] + 1e-6 * draw.standard_normal((2, 2048)) for one in trained(4, 1)]
+    stored = [one.astype(ml_dtypes.bfloat16).astype(np.float64) for one in below]
+    (group,) = near_copies([MatrixSample(one, BF16) for one in stored])
+    assert not group.is_resolved
 
 
-#: Figure -> a departure from noise that it sees, of noise, a generator and the common start.
-DEPARTURES = {
-    "rows": lambda noise, *_: noise * every_other(16, 0.9, 1.1)[:, None],
-    "columns": lambda noise, *_: noise * every_other(128, 0.8, 1.2),
-    "experts": lambda noise, *_: noise * every_other(8, 0.95, 1.05)[:, None, None],
-    "kurtosis": lambda noise, draw, _: draw.laplace(size=noise.shape),
-    "spectrum": lambda noise, draw, _: (
-        noise + 0.4 * draw.normal(size=(8, 16, 1)) * draw.normal(size=(8, 1, 128))
+#: What training leaves, of experts that are trained apart, and of noise around a common start.
+LEAVINGS = {
+    "drawn apart": lambda draw, e: trained(draw.integers(99), e),
+    "a common direction": lambda draw, e: trained(draw.integers(99), e, 2.0),
+    "columns": lambda draw, e: grown(draw, e, np.exp(0.4 * draw.standard_normal(2048))),
+    "heavy tails": lambda draw, e: grown(draw, e, draw.laplace(size=(e, 2048))),
+    "one matrix alone is common": lambda draw, e: [
+        *grown(draw, e, 1.0)[:1], *trained(draw.integers(99), e)[1:]
+    ],
+    "directions of their own": lambda draw, e: grown(
+        draw, e, 1.0, 0.5 * draw.standard_normal((e, 3)) @ draw.standard_normal((3, 2048))
     ),
-    "mean": lambda noise, draw, start: noise + 0.1 * draw.normal(size=(8, 1, 1)) * start,
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DEPARTURES)
-def test_each_departure_from_noise_is_seen_by_its_figure(name):
-    random = np.random.default_rng(7)
-    noise = random.standard_normal((8, 16, 128))
-    start = 2.0 * random.standard_normal((16, 128))
-    assert abs(expert_spread(start + noise).errors[name]) < 4.0
-    spread = expert_spread(start + DEPARTURES[name](noise, random, start))
-    assert abs(spread.errors[name]) > 4.0, spread.errors
-    assert spread.farthest > 4.0
+def grown(draw, experts: int, size, along=0.0) -> list[np.ndarray]:
+    return [
+        one + 2e-3 * (size * draw.standard_normal((experts, 2048)) + along)
+        for one in trained(int(draw.integers(99)), 1)
+    ]
+
+
+@pytest.mark.parametrize("experts", [8, 64])
+@pytest.mark.parametrize("name", LEAVINGS)
+def test_what_training_leaves_is_no_copy(name, experts):
+    draw = np.random.default_rng(7)
+    assert groups_of(grown(draw, experts, 1.0)) == [tuple(range(experts))]
+    assert groups_of(LEAVINGS[name](draw, experts)) == []
+
+
+def test_experts_without_variation_are_in_no_group():
+    matrices = trained(5, 4)
+    for one in matrices:
+        one[:2] = 0.0
+    assert groups_of(matrices) == []
 
 
 # ---------------------------------------------------------------------------------- gated attention

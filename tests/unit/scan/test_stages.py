@@ -262,6 +262,26 @@ def test_weights_do_not_hold_a_bias_that_only_selects(tmp_path):
         np.testing.assert_allclose(weights, expected.weights[clear], rtol=1e-5)
 
 
+def test_what_a_guard_takes_of_the_weights_is_1_less_their_sum_and_nothing_of_a_softmax():
+    bias, scale = np.full(12, -16.0, np.float32), np.linspace(0.5, 2.0, 12, dtype=np.float32)
+    for guard, loss in (
+        ({"epsilon": 1e-6}, lambda total: 1e-6 / (total + 1e-6)),
+        ({"floor": 1e-6}, lambda total: 1.0 - total / np.maximum(total, 1e-6)),
+    ):
+        rule = Rule(3, "sigmoid", Weights("scores", True, scale=2.5, **guard), has_logit_bias=True)
+        router = dataclasses.replace(made.router(), rule=rule, logit_bias=bias, expert_scale=scale)
+        total = np.sort(expit(logits_of(router).astype(np.float64)), axis=1)[:, -3:].sum(axis=1)
+        (row,) = made.rows_of(
+            made.measured(INPUTS, router, metrics=[METRICS["weight_sum"]])["layers"]
+        )
+        assert 0.01 < row["guarded_weight_share"] < 0.99
+        np.testing.assert_allclose(row["guarded_weight_share"], loss(total).mean(), rtol=1e-5)
+    soft = dataclasses.replace(
+        made.router(), rule=Rule(3, "softmax", Weights("scores", True, 1e-20))
+    )
+    assert not len(made.measured(INPUTS, soft, metrics=[METRICS["weight_sum"]])["layers"])
+
+
 #: Routing weights, the score they are of, and whether the largest logits decide them.
 WEIGHTS = [
     (Weights("scores", True), "softmax", True),

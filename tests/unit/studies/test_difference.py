@@ -18,6 +18,7 @@ from moegeom.core.router import GroupMask, LogitMap, Norm, Router, Rule, Weights
 from moegeom.metrics import METRICS
 from moegeom.pipeline import lint
 from moegeom.results.reader import MemoryResults
+from moegeom.router.edits import VECTOR_EDITS
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.router import (
     ProjectedRouters,
@@ -92,6 +93,23 @@ def cleared(w, layer):
     return w
 
 
+def gain_of(model: Checkpoint, layer: int) -> np.ndarray:
+    return model.tensors[name_of("gain", layer)].astype(float)
+
+
+def skew(layer: int, size: int) -> np.ndarray:
+    """Its exponential is a rotation."""
+    some = noise(0.2, layer, (size, size))
+    return some - some.T
+
+
+def scales_moved(w, layer):
+    """Codes by blocks of 16 columns beside the scales of the blocks before them."""
+    blocks = w.reshape(len(w), -1, 16)
+    scales = np.exp(noise(0.5, layer, blocks.shape[:2]))[:, :, None]
+    return (blocks * np.roll(scales, 1, axis=1) / scales).reshape(w.shape)
+
+
 def times(factor: float, expert: int) -> np.ndarray:
     return np.where(np.arange(32) == expert, factor, 1.0)[:, None]
 
@@ -148,6 +166,17 @@ CASES = {
     "gain times 1.3": (softmax, lambda m: m.edited("gain", lambda g, _: 1.3 * g), [("scaled", "by 1.3")]),
     "gain times -1": (softmax, lambda m: m.edited("gain", lambda g, _: -g), [("negated", "")]),
     "rotated": (softmax, rotated, [("rotated", "")]),
+    "rotated with its gain left in front": (softmax, lambda m: m.edited("weight", lambda w, layer: w @ expm(skew(layer, w.shape[1]))), [("rotated beside its gain", "")]),
+    "gain left out": (softmax, lambda m: m.edited("gain", lambda g, _: np.ones_like(g)), [("gain applied otherwise", "norm gain left out")]),
+    "gain folded and kept": (softmax, lambda m: m.edited("weight", lambda w, layer: w * gain_of(m, layer)), [("gain applied otherwise", "norm gain applied twice")]),
+    "gain of the next layer": (softmax, lambda m: m.edited("gain", lambda g, layer: gain_of(m, 1 - layer)), [("gain applied otherwise", "norm gain of layer ")]),
+    "gain moved along": (softmax, lambda m: m.edited("gain", lambda g, _: np.roll(g, 1)), [("gain applied otherwise", "norm gain moved along by +1")]),
+    "rows read as columns": (softmax, lambda m: m.edited("weight", lambda w, _: w.reshape(w.shape[::-1]).T), [("columns moved", "rows read as columns")]),
+    "halves of the columns exchanged": (softmax, lambda m: m.edited("weight", lambda w, _: np.roll(w, w.shape[1] // 2, axis=1)), [("columns moved", "columns of 2 blocks in reverse order")]),
+    "blocks of columns interleaved, and noise": (softmax, lambda m: m.edited("weight", lambda w, layer: noisy(0.02)(w[:, np.arange(w.shape[1]).reshape(4, -1).T.ravel()], layer)), [("columns moved", "columns of 4 blocks interleaved"), ("trained on", "")]),
+    "columns in any order": (softmax, lambda m: m.edited("weight", lambda w, layer: w[:, np.random.default_rng(layer).permutation(w.shape[1])]), [("columns moved", "columns in another order (")]),
+    "half of the columns zeroed": (softmax, lambda m: m.edited("weight", lambda w, _: w * (np.arange(w.shape[1]) >= w.shape[1] // 2)), [("scaled", "columns 0-")]),
+    "scales of blocks in another order": (softmax, lambda m: m.edited("weight", scales_moved), [("blocks scaled", "blocks of 1 x 16")]),
     "swapped": (softmax, lambda m: permuted(m, swapped(32), ("weight",)), [("permuted", "2 of 32 rows")]),
     "permuted and noise": (softmax, lambda m: permuted(m, SORTED, ("weight",)).edited("weight", noisy(0.003)), [("permuted", "30"), ("trained on", "")]),
     "permuted and rounded": (single, lambda m: cast(permuted(m, SORTED, ("weight",))), [("permuted", "30"), ("rounded", BF)]),
@@ -231,6 +260,32 @@ OF_BIASES = {
     "rounded": lambda bias, _: bias.astype(ml_dtypes.bfloat16).astype(np.float32),
     "bias changed": lambda bias, other: bias + 0.1 * other,
 }
+
+
+#: What was done to some numbers of a bias or of the scales of experts, and what is said.
+OF_SOME = {
+    "set to zero, experts 8-15 (8 of 16)": lambda bias: np.where(np.arange(16) < 8, bias, 0.0),
+    "negated, experts 0-3 (4 of 16)": lambda bias: np.where(np.arange(16) < 4, -bias, bias),
+    "scaled by 2.5, experts 1, 5, 9, 13 (4 of 16)": lambda bias: np.where(
+        np.arange(16) % 4 == 1, 2.5 * bias, bias
+    ),
+    "rounded to bf16, experts 0-7 (8 of 16)": lambda bias: np.where(
+        np.arange(16) < 8, bias.astype(ml_dtypes.bfloat16), bias
+    ),
+    "its bf16 bytes read as float32": lambda bias: VECTOR_EDITS["misread_wide"].make(bias),
+    "of other experts": np.flip,
+}
+
+
+@pytest.mark.parametrize("phrase", OF_SOME)
+@pytest.mark.parametrize("field", ["selection_bias", "logit_bias", "expert_scale"])
+def test_what_was_done_to_some_numbers_is_told_with_these(field, phrase):
+    bias = np.random.default_rng(3).uniform(0.5, 1.5, 16).astype(np.float32)
+    rows = np.random.default_rng(4).standard_normal((16, 64))
+    first = dataclasses.replace(made_up(rows), **{field: bias})
+    edited = np.asarray(OF_SOME[phrase](bias), np.float32)
+    (change,) = compare_routers(first, dataclasses.replace(first, **{field: edited})).changes
+    assert phrase in change.phrase
 
 
 @pytest.mark.parametrize("kind", ["selection_bias", "logit_bias"])

@@ -19,7 +19,8 @@ from moegeom.studies.explain.record import VERDICTS
 from moegeom.studies.faults._bits import STEP, bits_by_chance
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
 from moegeom.studies.faults.operator import AS_STORED, OPERATORS, ChoiceValues, Site, weights_of
-from moegeom.studies.faults.operators.damaged import row_costs, rows_exchanged, transposed
+from moegeom.studies.faults.operators.damaged import row_costs, rows_exchanged
+from moegeom.studies.faults.operators.operands import edited_router
 from moegeom.studies.faults.scope import SCOPES, Where, best_region, found_by_chance
 from moegeom.studies.faults.score import (
     LEAST_BITS,
@@ -216,7 +217,7 @@ def test_rows_that_left_their_biases_are_proposed_and_rows_read_as_columns_of_an
         ("transposed", turned, bias),
     ):
         one = biased_site(router, bias, inputs @ weight.T + added)
-        every = itertools.chain(rows_exchanged.candidates(one), transposed.candidates(one))
+        every = itertools.chain(rows_exchanged.candidates(one), edited_router.candidates(one))
         edited = next(p.routed.router for p in every if p.name == name)
         np.testing.assert_array_equal(edited.weight, weight)
         np.testing.assert_array_equal(edited.logit_bias, added)

@@ -27,6 +27,7 @@ class Run:
     has_tokens: bool = True
     other_text: str = ""
     z_loss: np.ndarray | None = None
+    experts: dict[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def judged(self) -> Verdict:
         routers = [self._router(place) for place in range(self.rows.shape[1])]
@@ -60,6 +61,7 @@ class Run:
             self.loads[:, place] if self.has_tokens else None,
             found if self.has_tokens else {},
             self.z_loss,
+            self.experts,
         )
 
 
@@ -354,6 +356,24 @@ def test_a_series_in_which_nothing_or_an_expert_never_changes_says_so():
     assert run.title("MGT109") == "2 rows of 16 stood still at the last 3 steps: expert 2, 7."
     run.rows[-1, 1, [2, 7]] += 0.1
     assert run.titles() == {}
+    run = healthy("walk", 1)
+    run.rows[5:9, 1] = run.rows[5, 1]
+    assert run.title("MGT109") == "the router stood still from step 600 to 900."
+    run.rows[7, 1] += 0.1
+    assert "MGT109" not in run.titles()
+
+
+def test_sampled_experts_that_stand_still_are_told_where_their_router_moves():
+    run = healthy("walk", 1, steps=4)
+    moving = tuple("0123")
+    run.experts = {0: tuple("0000"), 5: moving, 15: tuple("7777")}
+    assert run.titles()["MGT110"][0].endswith(
+        "2 experts of 3 sampled did not change from step 100 to 400: 0, 15."
+    )
+    run.experts = {0: moving, 5: tuple("0011"), 15: moving}
+    assert run.titles() == {}
+    run.experts, run.rows[:] = {0: tuple("0000")}, run.rows[0]
+    assert "MGT110" not in run.titles()
 
 
 def test_logits_that_grow_beyond_bounds_are_told_and_those_that_grow_a_little_are_not():

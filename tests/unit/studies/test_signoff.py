@@ -560,7 +560,7 @@ def test_only_four_passed_lines_exit_with_zero(sign, state):
     [
         (lambda scale: 0.0 * scale, "set to zero"),
         (lambda scale: 2.5 * scale, "scaled by 2.5"),
-        (lambda scale: scale[::-1].copy(), "in another order"),
+        (lambda scale: scale[::-1].copy(), "of other experts"),
         (lambda scale: scale + np.float32(0.3) * (np.arange(8) == 5), "changed"),
         (lambda scale: np.full_like(scale, np.nan), "not finite"),
         (lambda scale: None, "is not in B"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import ml_dtypes
 import numpy as np
 
 from moegeom.core.finding import Severity
 from moegeom.core.router import Rule
 from moegeom.geometry.description import number_bits
 from moegeom.geometry.rows import size
+from moegeom.router.edits import VECTOR_EDITS
 from moegeom.studies.changes.edit import Edit, EditFit, Exported, Judgement, error
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import BiasPair, RowPair, share
@@ -126,30 +126,30 @@ _PREFERRED = "experts are preferred differently: choices can change."
 
 
 def _scaled(pair: BiasPair) -> Iterator[EditFit]:
-    yield EditFit(-pair.a, 1.0, f"{pair.kind} negated", evidence={"factor": -1.0})
-    yield EditFit(0.0 * pair.a, 1.0, f"{pair.kind} set to zero", evidence={"factor": 0.0})
-    square = float(pair.a @ pair.a)
-    if square > 0.0:
-        factor = float(pair.a @ pair.b) / square
-        left = max(float(np.abs(pair.b - factor * pair.a).max()), pair.finest)
-        bits = number_bits(1, len(pair.a), float(np.abs(pair.b - pair.a).max()), left)
-        kind = f"{pair.kind} scaled by {factor:.3g}"
-        yield EditFit(factor * pair.a, bits + 1.0, kind, evidence={"factor": factor})
+    """Numbers that changed, times one factor; 0 and -1 have words of their own."""
+    moved = pair.b != pair.a
+    then, now = pair.a[moved], pair.b[moved]
+    factors = {0.0: (f"{pair.kind} set to zero", 1.0), -1.0: (f"{pair.kind} negated", 1.0)}
+    square = float(then @ then)
+    if square > 0.0 and len(then) > 1:  # of a single number any change is a factor
+        factor = float(then @ now) / square
+        left = max(float(np.abs(now - factor * then).max()), pair.finest)
+        bits = number_bits(1, len(then), float(np.abs(now - then).max()), left)
+        factors.setdefault(factor, (f"{pair.kind} scaled by {factor:.3g}", bits + 1.0))
+    for factor, (kind, bits) in factors.items():
+        rows, evidence = factor * pair.a, {"factor": factor}
+        yield EditFit(rows, bits, kind, evidence=evidence, allows_subset=True)
 
 
 BIAS_SCALED = Edit("bias scaled", "{kind}", _PREFERRED, fit_bias=_scaled, gate=error)
 
-#: Dtypes that the bytes of float32 biases may have been read as.
-_READ_AS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16}
-
 
 def _read_as(pair: BiasPair) -> Iterator[EditFit]:
     raw = np.ascontiguousarray(pair.stored[pair.place], np.float32)
-    for name, dtype in _READ_AS.items():
-        values = raw.view(dtype)[: len(raw)].astype(np.float64)
-        values = np.where(np.isfinite(values), values, 0.0)
-        kind = f"bytes of the {pair.kind} read as {name}"
-        yield EditFit(values, 3.0, kind, evidence={"dtype": name})
+    for name, edit in VECTOR_EDITS.items():
+        if name.startswith("misread"):
+            values, kind = edit.make(raw).astype(np.float64), f"{pair.kind}, {edit.text}"
+            yield EditFit(values, edit.bits + 1.0, kind, evidence={"edit": name})
 
 
 READ_AS = Edit(
@@ -185,7 +185,7 @@ def _of_others(pair: BiasPair) -> Iterator[EditFit]:
         return
     moved = np.flatnonzero(source != pair.place)
     bits = (1 + len(moved)) * math.log2(len(order))
-    listing = ", ".join(f"expert {expert} has that of {source[expert]}" for expert in moved[:4])
+    listing = ", ".join(f"{pair.unit} {one} has that of {source[one]}" for one in moved[:4])
     detail = f"{listing}{' ...' if len(moved) > 4 else ''}"
     yield EditFit(pair.stored[source], bits, pair.kind, detail, {"place": source.tolist()})
 
@@ -212,7 +212,7 @@ def rest_of(pair: BiasPair) -> EditFit:
         pair.b,
         0.0,
         pair.kind,
-        f"most for expert {expert}: {largest:+.3g}{ratio}{common}",
+        f"most for {pair.unit} {expert}: {largest:+.3g}{ratio}{common}",
         {"largest_change": largest, "expert": expert, "spread": spread, "common": middle},
     )
 

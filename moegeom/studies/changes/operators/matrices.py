@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -19,12 +21,25 @@ from moegeom.geometry.rows import (
     spread_factor,
     usual_factor,
 )
-from moegeom.studies.changes.edit import Edit, EditFit, Exported, Judgement, always, error_if_exact
+from moegeom.router.edits import RouterInModel, Subject, edits_of
+from moegeom.studies.changes.edit import (
+    Edit,
+    EditFit,
+    Exported,
+    Judgement,
+    always,
+    error,
+    error_if_exact,
+)
 from moegeom.studies.changes.record import Change
-from moegeom.studies.changes.row_pair import EQUAL, RowPair, share
+from moegeom.studies.changes.row_pair import EQUAL, RowPair, effective_rows_of, share
 
 #: With fewer rows a factor for each column explains much by chance.
 _LEAST_ROWS_FOR_COLUMNS = 4
+
+
+#: Columns whose factor is this far from 1 are scaled.
+_OTHER_FACTOR = 0.1
 
 
 def _common(pair: RowPair, sign: float) -> Iterator[EditFit]:
@@ -32,9 +47,15 @@ def _common(pair: RowPair, sign: float) -> Iterator[EditFit]:
         pair.routers[0].weight[pair.place], pair.routers[1].weight
     )
     spread = sign * spread_factor(pair.a, pair.b)
-    for factor in (common_factor(*pair.centred), usual_factor(pair.a, pair.b), spread):
-        if factor * sign <= 0.0:
-            continue
+    factors = [common_factor(*pair.centred), usual_factor(pair.a, pair.b), spread]
+    factors = [factor for factor in factors if factor * sign > 0.0]
+    if len(pair.a) >= _LEAST_ROWS_FOR_COLUMNS and pair.b.any():
+        # of those columns alone that another factor than 1 fits
+        of_columns = column_factors(pair.a, pair.b)
+        others = of_columns[np.abs(of_columns - 1.0) > _OTHER_FACTOR]
+        other = float(np.median(others)) if len(others) else 1.0
+        factors += [other] * (other * sign > 0.0 or (other == 0.0 and sign > 0.0))
+    for factor in factors:
         rows = factor * pair.a
         finest = max(size(pair.left_of(rows)), float(pair.finest.max()))
         yield EditFit(
@@ -104,17 +125,6 @@ COLUMNS_SCALED = Edit(
 
 #: A fold leaves less than this of the distance that the weight alone would have made.
 _EXPLAINS = 0.5
-
-#: What may have been done to a gain, in words.
-_RELATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "left out": np.ones_like,
-    "applied twice": np.square,
-    "taken as 1 + g": lambda gain: 1.0 + gain,
-    "taken as g - 1": lambda gain: gain - 1.0,
-}
-
-#: Gains are equal within two roundings to bfloat16.
-_ROUNDING = 2.0**-7
 
 
 def _gains(pair: RowPair) -> tuple[Float64[np.ndarray, "hidden"], Float64[np.ndarray, "hidden"]]:
@@ -192,16 +202,6 @@ def _not_followed(pair: RowPair) -> Iterator[EditFit]:
     same = np.array_equal(weight, routers[1].weight)
     moved = f"rows W diag(g) moved by {percent(pair.change_size)}"
     changed = share(float(np.linalg.norm(second - first)), float(np.linalg.norm(first)))
-    for words, relation in _RELATIONS.items():
-        if (np.abs(second - relation(first)) <= _ROUNDING * np.abs(second)).all():
-            yield EditFit(
-                weight * second,
-                3.0,
-                kind=f"gain {words}",
-                detail=f"{'the weight is bit for bit the same; ' if same else ''}{moved}",
-                size=pair.change_size,
-                evidence={"relation": words, "gain_change": changed},
-            )
     if same:
         yield EditFit(
             pair.b,
@@ -209,7 +209,7 @@ def _not_followed(pair: RowPair) -> Iterator[EditFit]:
             kind="weight the same, gain changed",
             detail=f"the gain changed by {percent(changed)}; {moved}",
             size=pair.change_size,
-            evidence={"relation": "", "gain_change": changed},
+            evidence={"gain_change": changed},
         )
 
 
@@ -221,6 +221,140 @@ NOT_FOLLOWED = Edit(
     fit=_not_followed,
 )
 
+
+# ------------------------------------------------------------------------------- edits of the list
+#: Rows on which an edit is tried first; there it leaves no more than this share of the change.
+_FIRST_ROWS, _FIRST_SHARE = 8, 0.7
+
+
+def _of_list(*subjects: Subject) -> Callable[[RowPair], Iterator[EditFit]]:
+    """Fits of the edits that can be told without looking at B."""
+
+    def fits(pair: RowPair) -> Iterator[EditFit]:
+        if pair.is_projected or not pair.is_stored or pair.is_settled:
+            return
+        first = pair.routers[0]
+        routers = () if pair.others is None else pair.others.routers
+        number = next((n for n, one in enumerate(routers) if one.name == first.name), 0)
+        some = pair.place[:: max(1, len(pair.place) // _FIRST_ROWS)]
+        then, now = (side[:: max(1, len(pair.place) // _FIRST_ROWS)] for side in (pair.a, pair.b))
+        for edit in edits_of(RouterInModel(first, number, routers), subjects):
+            with np.errstate(over="ignore", invalid="ignore"):
+                left = effective_rows_of(edit.router, some) - now
+            if not _spread(left) <= _FIRST_SHARE * _spread(then - now):
+                continue
+            yield EditFit(
+                effective_rows_of(edit.router, pair.place),
+                3.0 + edit.bits,
+                kind=edit.text,
+                detail=f"rows W diag(g) moved by {percent(pair.change_size)}",
+                size=pair.change_size,
+                evidence={"edit": edit.name},
+            )
+
+    return fits
+
+
+def _spread(change: Float64[np.ndarray, "rows dimension"]) -> float:
+    """The size of a change, a common vector removed where it can be told."""
+    return size(change - change.mean(axis=0)) if len(change) > 2 else size(change)
+
+
+GAIN = Edit(
+    "gain applied otherwise",
+    "{kind}, rows moved by {size}",
+    "the effective router weighs its inputs by another gain: choices change.",
+    fit=_of_list("gain"),
+    gate=error_if_exact,
+)
+
+
+def _other_order(pair: RowPair) -> Iterator[EditFit]:
+    """Columns of the weight in another order, whichever it is, where they are the same bits."""
+    yield from _of_list("columns", "rows")(pair)
+    if pair.is_projected or not pair.is_stored:
+        return
+    first, second = (router.weight for router in pair.routers)
+    columns = [np.ascontiguousarray(one.T) for one in (first[pair.place], second)]
+    if columns[0].dtype != columns[1].dtype:
+        return
+    keys = [one.view(f"V{one.shape[1] * one.itemsize}").ravel() for one in columns]
+    sorts = [np.argsort(key, kind="stable") for key in keys]
+    hidden = len(keys[0])
+    if (keys[0][sorts[0]] != keys[1][sorts[1]]).any():
+        return
+    order = np.empty(hidden, np.int64)
+    order[sorts[1]] = sorts[0]
+    moved = int((order != np.arange(hidden)).sum())
+    if not moved:
+        return
+    edited = dataclasses.replace(pair.routers[0], weight=first[:, order])
+    yield EditFit(
+        effective_rows_of(edited, pair.place),
+        math.lgamma(moved + 1) / math.log(2.0),
+        kind=f"columns in another order ({moved} of {hidden})",
+        detail=f"rows W diag(g) moved by {percent(pair.change_size)}",
+        size=pair.change_size,
+    )
+
+
+COLUMNS_MOVED = Edit(
+    "columns moved",
+    "{kind}",
+    "each column reads another number of the router input: choices change.",
+    fit=_other_order,
+    gate=error,
+)
+
+#: Bits for a fit that other edits explain more simply.
+_SEARCHED = 64.0
+
+#: Rows and columns that share a scale, in formats with scales by block.
+_BLOCKS = ((128, 128), (1, 128), (1, 64), (1, 32), (1, 16))
+
+
+def _block_scales(pair: RowPair) -> Iterator[EditFit]:
+    """A factor for each block of the weight that has a scale of its own."""
+    rows, columns = pair.a.shape
+    if pair.is_projected or not pair.is_stored or rows < _LEAST_ROWS_FOR_COLUMNS:
+        return
+    for height, width in _BLOCKS:
+        height = min(height, rows)
+        if rows % height or columns % width or columns == width:
+            continue
+        shape = (rows // height, height, columns // width, width)
+        first, second = pair.a.reshape(shape), pair.b.reshape(shape)
+        square = np.einsum("ibjc,ibjc->ij", first, first)
+        product = np.einsum("ibjc,ibjc->ij", first, second)
+        factors = np.divide(product, square, out=np.ones_like(square), where=square > 0.0)
+        if not factors.any():
+            return
+        fitted = (first * factors[:, None, :, None]).reshape(rows, columns)
+        left = max(size(pair.left_of(fitted)), float(pair.finest.max()))
+        low, high = np.percentile(factors, [5, 95]).tolist()
+        is_permuted = bool((factors > 0.0).all()) and abs(np.log(factors).mean()) < _SAME_PRODUCT
+        order = "; their product is 1, as of scales in another order" if is_permuted else ""
+        yield EditFit(
+            fitted,
+            number_bits(factors.size, pair.a.size, size(pair.left), left) + _SEARCHED,
+            kind=f"blocks of {height} x {width}",
+            detail=f"factors {low:.3g} to {high:.3g} (5 % to 95 % of the blocks){order}",
+            size=pair.change_size,
+            evidence={"low": low, "high": high},
+            steps=np.maximum(1.0, np.abs(factors).max()),
+        )
+
+
+#: Mean logarithm of factors whose product is 1, but for the rounding of scales.
+_SAME_PRODUCT = 2.0**-9
+
+BLOCKS_SCALED = Edit(
+    "blocks scaled",
+    "{kind} scaled, rows moved by {size}",
+    "scales of blocks are not those that the codes were made with: choices change.",
+    fit=_block_scales,
+    gate=error_if_exact,
+)
 
 #: A rotation changes the Gram matrix by at most this share of what noise as large as the change of
 #: the rows would: noise is noise, however small.
@@ -285,6 +419,38 @@ def _turned(pair: RowPair) -> Iterator[EditFit]:
         return
     detail = f"rows moved by {percent(moved)}, and each is as long as it was"
     yield EditFit(pair.b, 3.0, size=moved, detail=detail, saved=bits)
+
+
+def _rotated_alone(pair: RowPair) -> Iterator[EditFit]:
+    """The weight turned as if no gain stood in front of it."""
+    if pair.is_projected or not pair.is_stored or len(pair.a) < LEAST_ROWS_FOR_GRAM:
+        return
+    first, second = pair.routers
+    if first.gain is None or second.gain is None or np.ptp(second.gain) == 0.0:
+        return
+    raw = first.weight[pair.place].astype(np.float64), second.weight.astype(np.float64)
+    moved = share(size(raw[1] - raw[0]), size(raw[0]))
+    steps = share(size(pair.half_step), size(pair.a))
+    noise = gram_noise(*raw)
+    if moved > _FAR and noise <= _ROUNDINGS * steps + _PRODUCTS:
+        yield EditFit(
+            pair.b,
+            3.0,
+            size=pair.change_size,
+            detail="W W^T is the same, W diag(g)^2 W^T is not",
+            # an order of the columns is a rotation too, and says more
+            saved=0.5 * pair.a.size * np.log2(moved / max(noise, steps)),
+        )
+
+
+ROTATED_ALONE = Edit(
+    "rotated beside its gain",
+    "rotated beside its gain",
+    "a rotation was folded into the weight and not the gain in front: choices change. Fold the "
+    "gain first.",
+    fit=_rotated_alone,
+    gate=error,
+)
 
 
 def _judge(change: Change, pair: Exported) -> Judgement:

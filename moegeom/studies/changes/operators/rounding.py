@@ -8,7 +8,7 @@ import numpy as np
 
 from moegeom.core.router import Router, mantissa_bits
 from moegeom.core.text import percent
-from moegeom.geometry.number_formats import cast_of, grid_of
+from moegeom.geometry.number_formats import CASTS, cast_of, grid_of
 from moegeom.studies.changes.edit import Edit, EditFit, Exported, Judgement
 from moegeom.studies.changes.record import Change
 from moegeom.studies.changes.row_pair import BiasPair, RowPair, row_pair, stored_bits
@@ -88,17 +88,23 @@ def rounding_of_broken(a: Router, b: Router) -> Iterator[EditFit]:
 
 
 def _bias_rounded(pair: BiasPair) -> Iterator[EditFit]:
+    moved = pair.b != pair.a
     for finer, coarser, names in ((pair.a, pair.b, "B is A"), (pair.b, pair.a, "A is B")):
-        cast = cast_of(finer[None].astype(np.float32), coarser[None].astype(np.float32))
-        if cast is not None:
-            largest = float(np.abs(pair.b - pair.a).max())
-            yield EditFit(
-                pair.b,
-                3.0,
-                f"{names}, {pair.kind} rounded to {cast}",
-                f"largest change {largest:.2g}, spread of the bias {pair.spread:.2g}",
-                {"largest_change": largest, "spread": pair.spread},
-            )
+        cast = cast_of(*(side[None, moved].astype(np.float32) for side in (finer, coarser)))
+        if cast is None:
+            continue
+        every = CASTS.get(cast)
+        # what the others would be, where it is A that was rounded
+        rows = pair.b if every is None or finer is pair.b else every(pair.a.astype(np.float32))
+        largest = float(np.abs(pair.b - pair.a).max())
+        yield EditFit(
+            rows.astype(np.float64),
+            3.0,
+            f"{names}, {pair.kind} rounded to {cast}",
+            f"largest change {largest:.2g}, spread of the bias {pair.spread:.2g}",
+            {"largest_change": largest, "spread": pair.spread},
+            allows_subset=True,
+        )
 
 
 def _judge(change: Change, pair: Exported) -> Judgement:

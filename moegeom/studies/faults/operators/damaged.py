@@ -168,16 +168,6 @@ def rows_scaled(site: Site) -> Iterator[Proposal]:
             yield dataclasses.replace(one, of_some_only=factor == 0.0)
 
 
-@operator
-def transposed(site: Site) -> Iterator[Proposal]:
-    """Rows read as columns."""
-    experts, hidden = site.router.weight.shape
-    rows = np.ascontiguousarray(site.router.weight).reshape(hidden, experts).T
-    text = "rows read as columns" + " (shapes exchanged)" * (experts != hidden)
-    edited = dataclasses.replace(site.router, weight=np.ascontiguousarray(rows))
-    yield from routed(site, "transposed", text, "rows damaged", edited)
-
-
 #: Tokens of each half to which an update is fitted: for a first look, and in full.
 _FIRST, _IN_FULL = 512, 2048
 

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from moegeom.core.router import LogitMap, Rule
-from moegeom.core.shapes import Float
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.set_code import set_distances
-from moegeom.studies.faults.operator import (
-    AS_STORED,
-    Cause,
-    Proposal,
-    Site,
-    beside,
-    operator,
-    routed,
-)
+from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, operator, routed
 
 #: Bits that say one fitted bias.
 _BITS_PER_BIAS = 10.0
@@ -55,55 +42,6 @@ def bias_cast(site: Site) -> Iterator[Proposal]:
             how = dataclasses.replace(AS_STORED, bias="bfloat16", selection="bfloat16")
             name, text = "selection_bf16", "score + bias added up in bf16"
             yield from routed(site, name, text, cause, router, how, needs_inputs=False, bits=1.6)
-
-
-@operator
-def bias_edited(site: Site) -> Iterator[Proposal]:
-    """Biases left out, negated, misread, moved along, or of another layer or checkpoint."""
-    for kind, words, own in _biases(site):
-        edits: list[tuple[str, str, Cause, np.ndarray, float]] = [
-            ("bias_missing", " left out", "bias missing", np.zeros_like(own), 0.0),
-            ("bias_negated", " subtracted", "bias differs", -own, 1.0),
-        ]
-        for name, text, read in (
-            ("bias_misread", ", its float32 bytes read as bf16", _read_as_bfloat16),
-            ("bias_misread_wide", ", its bf16 bytes read as float32", _read_as_float32),
-        ):
-            edits.append((name, text, "bias differs", read(own), 2.0))
-        for by in (-2, -1, 1, 2, len(own) // 4):
-            moved, text = np.roll(own, by), f" moved along by {by:+d}"
-            edits.append((f"bias_rolled{by:+d}", text, "bias differs", moved, 2.0))
-        bits = math.log2(max(len(site.routers), 2))
-        for number, other in enumerate(site.routers):
-            bias, apart = getattr(other, kind), number - site.number
-            if apart and bias is not None and bias.shape == own.shape:
-                text = f" of {beside(apart)}"
-                edits.append((f"bias_of_layer{apart:+d}", text, "bias stale", bias, bits))
-        if site.other is not None and getattr(site.other, kind) is not None:
-            bias, text = getattr(site.other, kind), " of the other checkpoint"
-            edits.append(("bias_of_other", text, "bias stale", bias, 0.0))
-        names = set()
-        for name, text, cause, bias, cost in edits:
-            if name in names or np.array_equal(bias, own):
-                continue
-            names.add(name)
-            edited = dataclasses.replace(site.router, **{kind: bias})
-            how = {"needs_inputs": kind == "logit_bias", "bits": cost}
-            yield from routed(site, name, f"{words}{text}", cause, edited, **how)
-
-
-def _read_as_bfloat16(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
-    """The first bytes of the float32 numbers read as bfloat16; 0 where not finite."""
-    halves = np.ascontiguousarray(bias, np.float32).view(np.uint16)[: len(bias)]
-    numbers = (halves.astype(np.uint32) << 16).view(np.float32)
-    return np.where(np.isfinite(numbers), numbers, np.float32(0.0))
-
-
-def _read_as_float32(bias: Float[np.ndarray, "experts"]) -> Float[np.ndarray, "experts"]:
-    """Pairs of bfloat16 numbers read as float32, padded with zeros; 0 where not finite."""
-    halves = bias.astype(ml_dtypes.bfloat16).view(np.uint16)
-    numbers = np.concatenate([halves, np.zeros_like(halves)]).view(np.float32)
-    return np.where(np.isfinite(numbers), numbers, np.float32(0.0))
 
 
 @operator
@@ -169,62 +107,6 @@ def ties(site: Site) -> Iterator[Proposal]:
     for way in ("lowest", "highest"):
         name, text = f"ties_{way}", f"equal scores go to the {way} numbers"
         yield Proposal(name, text, "ties broken by number", 1.0, scores=scores, ties=(way,))
-
-
-#: Soft caps c of logits, c tanh(x / c), that models have.
-CAPS = (2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
-
-_SWAPPED = {"sigmoid": "softmax", "softmax": "sigmoid"}
-
-
-@operator
-def rule(site: Site) -> Iterator[Proposal]:
-    """Other groups, another score, another map of the logits."""
-    router = site.router
-    for name, text, changes in _other_rules(router.rule):
-        other = dataclasses.replace(router.rule, **changes)
-        groups = other.groups
-        if groups is not None:
-            size, left = divmod(router.num_experts, groups.num_groups)
-            if left or groups.num_kept * size < other.top_k:
-                continue
-        edited = dataclasses.replace(router, rule=other)
-        yield from routed(site, name, text, "rule differs", edited, needs_inputs=False, bits=2.0)
-
-
-def _other_rules(rule: Rule) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, words, and the fields that another rule has."""
-    groups = rule.groups
-    if groups is not None:
-        yield "groups_ignored", "groups of experts ignored", {"groups": None}
-        of_groups: list[tuple[str, str, dict[str, Any]]] = [
-            (
-                "other_fill",
-                "dropped groups filled otherwise",
-                {"fill": 0.0 if np.isneginf(groups.fill) else -np.inf},
-            ),
-            (
-                "other_group_score",
-                "groups scored otherwise",
-                {"score": "max" if groups.score == "top2_sum" else "top2_sum"},
-            ),
-        ]
-        for number in (groups.num_groups // 2, groups.num_groups, groups.num_groups * 2):
-            for num_kept in range(1, number):
-                if (number, num_kept) != (groups.num_groups, groups.num_kept):
-                    changes = {"num_groups": number, "num_kept": num_kept}
-                    text = f"{num_kept} of {number} groups kept"
-                    of_groups.append((f"{num_kept}_of_{number}_groups", text, changes))
-        for name, text, changes in of_groups:
-            yield name, text, {"groups": dataclasses.replace(groups, **changes)}
-    if not rule.is_affine and rule.score in _SWAPPED:
-        yield "other_score", "sigmoid for softmax, or the reverse", {"score": _SWAPPED[rule.score]}
-    if rule.logit_map is None and not rule.is_affine:
-        for cap in CAPS:
-            capped = {"logit_map": LogitMap(soft_cap=cap)}
-            yield f"cap_{cap:g}", f"logits capped softly at {cap:g}", capped
-    if rule.logit_map is not None:
-        yield "no_logit_map", "logits not capped or scaled", {"logit_map": None}
 
 
 @operator

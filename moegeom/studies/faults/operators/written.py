@@ -10,7 +10,8 @@ import numpy as np
 from moegeom.core.shapes import Bool, Float, Int32, Int64, Integer, UInt64
 from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.geometry.set_code import chosen_mask
-from moegeom.studies.faults.operator import Proposal, Site, beside, of_sets, operator
+from moegeom.router.edits import beside
+from moegeom.studies.faults.operator import Proposal, Site, of_sets, operator
 
 #: Tokens by which rows may stand too far, how many of these shifts are tried in full, and layers.
 _FAR, _TRIED, _MOST_SHIFT = 512, 4, 8

@@ -82,7 +82,12 @@ _NO_BIAS = "no router has a selection bias at every step"
 SINGLE_STEPS = "each step by itself beyond its integrity (moegeom check)"
 
 #: What no check of this version looks at in a series.
-NOT_LOOKED_AT = ("expert weights", "the optimiser's state", "the loss", "what lies between steps")
+NOT_LOOKED_AT = (
+    "expert weights beyond samples",
+    "the optimiser's state",
+    "the loss",
+    "what lies between steps",
+)
 
 
 def judge_series(history: History, fail_on: Severity = "error") -> Verdict:

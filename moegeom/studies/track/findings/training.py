@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from moegeom.checks.check import Tested, Unknown
 from moegeom.checks.statistics import p_above
 from moegeom.core.finding import Finding
 from moegeom.core.row_keys import ALL, is_domain
-from moegeom.core.shapes import Float64
+from moegeom.core.shapes import Bool, Float64
 from moegeom.core.text import figure_text, listed, number_of, percent
 from moegeom.geometry.load import FEW_EXPERTS
 from moegeom.geometry.series import (
@@ -321,6 +322,16 @@ def rows_stand_still(history: History) -> Iterator[Finding]:
         )
 
 
+def _longest_run(flags: Bool[np.ndarray, "intervals"]) -> tuple[int, int]:
+    """Beginning and length of the longest run of what is true; the first of equal ones."""
+    padded = np.concatenate([[False], flags, [False]]).astype(np.int8)
+    begin, end = np.flatnonzero(np.diff(padded) == 1), np.flatnonzero(np.diff(padded) == -1)
+    if not len(begin):
+        return 0, 0
+    longest = int((end - begin).argmax())
+    return int(begin[longest]), int(end[longest] - begin[longest])
+
+
 #: Steps at the end of a series over which what does not change is told from what waits.
 _STILL_STEPS = 3
 
@@ -350,21 +361,39 @@ def nothing_changes(history: History) -> Iterator[Finding]:
 
 @series_check(
     "MGT109",
-    "experts stand still while others of their router are trained",
+    "rows stand still while others are trained",
     "warning",
     least_steps=lambda history: _STILL_STEPS,
 )
 def experts_stand_still(history: History) -> Iterator[Finding]:
-    """No expert's row stands still while most rows of its router are trained.
+    """No router, and no expert's row, stands still while others are trained.
 
-    Looked for: rows that are the same numbers at the last three steps, where more than half of the
-    rows of the router change at each of them.
+    Looked for: routers that are bit for bit the same at three steps on end, where more than half of
+    the others change at each of them; rows that are the same numbers at the last three steps, where
+    more than half of the rows of the router change.
 
-    A finding means: no gradient reaches these rows: the experts are frozen, never chosen, or masked
-    out. Weight decay alone would move them.
+    A finding means: no gradient reaches these rows: they are frozen, the experts are never chosen
+    or masked out. Weight decay alone would move them.
 
     What to do: look at the load of these experts, and at what is left out of the optimiser.
     """
+    moves = np.array(
+        [
+            [one != other or not one for one, other in itertools.pairwise(router.row_digests)]
+            for router in history.routers
+        ]
+    )
+    is_still = ~moves & (moves.mean(axis=0) > 0.5)
+    for router, still in zip(history.routers, is_still, strict=True):
+        begin, length = _longest_run(still)
+        if length >= _STILL_STEPS - 1:
+            yield experts_stand_still.finding(
+                router.name,
+                f"the router stood still from step {history.step(begin)} to "
+                f"{history.step(begin + length)}.",
+                "Most other routers changed at each of these steps. Look at what is left out of "
+                "the optimiser, and at its gradients.",
+            )
     for router in history.routers:
         if not router.rows:
             continue
@@ -377,6 +406,44 @@ def experts_stand_still(history: History) -> Iterator[Finding]:
                 f"{number_of(len(still), 'row')} of {moves.shape[1]} stood still at the last "
                 f"{_STILL_STEPS} steps: expert {listed(still.tolist())}.",
                 "The other rows change. Look at the load of these experts and at the optimiser.",
+            )
+
+
+@series_check(
+    "MGT110",
+    "experts stand still while their router is trained",
+    "warning",
+    least_steps=lambda history: _STILL_STEPS,
+    too_little=lambda history: (
+        "" if any(router.experts for router in history.routers) else "no experts were sampled"
+    ),
+)
+def experts_frozen(history: History) -> Iterator[Finding]:
+    """Experts change while their router does.
+
+    Looked for: samples of experts (the first 1,024 bytes of one matrix, of 512 experts of a
+    checkpoint at most) that are the same bytes at every step, where the rows of the router change
+    at each of them.
+
+    A finding means: the experts are not trained, or not saved: the router learns to choose among
+    experts that do not learn.
+
+    What to do: look whether the optimiser holds the experts (a name that a pattern does not match,
+    stacked tensors that an optimiser for matrices passes over), and whether what is saved is what
+    is trained. Experts that are frozen on purpose are no fault.
+    """
+    for router in history.routers:
+        still = [expert for expert, states in router.experts.items() if len(set(states)) == 1]
+        rows = router.row_digests
+        if still and all(one != other for one, other in itertools.pairwise(rows)):
+            number, sampled = number_of(len(still), "expert"), len(router.experts)
+            which = "" if len(still) == sampled else f": {listed(still)}"
+            yield experts_frozen.finding(
+                router.name,
+                f"{number} of {sampled} sampled did not change from step {history.step(0)} to "
+                f"{history.step(-1)}{which}.",
+                "The rows of the router changed at every step. Look whether the optimiser holds "
+                "the experts, and whether what is saved is what is trained.",
             )
 
 

@@ -1,0 +1,384 @@
+"""What can be done to a router without looking at another: one list for all who compare routers.
+
+``moegeom diff``, ``signoff``, ``track`` and baselines hold each edited router against the rows,
+biases and scales of B, ``moegeom explain`` against its choices. What is fitted to numbers (a
+factor, a permutation, an update of low rank) stands with whoever fits it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from moegeom.core.router import LogitMap, Router, Rule
+from moegeom.core.shapes import Float, Int64
+
+#: What an edit changes.
+Subject = Literal["gain", "columns", "rows", "selection bias", "logit bias", "rule"]
+
+#: The biases of a router: their fields by what they are called.
+BIASES: Mapping[Subject, str] = MappingProxyType(
+    {"selection bias": "selection_bias", "logit bias": "logit_bias"}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RouterInModel:
+    """Router ``number`` of the ``routers`` of a checkpoint.
+
+    ``other`` is in its place in another one, with rows for the inputs of this one.
+    """
+
+    router: Router
+    number: int = 0
+    routers: Sequence[Router] = ()
+    other: Router | None = None
+
+    @property
+    def bits(self) -> float:
+        """Bits that name one of the routers."""
+        return math.log2(max(len(self.routers), 2))
+
+    def elsewhere(self) -> Iterator[tuple[int, Router]]:
+        """Routers of the same shape and how many further on they stand, this one left out."""
+        for number, router in enumerate(self.routers):
+            if number != self.number and router.weight.shape == self.router.weight.shape:
+                yield number - self.number, router
+
+
+@dataclass(frozen=True, eq=False)
+class EditedRouter:
+    """A router after one edit.
+
+    ``name`` is the same at every router, ``text`` is read by people, ``cause`` is the word of a
+    verdict. ``bits`` say which parameters the edit has.
+    """
+
+    name: str
+    text: str
+    subject: Subject
+    cause: str
+    router: Router
+    bits: float = 0.0
+
+    def on_inputs_of(self, own: Router) -> Router | None:
+        """The edited router for inputs behind the gain of ``own``; None where that has a 0."""
+        gain, other = own.gain, self.router.gain
+        if gain is None or other is None or other is gain:
+            return self.router
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            factor = other / gain.astype(np.float64)
+            rows = (self.router.weight.astype(np.float64) * factor).astype(own.weight.dtype)
+        if not np.isfinite(factor).all():
+            return None
+        return dataclasses.replace(self.router, weight=rows, gain=gain)
+
+
+def edits_of(
+    model: RouterInModel, subjects: Collection[Subject] | None = None
+) -> Iterator[EditedRouter]:
+    """Every edit of the router that changes one of these subjects, or any; simplest first."""
+    for subject, edits in _EDITS.items():
+        if subjects is None or subject in subjects:
+            yield from edits(model)
+
+
+def other_bias(model: RouterInModel, kind: Subject) -> Iterator[tuple[int, np.ndarray]]:
+    """Biases of one kind of the other routers, of as many experts, and how far on these stand."""
+    own = getattr(model.router, BIASES[kind])
+    for apart, other in model.elsewhere():
+        bias = getattr(other, BIASES[kind])
+        if bias is not None and own is not None and bias.shape == own.shape:
+            yield apart, bias
+
+
+# ------------------------------------------------------------------------------------------ vectors
+@dataclass(frozen=True)
+class VectorEdit:
+    """What can be done to a vector of numbers: to a bias, a gain, the scales of the experts."""
+
+    name: str
+    text: str
+    make: Callable[[Float[np.ndarray, "size"]], Float[np.ndarray, "size"]]
+    bits: float
+
+
+def _read_as_bfloat16(values: Float[np.ndarray, "size"]) -> Float[np.ndarray, "size"]:
+    """The first bytes of the float32 numbers read as bfloat16; 0 where not finite."""
+    return _finite(_bytes(values).view(ml_dtypes.bfloat16)[: len(values)], values)
+
+
+def _read_as_float16(values: Float[np.ndarray, "size"]) -> Float[np.ndarray, "size"]:
+    """The first bytes of the float32 numbers read as float16; 0 where not finite."""
+    return _finite(_bytes(values).view(np.float16)[: len(values)], values)
+
+
+def _read_as_float32(values: Float[np.ndarray, "size"]) -> Float[np.ndarray, "size"]:
+    """Pairs of bfloat16 numbers read as float32, padded with zeros; 0 where not finite."""
+    halves = values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return _finite(np.concatenate([halves, np.zeros_like(halves)]).view(np.float32), values)
+
+
+def _bytes(values: Float[np.ndarray, "size"]) -> np.ndarray:
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _finite(read: np.ndarray, values: Float[np.ndarray, "size"]) -> Float[np.ndarray, "size"]:
+    with np.errstate(invalid="ignore"):  # casts of signalling numbers
+        numbers = read.astype(values.dtype)
+    return np.where(np.isfinite(numbers), numbers, values.dtype.type(0.0))
+
+
+def _vector_edits() -> Iterator[VectorEdit]:
+    yield VectorEdit("negated", "negated", np.negative, 1.0)
+    yield VectorEdit("misread", "its float32 bytes read as bf16", _read_as_bfloat16, 2.0)
+    yield VectorEdit("misread_half", "its float32 bytes read as fp16", _read_as_float16, 2.0)
+    yield VectorEdit("misread_wide", "its bf16 bytes read as float32", _read_as_float32, 2.0)
+    yield VectorEdit("reversed", "in reverse order", np.flip, 2.0)
+    for by in (-2, -1, 1, 2):
+        moved = functools.partial(np.roll, shift=by)
+        yield VectorEdit(f"rolled{by:+d}", f"moved along by {by:+d}", moved, 2.0)
+    for parts, word in ((4, "a quarter"), (2, "a half")):
+        yield VectorEdit(
+            f"rolled_{parts}",
+            f"moved along by {word}",
+            lambda values, parts=parts: np.roll(values, len(values) // parts),
+            2.0,
+        )
+
+
+#: Edits of a vector, by name; leaving it out is another thing for a bias and for a factor.
+VECTOR_EDITS: Mapping[str, VectorEdit] = MappingProxyType(
+    {edit.name: edit for edit in _vector_edits()}
+)
+
+
+# --------------------------------------------------------------------------------------------- rows
+def _with_rows_of(other: Router, router: Router) -> Router:
+    """Rows and biases of the one, behind the gain of the other."""
+    parts = {name: getattr(other, name) for name in ("weight", "logit_bias", "selection_bias")}
+    return dataclasses.replace(router, **parts)
+
+
+def _rows(model: RouterInModel) -> Iterator[EditedRouter]:
+    router, other = model.router, model.other
+    experts, hidden = router.weight.shape
+    turned = np.ascontiguousarray(router.weight).reshape(hidden, experts).T
+    yield EditedRouter(
+        "transposed",
+        "rows read as columns" + " (shapes exchanged)" * (experts != hidden),
+        "rows",
+        "rows damaged",
+        dataclasses.replace(router, weight=np.ascontiguousarray(turned)),
+    )
+    has_bias = router.selection_bias is not None or router.logit_bias is not None
+    for apart, there in model.elsewhere():
+        text = f"of layer {there.layer} for {router.layer}"
+        yield EditedRouter(
+            f"router_of_layer{apart:+d}",
+            f"router {text}",
+            "rows",
+            "rows of another layer",
+            _with_rows_of(there, router),
+            model.bits,
+        )
+        if has_bias:
+            yield EditedRouter(
+                f"rows_of_layer{apart:+d}",
+                f"rows {text}, with biases of its own",
+                "rows",
+                "rows of another layer",
+                dataclasses.replace(router, weight=there.weight),
+                model.bits,
+            )
+    if other is None or other.weight.shape != router.weight.shape:
+        return
+    of_other = "of the other checkpoint"
+    if router.selection_bias is not None and not np.array_equal(router.weight, other.weight):
+        rows = dataclasses.replace(router, weight=other.weight)
+        yield EditedRouter("rows_of_other", f"rows {of_other}", "rows", "router stale", rows, 12.0)
+    if router.gain is not None and other.gain is not None and other.gain.all():
+        # as they are stored
+        raw = other.weight.astype(np.float64) * (router.gain / other.gain.astype(np.float64))
+        if not np.array_equal(router.gain, other.gain):
+            text = f"rows {of_other} behind the gain of this one"
+            stored = dataclasses.replace(router, weight=raw.astype(router.weight.dtype))
+            name = "rows_behind_own_gain_of_other"
+            yield EditedRouter(name, text, "rows", "router stale", stored, 14.0)
+    whole = _with_rows_of(other, router)
+    yield EditedRouter("router_of_other", f"router {of_other}", "rows", "router stale", whole, 24.0)
+
+
+# -------------------------------------------------------------------------------- gains and columns
+#: What may be done to a gain.
+_GAINS: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray], float]] = MappingProxyType(
+    {
+        "missing": ("left out", np.ones_like, 0.0),
+        "twice": ("applied twice", np.square, 0.0),
+        "and_one": ("taken as 1 + g", lambda gain: gain + gain.dtype.type(1.0), 1.0),
+        "less_one": ("taken as g - 1", lambda gain: gain - gain.dtype.type(1.0), 1.0),
+    }
+)
+
+
+def _gains(model: RouterInModel) -> Iterator[EditedRouter]:
+    router, gain = model.router, model.router.gain
+    if gain is None:
+        return
+    own = gain.astype(np.float64)
+    others = [(name, text, make(own), bits) for name, (text, make, bits) in _GAINS.items()]
+    others += [
+        (edit.name, edit.text, edit.make(own), edit.bits)
+        for edit in VECTOR_EDITS.values()
+        if edit.name != "negated"
+    ]
+    if model.other is not None and model.other.gain is not None:
+        others.append(("of_other", "of the other checkpoint", model.other.gain, 0.0))
+    for apart, there in model.elsewhere():
+        if there.gain is not None and there.gain.shape == own.shape:
+            text = f"of layer {there.layer} for {router.layer}"
+            others.append((f"of_layer{apart:+d}", text, there.gain, model.bits))
+    for name, text, other, bits in others:
+        if not np.array_equal(other, own):
+            edited = dataclasses.replace(router, gain=other.astype(np.float64))
+            yield EditedRouter(
+                f"gain_{name}", f"norm gain {text}", "gain", "gain not folded", edited, bits
+            )
+
+
+def _orders(columns: int) -> Iterator[tuple[str, str, Int64[np.ndarray, "columns"]]]:
+    """Orders that columns are put in by mistakes of layout."""
+    own = np.arange(columns, dtype=np.int64)
+    yield "reversed", "in reverse order", own[::-1]
+    for by in (-1, 1):
+        yield f"rolled{by:+d}", f"moved along by {by:+d}", np.roll(own, by)
+    for parts in (2, 4, 8):
+        if columns % parts or columns <= parts:
+            continue
+        blocks = own.reshape(parts, -1)
+        yield (
+            f"blocks_{parts}_reversed",
+            f"of {parts} blocks in reverse order",
+            blocks[::-1].ravel(),
+        )
+        yield f"interleaved_{parts}", f"of {parts} blocks interleaved", blocks.T.ravel()
+        apart = own.reshape(-1, parts).T.ravel()
+        if parts * parts != columns:
+            yield f"apart_{parts}", f"taken apart into {parts} blocks", apart
+
+
+def _columns(model: RouterInModel) -> Iterator[EditedRouter]:
+    router = model.router
+    for name, text, order in _orders(router.hidden_size):
+        edited = dataclasses.replace(router, weight=np.ascontiguousarray(router.weight[:, order]))
+        yield EditedRouter(
+            f"columns_{name}", f"columns {text}", "columns", "rows damaged", edited, 4.0
+        )
+
+
+# ------------------------------------------------------------------------------------------- biases
+def _biases(kind: Subject) -> Callable[[RouterInModel], Iterator[EditedRouter]]:
+    field = BIASES[kind]
+
+    def edits(model: RouterInModel) -> Iterator[EditedRouter]:
+        router, own = model.router, getattr(model.router, field)
+        if own is None or not own.any():
+            return
+        others = [("missing", " left out", "bias missing", np.zeros_like(own), 0.0)]
+        for edit in VECTOR_EDITS.values():
+            comma = ", " if edit.text.startswith("its") else " "
+            made = "subtracted" if edit.name == "negated" else edit.text
+            others.append((edit.name, f"{comma}{made}", "bias differs", edit.make(own), edit.bits))
+        for apart, bias in other_bias(model, kind):
+            text = f" of {beside(apart)}"
+            others.append((f"of_layer{apart:+d}", text, "bias stale", bias, model.bits))
+        if model.other is not None and getattr(model.other, field) is not None:
+            bias = getattr(model.other, field)
+            others.append(("of_other", " of the other checkpoint", "bias stale", bias, 0.0))
+        for name, text, cause, bias, bits in others:
+            if bias.shape == own.shape and not np.array_equal(bias, own):
+                edited = dataclasses.replace(router, **{field: bias})
+                yield EditedRouter(f"bias_{name}", f"{kind}{text}", kind, cause, edited, bits)
+
+    return edits
+
+
+def beside(apart: int) -> str:
+    """The layer so many routers further on, or before."""
+    return f"the layer {abs(apart)} {'further on' if apart > 0 else 'before'}"
+
+
+# ----------------------------------------------------------------------------------------- the rule
+#: Soft caps c of logits, c tanh(x / c), that models have.
+CAPS = (2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
+
+_SWAPPED = {"sigmoid": "softmax", "softmax": "sigmoid"}
+
+
+def _rules(model: RouterInModel) -> Iterator[EditedRouter]:
+    router = model.router
+    for name, text, changes in _other_rules(router.rule):
+        other = dataclasses.replace(router.rule, **changes)
+        groups = other.groups
+        if groups is not None:
+            size, left = divmod(router.num_experts, groups.num_groups)
+            if left or groups.num_kept * size < other.top_k:
+                continue
+        edited = dataclasses.replace(router, rule=other)
+        yield EditedRouter(name, text, "rule", "rule differs", edited, 2.0)
+
+
+def _other_rules(rule: Rule) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Name, words, and the fields that another rule has."""
+    groups = rule.groups
+    if groups is not None:
+        yield "groups_ignored", "groups of experts ignored", {"groups": None}
+        of_groups: list[tuple[str, str, dict[str, Any]]] = [
+            (
+                "other_fill",
+                "dropped groups filled otherwise",
+                {"fill": 0.0 if np.isneginf(groups.fill) else -np.inf},
+            ),
+            (
+                "other_group_score",
+                "groups scored otherwise",
+                {"score": "max" if groups.score == "top2_sum" else "top2_sum"},
+            ),
+        ]
+        for number in (groups.num_groups // 2, groups.num_groups, groups.num_groups * 2):
+            for num_kept in range(1, number):
+                if (number, num_kept) != (groups.num_groups, groups.num_kept):
+                    changes = {"num_groups": number, "num_kept": num_kept}
+                    text = f"{num_kept} of {number} groups kept"
+                    of_groups.append((f"{num_kept}_of_{number}_groups", text, changes))
+        for name, text, changes in of_groups:
+            yield name, text, {"groups": dataclasses.replace(groups, **changes)}
+    if not rule.is_affine and rule.score in _SWAPPED:
+        other = _SWAPPED[rule.score]
+        yield "other_score", f"{other} in place of {rule.score}", {"score": other}
+    if rule.logit_map is None and not rule.is_affine:
+        for cap in CAPS:
+            capped = {"logit_map": LogitMap(soft_cap=cap)}
+            yield f"cap_{cap:g}", f"logits capped softly at {cap:g}", capped
+    if rule.logit_map is not None:
+        yield "no_logit_map", "logits not capped or scaled", {"logit_map": None}
+
+
+#: All edits by what they change, in the order in which they are tried.
+_EDITS: Mapping[Subject, Callable[[RouterInModel], Iterator[EditedRouter]]] = MappingProxyType(
+    {
+        "gain": _gains,
+        **{kind: _biases(kind) for kind in BIASES},
+        "rows": _rows,
+        "columns": _columns,
+        "rule": _rules,
+    }
+)
