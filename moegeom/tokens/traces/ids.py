@@ -19,6 +19,12 @@ _FEW_SLOTS, _TURNED = 32, 65_536
 #: Rows in which one number alone stands twice, and no other number does, from which it fills slots.
 _FILLED_ROWS = 3
 
+#: Share of slots from which on a number stands for experts of other ranks: half for two of them.
+_OF_OTHER_RANKS = 0.35
+
+#: Ids for each expert from which on it is no accident that expert 0 has none.
+_MANY = 20
+
 
 class OddIdsError(RecordingError):
     """Rows hold no choices; ``word`` names the kind, which other requests may have too."""
@@ -66,7 +72,14 @@ class _Strangers:
                 strange & (ids < 0),
                 "A narrower integer has wrapped, or the row is damaged: -1 stands for no expert.",
             )
-        if strange.any() and (ids[strange] == self.num_experts.max()).all():
+        is_end = strange.any() and (ids[strange] == self.num_experts.max()).all()
+        if is_end and not is_twice and ids.min() and ids.size > _MANY * self.num_experts.max():
+            self._raise(
+                "ids are counted from 1",
+                strange,
+                "No id is 0, and the last is the number of experts: subtract 1.",
+            )
+        if is_end:
             self._raise(
                 f"id {self.num_experts.max()}, the number of experts, stands in place of experts",
                 strange,
@@ -140,7 +153,7 @@ class _Strangers:
         share = percent(float(filled.mean()))
         if filled[twice].all():
             self._refuse_layer(filled)
-        if value and value == self.ids.max():
+        if value and value == self.ids.max() and filled.mean() >= _OF_OTHER_RANKS:
             self._raise(
                 "ids are those of one rank",
                 filled,
