@@ -304,13 +304,11 @@ def runs_oddity(
     for way, is_sorted in enumerate(sorted_rows):
         if 2 * is_sorted > looked_at * (1.0 + 1.0 / math.factorial(top_k)):
             is_odd[:, :, way] = False
-    found = [
-        (is_odd[:, a, w].sum(), runs[:, a, w].sum(), -a, -w) for _, a, w in np.argwhere(is_odd)
-    ]
-    if not found:
+    if not is_odd.any():
         return
-    _, _, start, way = max(found)
-    odd = [r for r, flag in zip(routers, is_odd[:, -start, -way], strict=True) if flag]
+    num_rows = np.where(is_odd, runs, 0).sum(axis=0)
+    start, way = (int(n) for n in np.unravel_index(int(num_rows.argmax()), num_rows.shape))
+    odd = [r for r, flag in zip(routers, is_odd[:, start, way], strict=True) if flag]
     log10 = sum(math.log10(math.perm(router.num_experts, top_k)) for router in odd)
     if start or way:  # one of many such rows
         log10 -= math.log10(2 * routers[0].num_experts)
