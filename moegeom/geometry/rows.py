@@ -213,6 +213,20 @@ def column_factors(
     return np.divide(products, square, out=np.ones_like(square), where=square > 0.0)
 
 
+def multiples(
+    a: Float64[np.ndarray, "rows dimension"], b: Float64[np.ndarray, "rows dimension"]
+) -> Float64[np.ndarray, "rows"]:
+    r"""What each row of a is multiplied by in b: :math:`r_i = a_i \cdot b_i / |a_i|^2`.
+
+    nan where a row of a is 0, or :math:`|b_i - r_i a_i|` exceeds two roundings to bfloat16 of
+    :math:`|b_i|`.
+    """
+    square, product = np.einsum("ij,ij->i", a, a), np.einsum("ij,ij->i", a, b)
+    ratios = np.divide(product, square, out=np.full(len(a), np.nan), where=square > 0.0)
+    left = np.linalg.norm(b - ratios[:, None] * a, axis=1)
+    return np.where(left <= 2.0**-7 * np.linalg.norm(b, axis=1), ratios, np.nan)
+
+
 def own_cosines(
     a: Float64[np.ndarray, "rows dimension"], b: Float64[np.ndarray, "rows dimension"]
 ) -> Float64[np.ndarray, "rows"]:

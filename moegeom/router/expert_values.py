@@ -13,13 +13,17 @@ import numpy as np
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS, as_array, numpy_dtype, upcast
 from moegeom.checkpoint.formats.gguf import BLOCK_DTYPES, GGML_TYPES, decode
+from moegeom.checkpoint.store import TensorStore
 from moegeom.core.digest import digest_of
-from moegeom.core.errors import CheckpointError, RouterError
-from moegeom.core.shapes import Float, Float64
+from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError
+from moegeom.core.router import Router
+from moegeom.core.shapes import Float, Float64, Int64
 from moegeom.geometry.experts import MatrixSample, near_copies
 from moegeom.geometry.number_formats import NUMBER_FORMATS
-from moegeom.geometry.rows import drawn_errors
-from moegeom.router.expert_tensors import ExpertTensors
+from moegeom.geometry.rows import drawn_errors, multiples
+from moegeom.router.expert_names import layer_names
+from moegeom.router.expert_tensors import ExpertTensors, open_experts
+from moegeom.router.plain_names import with_plain_names
 from moegeom.router.storage import unpack_e2m1
 from moegeom.router.storages.four_bit_floats import FP4
 
@@ -192,6 +196,10 @@ class ExpertValues:
         numbers = numbers.astype(np.float32)
         return MatrixSample(numbers - numbers.mean(axis=1, keepdims=True), bits=bits)
 
+    def read_numbers(self, part: _Part) -> list[Float[np.ndarray, "numbers"]]:
+        """The beginnings of a stored tensor of plain floats, by expert."""
+        return self._numbers(part, list(self._read(part)))
+
     def _read(self, part: _Part) -> Iterator[bytes]:
         for name, start, size in part.spans:
             yield bytes(self.tensors.store.read_bytes(name, start, min(size, SAMPLE_BYTES)))
@@ -229,6 +237,68 @@ def expert_values(tensors: ExpertTensors) -> ExpertValues:
             storage = (tensor.stored.scheme, tensor.stored.dtype)
             parts.append(_Part(matrix, key, info.dtype, columns, bits, storage, spans))
     return ExpertValues(tensors, parts)
+
+
+#: Experts of a checkpoint that are sampled, evenly over its routers, and bytes of each.
+SOME_EXPERTS, SOME_BYTES = 512, 1024
+
+
+@dataclass(frozen=True)
+class SomeExperts:
+    """Digests of the beginning of one matrix of some experts by number, and how it is stored."""
+
+    storage: tuple[str, ...]
+    digests: Mapping[int, str]
+
+
+def sample_some(store: TensorStore, routers: Sequence[Router]) -> dict[str, SomeExperts]:
+    """The same experts of checkpoints of the same routers, by router.
+
+    Routers whose experts are not there, or not known, are left out: checks of the block say why.
+    """
+    samples: dict[str, SomeExperts] = {}
+    names = layer_names((store := with_plain_names(store)).names())
+    for router in routers:
+        try:
+            parts = expert_values(open_experts(store, router, False, names)).parts
+        except MoeGeomError:
+            continue
+        if not parts:
+            continue
+        first, num = parts[0], router.num_experts
+        number = min(max(SOME_EXPERTS // len(routers), 1), num)
+        experts = np.linspace(0, num - 1, number).round().astype(int).tolist()
+        digests = {}
+        for expert in experts:
+            name, start, size = first.spans[expert]
+            digests[expert] = digest_of(store.read_bytes(name, start, min(size, SOME_BYTES)))
+        storage = (*first.storage, first.key, first.dtype, str(first.spans[0][2]))
+        samples[router.name] = SomeExperts(storage, digests)
+    return samples
+
+
+def down_ratios(
+    a: tuple[TensorStore, Router],
+    b: tuple[TensorStore, Router],
+    place: Int64[np.ndarray, "experts"],
+) -> Float64[np.ndarray, "experts"] | None:
+    """What each expert of B writes, over what expert ``place`` of A did, by samples.
+
+    Multiples of the beginning of the last matrix; None where that is no plain float, or not there.
+    """
+    sides = []
+    for store, router in (a, b):
+        try:
+            values = expert_values(open_experts(store, router, of_router_inputs=False))
+        except MoeGeomError:
+            return None
+        part = next((p for p in values.parts if p.matrix == "down" and p.columns), None)
+        if part is None or part.dtype not in PLAIN_FLOATS:
+            return None
+        sides.append(values.read_numbers(part))
+    size = min(len(numbers) for side in sides for numbers in side)
+    first, second = (np.stack([one[:size] for one in side]).astype(np.float64) for side in sides)
+    return multiples(first[place], second)
 
 
 def _uncalibrated(scales: Sequence[Float[np.ndarray, "numbers"]]) -> set[int]:

@@ -291,7 +291,6 @@ def test_experts_that_are_missing_or_twice_fail(moegeom, place, change, options)
     assert moegeom(place, "check", changed(place, "bad", change), *options).code == 1
 
 
-@pytest.mark.xfail(strict=True, reason="diff compares experts on request alone")
 def test_routers_are_not_called_the_same_where_experts_are_others(moegeom, place):
     other = changed(place, "other", in_pairs)
     said = moegeom(place, "diff", HEALTHY, other).out

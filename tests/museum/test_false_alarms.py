@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks import run_checks
 from moegeom.checks.baseline import Baseline, baseline_of
+from moegeom.checks.check import CHECKS
 from moegeom.checks.profile import BUILT_IN, Profile
 from moegeom.core.errors import CheckpointError
 from moegeom.core.finding import Verdict
@@ -52,13 +53,14 @@ from tests.museum.recipe import Grade, Planted, Recipe, Said, half_of
 from tests.museum.score import DISAGREEMENTS, INCIDENTS, RECIPES, Scored, answered
 from tests.museum.two_runs import PLAIN, Runs, all_pairs
 
-#: Metrics that checks of tokens read; a scan has thirty more, which take most of its time.
+#: Columns that checks of tokens read, and the metrics that fill them or a run's facts; a scan has
+#: thirty more, which take most of its time.
+_NEEDS = {need for check in CHECKS.all() if "tokens" in check.inputs for need in check.needs}
 _METRICS = [
-    METRICS[name]
-    for name in (
-        *("agreement", "bf16_flip", "directions", "expert_sets"),
-        *("input_pull", "input_pull_random", "load", "tokens"),
-    )
+    metric
+    for metric in METRICS.all()
+    if metric.name in ("agreement", "tokens", "directions")
+    or not _NEEDS.isdisjoint(column.name for column in metric.columns.get("layers", ()))
 ]
 
 Arrays = Mapping[str, np.ndarray]

@@ -35,11 +35,15 @@ class Judgement:
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """Both routers, for a judge of a change: row i of ``b`` was row ``place[i]`` of ``a``."""
+    """Both routers, for a judge of a change: row i of ``b`` was row ``place[i]`` of ``a``.
+
+    ``experts_followed`` their rows, as samples of all of them tell; None where nothing tells it.
+    """
 
     a: Router
     b: Router
     place: Int64[np.ndarray, "experts"]
+    experts_followed: bool | None = None
 
     def own_rounding(self) -> float:
         """Largest relative change of A's rows from rounding them once more to A's own precision."""

@@ -37,6 +37,7 @@ class RouterChange:
     stored, whether experts moved along. Row i of B was row ``place[i]`` of A, and ``moved[i]`` is
     by how much, over its length, it moved from there, beside what changes no choice; empty where
     that is not known. ``size`` is that of all rows together, of projected rows.
+    ``experts_followed`` their rows, as samples of all of them tell; None where these do not.
     """
 
     router: str
@@ -45,6 +46,7 @@ class RouterChange:
     place: Sequence[int] = ()
     moved: Sequence[float] = ()
     size: float = 0.0
+    experts_followed: bool | None = None
 
     @property
     def is_identical(self) -> bool:

@@ -78,7 +78,18 @@ def compare_routers(
         moved = row_pair(a, b, place).row_sizes(b.rule.is_affine).tolist()
     parts = part_changes(a, b, place)
     changes, notes = (*rows, *biases, *parts, *experts), (*_beside(a, b), *gaps)
-    return RouterChange(a.name, changes, notes, place.tolist(), moved)
+    followed = _have_followed(place, samples)
+    return RouterChange(a.name, changes, notes, place.tolist(), moved, experts_followed=followed)
+
+
+def _have_followed(
+    place: Int64[np.ndarray, "experts"], samples: tuple[Samples, Samples] | None
+) -> bool | None:
+    """Whether every expert is where its row is; None where samples do not tell."""
+    before, after = samples or (None, None)
+    if before is None or after is None or not set(after) <= set(before):
+        return None
+    return all(after[i] == before[place[i]] for i in range(len(place)))
 
 
 def _rows(

@@ -165,7 +165,12 @@ def verdict_sentence(report: Difference) -> str:
         text = "the two have no router in common"
     elif same == len(routers):
         text = f"{all_of(same, 'router is', 'routers are')} identical"
-        if report.unlike:
+        if others := report.routers_of_other_experts:
+            text = (
+                f"{all_of(same, 'router holds', 'routers hold')} the same numbers, their experts "
+                f"do not: {_experts(report, others)}"
+            )
+        elif report.unlike:
             text = f"the weights of {all_of(same, 'router')} are identical, and the routers are "
             text += "not: they choose or weigh otherwise (UNLIKE)"
         absent = [("A", len(report.only_first)), ("B", len(report.only_second))]
@@ -183,6 +188,18 @@ def verdict_sentence(report: Difference) -> str:
     return f"{text}. Figures: {changed} changed by more than chance."
 
 
+def _experts(report: Difference, routers: Sequence[str]) -> str:
+    """``layers 0-3, 12 of 16 sampled``: where samples of experts differ, and how many."""
+    number, sampled = (
+        sum(of)
+        for of in zip(
+            *((len(report.experts[name][0]), report.experts[name][1]) for name in routers),
+            strict=True,
+        )
+    )
+    return f"{_where(routers, report)}, {number:,} of {sampled:,} sampled experts differ"
+
+
 def _headline(report: Difference) -> Headline:
     changed = len(_changed(report))
     alone = len(report.only_first) + len(report.only_second)
@@ -198,7 +215,7 @@ def _headline(report: Difference) -> Headline:
 def _mood(report: Difference) -> Look:
     """How the verdict looks: good when nothing differs."""
     is_same = all(router.is_identical for router in report.routers)
-    is_whole = bool(report.routers) and not report.unlike
+    is_whole = bool(report.routers) and not report.unlike and not report.routers_of_other_experts
     lonely = report.only_first or report.only_second
     moved = report.figures is not None and report.figures.significant
     return "good" if is_same and is_whole and not lonely and not moved else "warning"
@@ -408,6 +425,10 @@ def _record(report: Difference) -> Mapping[str, Any]:
             "num_significant": len(figures.significant),
             "left_out": figures.left_out,
             "tests": [{**dataclasses.asdict(one), "change": one.change} for one in figures.tests],
+        },
+        "experts": {
+            name: {"different": others, "num_sampled": number}
+            for name, (others, number) in report.experts.items()
         },
         "notes": report.notes,
         "not_looked_at": report.not_looked_at,

@@ -96,7 +96,8 @@ class Difference:
 
     ``unlike`` says what makes them of different kinds: family, rule, shape. ``only_first`` and
     ``only_second`` name routers without a partner. ``figures`` is None when figures were not
-    compared; ``notes`` says why, and what else a reader must know.
+    compared; ``notes`` says why, and what else a reader must know. ``experts`` are those of each
+    router whose samples differ, and how many were sampled; without routers of which none was.
     """
 
     sides: tuple[Side, Side]
@@ -107,3 +108,9 @@ class Difference:
     figures: Figures | None = None
     notes: Sequence[str] = ()
     not_looked_at: Sequence[str] = ()
+    experts: Mapping[str, tuple[Sequence[int], int]] = field(default_factory=dict)
+
+    @property
+    def routers_of_other_experts(self) -> list[str]:
+        """Routers some of whose sampled experts differ."""
+        return [name for name, (others, _) in self.experts.items() if others]

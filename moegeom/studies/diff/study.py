@@ -40,6 +40,7 @@ from moegeom.results.reader import (
     results_at,
 )
 from moegeom.router.expert_samples import read_expert_samples
+from moegeom.router.expert_values import sample_some
 from moegeom.router.rule import rule_origin
 from moegeom.studies.changes.record import RouterChange
 from moegeom.studies.changes.router import (
@@ -195,6 +196,7 @@ def difference(request: DifferenceRequest, watch: Watch | None = None) -> Differ
             figures,
             (*notes, *_notes(request, sides, results, figures)),
             tuple(_not_looked_at(request, sides, figures)),
+            _other_experts(sides),
         )
 
 
@@ -319,6 +321,24 @@ def _other_family(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def _other_experts(sides: Sides) -> dict[str, tuple[list[int], int]]:
+    """Experts whose samples differ, and how many were sampled, by router; of one storage alone."""
+    first, second = (
+        sample_some(side.session.store, side.routers.routers)
+        if side.session is not None and side.routers is not None
+        else {}
+        for side in sides
+    )
+    others: dict[str, tuple[list[int], int]] = {}
+    for name, some in first.items():
+        there = second.get(name)
+        if there is not None and there.storage == some.storage:
+            both = sorted(some.digests.keys() & there.digests.keys())
+            different = [e for e in both if some.digests[e] != there.digests[e]]
+            others[name] = different, len(both)
+    return others
+
+
 def _samples(sides: Sides, watch: Watch | None) -> BothSamples:
     digests = []
     for letter, side in zip(_LETTERS, sides, strict=True):
@@ -406,7 +426,8 @@ def _not_looked_at(
         how = " (--tokens REC_A --tokens REC_B)" if both else ""
         yield f"how tokens are routed{how}"
     if not request.experts:
-        yield "expert weights" + (" (--experts)" if sides[0].session and sides[1].session else "")
+        both = sides[0].session and sides[1].session
+        yield "expert weights" + (" beyond samples (--experts)" if both else "")
     yield "what else changed in the model: routers with equal weights read other hidden states"
 
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,8 +24,8 @@ from moegeom.core.errors import (
     UsageError,
     about,
 )
-from moegeom.core.router import Norm, Router, parse_layers
-from moegeom.core.shapes import Int32, Int64
+from moegeom.core.router import EXPERT_SCALE, Norm, Router, parse_layers
+from moegeom.core.shapes import Float64, Int32, Int64
 from moegeom.core.text import all_of, number_of, percent
 from moegeom.core.tokens import TILE, SourceFacts, TokenSource, bytes_per_token
 from moegeom.document.header import size
@@ -39,11 +39,14 @@ from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.reference import same_set
 from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
+from moegeom.router.expert_samples import read_expert_samples
+from moegeom.router.expert_values import down_ratios
 from moegeom.studies.changes.edit import EDITS, Exported, Judgement
 from moegeom.studies.changes.operators.matrices import FOLDED, ROTATED
 from moegeom.studies.changes.operators.rows import NOT_COMPARED, PERMUTED, PRUNED
 from moegeom.studies.changes.record import Change, RouterChange, phrase_of, where
 from moegeom.studies.changes.router import (
+    Samples,
     compare_routers,
     is_same_norm,
     rule_differences,
@@ -137,10 +140,11 @@ def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | No
     others = RoutersOfA(a.chosen)
     results = on_all_cores(lambda pair: judge(pair[0], pair[1], others), pairs)
     judged = list(watched(results, [one.name for one, _ in pairs], watch))
+    judged = _with_experts((a, b), pairs, judged, others)
     # none, or one for each
     recorded = [_recorded(*one) for one in zip((a, b), request.tokens, strict=False)]
     lines = (
-        storage_line(a.chosen, b.chosen),
+        storage_line(a.chosen, b.chosen, {one.name for one in judged if one.is_pruned}),
         router_line(judged, names),
         rotation_line(judged, names),
         _text_line(request, a, pairs, judged, recorded),
@@ -150,6 +154,54 @@ def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | No
     notes = tuple(_notes(request, a, b, recorded))
     unseen = (*_NOT_LOOKED_AT, *_unseen(request, a, b, recorded))
     return SignOff(sides, lines, notes, unseen)
+
+
+def _with_experts(
+    sides: tuple[Session, Session],
+    pairs: Sequence[tuple[Router, Router]],
+    judged: Sequence[JudgedRouter],
+    others: RoutersOfA,
+) -> list[JudgedRouter]:
+    """Judged with samples of the experts where rows moved, or a scale of the experts did."""
+    again = [
+        (pair, one)
+        for pair, one in zip(pairs, judged, strict=True)
+        if one.is_permuted or any(c.subject == EXPERT_SCALE for c, _ in one.changes)
+    ]
+    if not again:
+        return list(judged)
+    samples = [
+        read_expert_samples(side.store, [pair[number] for pair, _ in again]).digests
+        for number, side in enumerate(sides)
+    ]
+    new = {}
+    for (a, b), one in again:
+        scaled = any(c.subject == EXPERT_SCALE for c, _ in one.changes)
+        ratios = None
+        if scaled:
+            ratios = down_ratios((sides[0].store, a), (sides[1].store, b), one.place)
+        new[a.name] = judge(a, b, others, (samples[0][a.name], samples[1][b.name]), ratios)
+    return [new.get(one.name, one) for one in judged]
+
+
+def _is_folded(pair: Exported, ratios: Float64[np.ndarray, "experts"] | None) -> bool:
+    """Whether the scales of experts that went are in what these experts write."""
+    if ratios is None:
+        return False
+    first, second = (
+        np.ones(router.num_experts) if router.expert_scale is None else router.expert_scale
+        for router in (pair.a, pair.b)
+    )
+    left = np.abs(second * ratios - first[pair.place])
+    return bool((left <= _SCALE_ROUNDING * np.abs(first[pair.place])).all())
+
+
+#: Two roundings to bfloat16.
+_SCALE_ROUNDING = 2.0**-7
+
+_IS_FOLDED = Judgement(
+    "passed", "it is folded into the experts' outputs, as samples of their last matrices tell."
+)
 
 
 def _text_line(
@@ -315,8 +367,10 @@ def _notes(
 ABOUT_STORAGE = frozenset({STORAGE_UNKNOWN, PART_MISSING})
 
 
-def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
+def storage_line(a: Sequence[Router], b: Sequence[Router], pruned: Collection[str] = ()) -> Line:
     """Fails for routers of A that B lacks, and for another shape, rule or norm in front.
+
+    Fewer rows are no other shape where each is one of A's (``pruned``): the next line judges them.
 
     Quantised storage that the loader can decode passes and is named: what it did to the router is
     the business of the next line. Routers that only B has are told and not compared.
@@ -325,7 +379,7 @@ def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
     pairs = [(router, by_name[router.name]) for router in a if router.name in by_name]
     names = [router.name for router in a]
     only_a, only_b = [n for n in names if n not in by_name], [n for n in by_name if n not in names]
-    wrong = [*_others(pairs, names)]
+    wrong = [*_others(pairs, names, pruned)]
     if only_a:
         rest = f" and {len(only_a) - 4} more" if len(only_a) > 4 else ""
         missing = f"{len(only_a)} of {len(a)} routers missing in B: {', '.join(only_a[:4])}{rest}"
@@ -339,7 +393,9 @@ def storage_line(a: Sequence[Router], b: Sequence[Router]) -> Line:
     if wrong:
         return Line("storage", "failed", f"{'; '.join(wrong)}; {stored}.", more, (), evidence)
     count = all_of(len(a), "router of A is", "routers of A are")
-    sentence = f"{count} in B with the same shape and rule; {stored}."
+    alike = "rule" if pruned else "shape and rule"
+    fewer = f"; {number_of(len(pruned), 'router')} with other numbers of A's rows" if pruned else ""
+    sentence = f"{count} in B with the same {alike}{fewer}; {stored}."
     return Line("storage", "passed", sentence, more, (), evidence)
 
 
@@ -352,11 +408,13 @@ def stored_as(routers: Sequence[Router]) -> str:
     return ", ".join(f"{storage} ({count})" for storage, count in counted.most_common())
 
 
-def _others(pairs: Sequence[tuple[Router, Router]], names: Sequence[str]) -> Iterator[str]:
+def _others(
+    pairs: Sequence[tuple[Router, Router]], names: Sequence[str], pruned: Collection[str]
+) -> Iterator[str]:
     """Shapes, rules and norms that differ: the first of each kind, and in how many routers."""
     kinds: dict[str, list[tuple[str, str]]] = {"shape": [], "rule": [], "norm": []}
     for a, b in pairs:
-        if a.weight.shape != b.weight.shape:
+        if a.weight.shape != b.weight.shape and a.name not in pruned:
             kinds["shape"].append((a.name, f"{shape_text(a)} in A, {shape_text(b)} in B"))
         if rules := rule_differences(a.rule, b.rule):
             kinds["rule"].append((a.name, "; ".join(rules)))
@@ -417,6 +475,10 @@ class JudgedRouter:
         return any(change.word in (PERMUTED.name, PRUNED.name) for change, _ in self.changes)
 
     @property
+    def is_pruned(self) -> bool:
+        return any(change.word == PRUNED.name for change, _ in self.changes)
+
+    @property
     def have_rows_failed(self) -> bool:
         return any(j.state == "failed" and one.subject == "rows" for one, j in self.changes)
 
@@ -426,20 +488,30 @@ class JudgedRouter:
         return next((pair for pair in self.changes if pair[0].word == ROTATED.name), None)
 
 
-def judge(a: Router, b: Router, others: RoutersOfA | None = None) -> JudgedRouter:
+def judge(
+    a: Router,
+    b: Router,
+    others: RoutersOfA | None = None,
+    samples: tuple[Samples, Samples] | None = None,
+    ratios: Float64[np.ndarray, "experts"] | None = None,
+) -> JudgedRouter:
     """What happened to one router, and whether it is the same function.
 
-    ``others`` are all routers of A.
+    ``others`` are all routers of A, ``samples`` those of the experts of both, ``ratios`` of what
+    experts of B write to what those of A did.
     """
-    comparison = compare_routers(a, b, None, others)
+    comparison = compare_routers(a, b, samples, others)
     place = np.array(comparison.place or range(b.num_experts), np.int64)
-    pair = Exported(a, b, place)
+    pair = Exported(a, b, place, comparison.experts_followed)
+    is_folded = _is_folded(pair, ratios)
     has_moved = bool(_MOVING & {one.word for one in comparison.changes})
     changes = tuple(
         (
             one,
             _FOLLOWS
             if has_moved and one.subject in _FOLLOWING
+            else _IS_FOLDED
+            if is_folded and one.subject == EXPERT_SCALE
             else EDITS[one.word].judge(one, pair),
         )
         for one in comparison.changes

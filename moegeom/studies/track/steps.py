@@ -48,8 +48,7 @@ from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, scan
 from moegeom.results.reader import Results, finite_column, is_results, open_results
 from moegeom.results.run_file import num_non_finite
-from moegeom.router.expert_tensors import open_experts
-from moegeom.router.expert_values import expert_values
+from moegeom.router.expert_values import sample_some
 from moegeom.studies.track.record import TrackRequest
 from moegeom.tokens.files import TokenFiles, are_there, name_of, paths_of
 from moegeom.tokens.foreign.npy import read_sealed, write_sealed
@@ -304,30 +303,9 @@ def _measured(
         chosen = choices(routers, opened.source, request)
         write_choices(chosen_file, chosen, open_results(out))
     results = open_results(out)
-    facts, samples = _facts(candidate, results, out, is_same), _expert_samples(opened, routers)
+    facts = _facts(candidate, results, out, is_same)
+    samples = {name: some.digests for name, some in sample_some(opened.store, routers).items()}
     return MeasuredStep(facts, candidate.path, results, routers, chosen, is_gone, samples)
-
-
-#: Experts of a checkpoint that are sampled, evenly over its routers, and bytes of each.
-_SAMPLED_EXPERTS, _SAMPLED_BYTES = 512, 1024
-
-
-def _expert_samples(opened: Session, routers: Sequence[Router]) -> dict[str, dict[int, str]]:
-    """Digests of the beginning of one matrix of some experts; without routers whose are unknown."""
-    samples: dict[str, dict[int, str]] = {}
-    for router in routers:
-        try:
-            parts = expert_values(open_experts(opened.store, router, of_router_inputs=False)).parts
-        except MoeGeomError:
-            continue  # checks of the block say why
-        number = min(max(_SAMPLED_EXPERTS // len(routers), 1), router.num_experts)
-        experts = np.linspace(0, router.num_experts - 1, number).round().astype(int).tolist()
-        spans = {expert: parts[0].spans[expert] for expert in experts if parts}
-        samples[router.name] = {
-            expert: digest_of(opened.store.read_bytes(name, start, min(size, _SAMPLED_BYTES)))
-            for expert, (name, start, size) in spans.items()
-        }
-    return samples
 
 
 def tokens_of(request: TrackRequest, candidate: Candidate) -> Tokens | None:

@@ -272,7 +272,7 @@ OF_SOME = {
     "rounded to bf16, experts 0-7 (8 of 16)": lambda bias: np.where(
         np.arange(16) < 8, bias.astype(ml_dtypes.bfloat16), bias
     ),
-    "its bf16 bytes read as float32": lambda bias: VECTOR_EDITS["misread_wide"].make(bias),
+    "its bf16 bytes read as float32": VECTOR_EDITS["misread_wide"].make,
     "of other experts": np.flip,
 }
 

@@ -13,6 +13,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, RecordingError, RouterError
 from moegeom.core.router import LogitMap, Norm, Router
 from moegeom.core.tokens import TokenColumns
+from moegeom.router.expert_values import down_ratios
 from moegeom.router.load import load_routers
 from moegeom.studies.changes.edit import EDITS, Exported
 from moegeom.studies.changes.router import compare_routers
@@ -39,7 +40,7 @@ from tests.museum.checkpoint import (
 )
 from tests.museum.exhibit_quantisers import quantised, smoothed
 from tests.museum.exhibit_storage import STORAGE_UNKNOWN
-from tests.museum.healthy import glm_model, softmax_model
+from tests.museum.healthy import glm_model, softmax_model, with_experts
 from tests.unit.studies.edited import (
     INF_FILLED,
     SIGMOID,
@@ -167,7 +168,7 @@ EXPORTS = {
     "a router more": (lambda: without("weight", 1)(softmax()), whole, PASSED, "Only in B and not"),
     "another rule": (softmax, unlike(num_experts_per_tok=8), OF_STORAGE, "experts chosen 4 in A"),
     "another epsilon": (softmax, unlike(rms_norm_eps=1e-3), OF_STORAGE, "another norm in layers 0"),
-    "another shape": (softmax, other_shape, 3 * "failed ", "another shape in layers 0-1: 32 x 256"),
+    "another shape": (softmax, other_shape, 3 * "failed ", "another shape in layer 1: 32 x 256"),
     "a selection bias dropped": (sigmoid, without("bias", 1), NOTHING, "e_score_correction_bias"),
     "an order that mixes groups": (sigmoid, moved([*range(1, 64), 0]), FAILED, "mixes groups"),
     "an order within groups": (sigmoid, moved(within_groups(64, 2)), UNSURE, "permuted (64 of 64"),
@@ -553,6 +554,57 @@ def test_only_four_passed_lines_exit_with_zero(sign, state):
         open_one = dataclasses.replace(result, lines=lines)
         assert open_one.exit_code == (1 if state == "failed" else 4)
         assert "not signed off" in shown(open_one)
+
+
+def with_rows_of(model: Checkpoint, rows: np.ndarray, experts: np.ndarray) -> Checkpoint:
+    """The model with some rows of its routers, and some of its experts."""
+    tensors = {}
+    for name, values in model.tensors.items():
+        before, found, rest = name.partition(".experts.")
+        number, _, leaf = rest.partition(".")
+        if not found:
+            tensors[name] = values[rows] if name.endswith("mlp.gate.weight") else values
+        for place in np.flatnonzero(experts == int(number)) if found else ():
+            tensors[f"{before}.experts.{place}.{leaf}"] = values
+    return Checkpoint(dict(model.config) | {"num_experts": len(rows)}, tensors)
+
+
+def test_a_prune_passes_where_experts_came_along_and_fails_where_they_did_not(tmp_path):
+    model, some = with_experts(softmax()), np.sort(np.random.default_rng(1).permutation(32)[:24])
+    model.write(tmp_path / "a")
+    for experts, state, words in (
+        (some, "passed", "its expert came along"),
+        (np.arange(24), "failed", "experts left behind"),
+    ):
+        with_rows_of(model, some, experts).write(tmp_path / state)
+        storage, router, *_ = sign_off(SignOffRequest(f"{tmp_path}/a", f"{tmp_path}/{state}")).lines
+        assert (storage.state, router.state) == ("passed", state)
+        assert words in " ".join([router.sentence, *router.details])
+
+
+def test_scales_that_went_into_the_experts_pass_and_others_fail(tmp_path):
+    scale, draw = np.linspace(0.5, 2.0, 32, dtype=np.float32), np.random.default_rng(6)
+    shapes = {"gate": (16, 256), "up": (16, 256), "down": (256, 16)}
+    experts = {
+        (expert, leaf): draw.standard_normal(shape).astype(np.float32)
+        for expert in range(32)
+        for leaf, shape in shapes.items()
+    }
+    sides = []
+    for name, factors in (("a", np.ones(32)), ("b", scale), ("c", scale[::-1])):
+        own = {
+            f"model.layers.{layer}.mlp.experts.{expert}.{leaf}_proj.weight": (
+                values * (factors[expert] if leaf == "down" else 1.0)
+            ).astype(BF16)
+            for (expert, leaf), values in experts.items()
+            for layer in range(2)
+        }
+        store = open_checkpoint(softmax().changed(own).write(tmp_path / name))
+        sides.append((store, load_routers(store).routers[0]))
+    scaled = dataclasses.replace(sides[0][1], expert_scale=scale)
+    for side, state in zip(sides, ("failed", "passed", "failed"), strict=True):
+        ratios = down_ratios((sides[0][0], scaled), side, np.arange(32))
+        assert judge(scaled, side[1], ratios=ratios).state == state
 
 
 @pytest.mark.parametrize(

@@ -75,15 +75,20 @@ def mixes_groups(place: Int64[np.ndarray, "experts"], before: int, rule: Rule) -
     return not bool((of_group == of_group[:, :1]).all())
 
 
+def _judge_permuted(change: Change, pair: Exported) -> Judgement:
+    if change.evidence["mixes_groups"]:
+        return Judgement("failed", "the new order mixes groups of the rule: choices change anyway.")
+    if pair.experts_followed:
+        return Judgement("passed", "rows and experts stand in another order together.")
+    text = f"{change.meaning.removesuffix('.')}; samples of experts do not tell it."
+    return Judgement("inconclusive", text)
+
+
 PERMUTED = Edit(
     "permuted",
     "permuted {kind}",
     "the rows stand in another order; harmless where everything else moved along.",
-    lambda change, pair: (
-        Judgement("failed", "the new order mixes groups of the rule: choices change in any case.")
-        if change.evidence["mixes_groups"]
-        else Judgement("inconclusive", f"{change.meaning.removesuffix('.')}; experts are not read.")
-    ),
+    _judge_permuted,
     _permuted,
 )
 
@@ -255,7 +260,10 @@ def _judge(change: Change, pair: Exported) -> Judgement:
     if change.evidence["mixes_groups"]:
         text = "experts of one group come from several groups of A: groups compete otherwise."
         return Judgement("failed", text)
-    text = "each row is one of A's; it is another function on purpose, and only text tells how far."
+    if pair.experts_followed:
+        text = "each row is one of A's and its expert came along: all that a prune may change."
+        return Judgement("passed", text)
+    text = "each row is one of A's; samples of experts do not tell whether these came along."
     return Judgement("inconclusive", text)
 
 
