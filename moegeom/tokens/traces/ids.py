@@ -12,6 +12,7 @@ from moegeom.core.shapes import Bool, Int64
 from moegeom.core.text import number_of, percent
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import unset_value
+from moegeom.tokens.traces.oddities import part_size
 
 #: Slots up to which comparing all pairs is faster than sorting, and rows that are turned at once.
 _FEW_SLOTS, _TURNED = 32, 65_536
@@ -118,18 +119,18 @@ class _Strangers:
                 f"layer has as many tokens as the others ({share} of the slots are empty). No "
                 "top-k of a token follows from it: moegeom measures token choice alone.",
             )
-        valid = self.ids[~is_unset]
-        size, most = int(self.num_experts.max()), int(valid.max())
+        valid, size = self.ids[~is_unset], int(self.num_experts.max())
+        low, high = int(valid.min()), int(valid.max())
         # where -1 passed for the last expert, nobody knows how many there are
-        for part in range(2, 0 if self.ids.max() == size - 1 > most else size // 2 + 1):
-            if size % part == 0 and int(valid.min()) // part == most // part:
-                self._raise(
-                    "ids are those of one rank",
-                    partly,
-                    f"Only experts {valid.min()} to {most} of {size} stand there, and -1 in "
-                    f"{share} of the slots, for those of other ranks: merge the files of all "
-                    "ranks, or record before choices are made local.",
-                )
+        is_known = not self.ids.max() == size - 1 > high
+        if is_known and part_size(low, high, size, 2):
+            self._raise(
+                "ids are those of one rank",
+                partly,
+                f"Only experts {low} to {high} of {size} stand there, and -1 in {share} of the "
+                "slots, for those of other ranks: merge the files of all ranks, or record before "
+                "choices are made local.",
+            )
         self._raise(
             "slots are dropped by a capacity",
             partly,

@@ -358,10 +358,10 @@ def rank_oddity(
     if not len(spans) or spans[:, 3].min() < _MANY_IDS:
         return
     least = max(2, routers[0].top_k)
-    parts = [_part(low, high, num, num_experts, least) for low, high, num, _ in spans.tolist()]
-    if None in parts:
+    sizes = [part_size(low, high, num_experts, least) for low, high, *_ in spans.tolist()]
+    if 0 in sizes or sizes != spans[:, 2].tolist():  # not seen whole
         return
-    size = max(part[1] for part in parts if part)
+    size = max(sizes)
     ranges = [f"{low}-{high}" for low, high in np.unique(spans[:, :2], axis=0).tolist()]
     each = f" in each of {len(spans)} files" if len(spans) > 1 else ""
     yield Oddity(
@@ -373,11 +373,7 @@ def rank_oddity(
     )
 
 
-def _part(
-    low: int, high: int, num_seen: int, num_experts: int, least: int
-) -> tuple[int, int] | None:
-    """The least part of all experts, cut evenly, that holds the ids and is seen whole."""
-    for size in range(least, num_experts // 2 + 1):
-        if num_experts % size == 0 and low // size == high // size:
-            return (low // size, size) if num_seen == size else None
-    return None
+def part_size(low: int, high: int, num_experts: int, least: int) -> int:
+    """Experts of the least part of all, cut evenly, that holds ids from low to high; 0 for none."""
+    sizes = (n for n in range(least, num_experts // 2 + 1) if num_experts % n == 0)
+    return next((size for size in sizes if low // size == high // size), 0)
