@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,6 +72,7 @@ class _Router(Struct):
     logit_bias: bytes | None = None
     load: bytes | None = None
     load_error: bytes | None = None
+    modules: dict[str, str] | None = None  # baselines of older versions lack it
 
 
 class _File(Struct):
@@ -91,7 +92,8 @@ class BaselineRouter:
 
     ``norms`` and ``projections`` belong to the centred effective rows; ``digests`` tell whether
     weight, gain and bias are bit for bit the same. ``facts`` hold the rule in words, but for
-    baselines of older versions.
+    baselines of older versions; these lack ``modules`` too, those of the block behind it, with the
+    numbers of its experts.
     """
 
     facts: Mapping[str, Any]
@@ -105,6 +107,7 @@ class BaselineRouter:
     load: Float32[np.ndarray, "experts"] | None = None
     load_error: Float32[np.ndarray, "experts"] | None = None
     samples: Sequence[str] | None = None
+    modules: Mapping[str, str] | None = None
 
     @property
     def half_step(self) -> Float32[np.ndarray, "experts"]:
@@ -152,11 +155,12 @@ def baseline_of(results: ResultsView) -> Baseline:
         if (row["variant"], row["population"]) == ("as_stored", "all"):
             experts.setdefault(row["router"], []).append(row)
     facts = {entry["name"]: entry for entry in run["routers"]}
-    routers = {}
+    modules, routers = modules_of(run), {}
     for row in results.rows("layers"):
         if (row["variant"], row["population"]) == ("as_stored", "all"):
             name = row["router"]
-            routers[name] = _router_of(row, experts[name], facts[name])
+            router = _router_of(row, experts[name], facts[name])
+            routers[name] = replace(router, modules=modules.get(name, {}))
     return Baseline(
         moegeom=run["moegeom"],
         checkpoint={key: run["checkpoint"][key] for key in ("name", "family", "rule")},
@@ -167,6 +171,12 @@ def baseline_of(results: ResultsView) -> Baseline:
         routers=routers,
         dense_elsewhere=frozenset(one["router"] for one in run.get("dense_elsewhere", ())),
     )
+
+
+def modules_of(run: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+    """The modules of the block behind each router that has any."""
+    parts = run.get("blocks", {}).get("parts", ())
+    return {router: one["modules"] for one in parts for router in one["routers"]}
 
 
 def _router_of(
@@ -289,6 +299,7 @@ def _to_json(router: BaselineRouter) -> dict[str, Any]:
         "columns": columns,
         "digests": dict(router.digests),
         "samples": router.samples,
+        "modules": None if router.modules is None else dict(router.modules),
         "projections": _text(steps, np.int16),
         **{name: _text(getattr(router, name), np.float32) for name in vectors},
     }
@@ -323,6 +334,7 @@ def _from_file(name: str, entry: _Router) -> BaselineRouter:
         projections=(steps.reshape(experts, NUM_PROJECTIONS) * scale).astype(np.float32),
         mean_projections=mean,
         samples=entry.samples,
+        modules=entry.modules,
         **{key: numbers(key, raw, experts, np.float32) for key, raw in of_some.items()},
     )
 

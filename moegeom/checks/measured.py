@@ -249,6 +249,8 @@ def unseen(measured: Measured) -> Iterator[str]:
         yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"
     if any((b := measured.before(r)) and "rule" not in b.facts for r in measured.experts):
         yield "how weights are normalised and scaled (the baseline does not say)"
+    if any((b := measured.before(r)) and b.modules is None for r in measured.experts):
+        yield "whether blocks are the baseline's (it holds no inventory: --update-baseline)"
     hashed = [r for r in measured.experts if (b := measured.before(r)) and b.samples]
     left = [r for r in hashed if any(e.get("expert_sample") is None for e in measured.experts[r])]
     if left:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from moegeom.checks.baseline import modules_of
 from moegeom.checks.check import OLDER, Limit, Limits, Unknown, check
 from moegeom.checks.measured import NO_FLOATS, Measured
 from moegeom.core.finding import Finding
@@ -88,6 +89,58 @@ def parts_alike(measured: Measured, limits: Limits) -> Iterator[Finding]:
         yield parts_alike.finding(
             tuple(flaw["routers"]), f"part '{flaw['module']}' stands here and in no other layer."
         )
+
+
+def _no_modules(measured: Measured) -> str:
+    before = [measured.before(row["router"]) for row in measured.layers]
+    if any(one is not None and one.modules is not None for one in before):
+        return ""
+    return "the baseline holds no inventory of the blocks: --update-baseline writes one"
+
+
+@check(
+    "MGI130",
+    "a block is not that of the baseline",
+    "error",
+    inputs="baseline",
+    too_little=_no_modules,
+)
+def block_as_before(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
+    """Every block has the modules and the experts that it had when the baseline was made.
+
+    Looked for: modules of a block by name, and the numbers of its experts.
+
+    A finding means: what is lost in every layer alike, which no other layer tells: shared experts,
+    their gate, a matrix of the experts, half of the experts; or something came in.
+
+    What to do: compare with the source; write a new baseline (--update-baseline) where a prune or
+    another layout is meant.
+    """
+    modules = modules_of(measured.run)
+    for row in measured.layers:
+        router, before = row["router"], measured.before(row["router"])
+        if before is None or not before.modules:
+            continue
+        old, now = before.modules, modules.get(router, {})
+        if now and old and not now.keys() & old.keys():
+            yield Unknown(router, "no module has the name that it has in the baseline")
+            continue
+        lost, new = sorted(old.keys() - now.keys()), sorted(now.keys() - old.keys())
+        others = [module for module in old if module in now and old[module] != now[module]]
+        if lost:
+            yield block_as_before.finding(router, f"{_quoted(lost)} of the baseline not there.")
+        if new:
+            yield block_as_before.finding(router, f"{_quoted(new)} not in the baseline.")
+        for numbers in sorted({(old[module], now[module]) for module in others}):
+            title = f"the file holds experts {numbers[1]}; the baseline {numbers[0]}."
+            yield block_as_before.finding(router, title)
+
+
+def _quoted(modules: Sequence[str]) -> str:
+    """``part 'mlp.shared_expert_gate'``, the first four of them."""
+    names = ", ".join(f"'{module}'" for module in modules[:4])
+    more = f" and {len(modules) - 4} more" if len(modules) > 4 else ""
+    return f"part{'s' * (len(modules) > 1)} {names}{more}"
 
 
 def _no_parts(measured: Measured) -> str:

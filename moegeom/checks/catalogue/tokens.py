@@ -145,7 +145,7 @@ def one_set_for_all(measured: Measured, limits: Limits) -> Iterator[Finding | Un
     "MGN122",
     "routing weights do not add up to 1",
     "guarded_weight_share",
-    Limit("share", 0.02, "largest share of the routing weight that the guard may take"),
+    Limit("share", 0.1, "largest share of the routing weight that the guard may take"),
     detects=lambda shift: f"a share {shift:.3f} above its limit",
     room=lambda figure: 1.0 - figure.limit,
     absent="the rule's sum of weights cannot be as small as its guard, or there are no logits",

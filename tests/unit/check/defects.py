@@ -276,6 +276,11 @@ COMPARED: dict[str, Case] = {
     ),
     "MGN123": Case(rows(lambda w: w + 0.002 * _random(16, 64)), "deepseek_v3", before=keep),
     "MGI124": Case(setting(num_experts_per_tok=2), before=keep),
+    "MGI130": Case(
+        together(*(without_tensors(f"layers.{n}.mlp.experts.") for n in range(3))),
+        made=with_experts,
+        before=keep,
+    ),
     "MGI128": Case(rows(lambda w: -w), before=keep),
     "MGN125": Case(tensor(BIAS, lambda bias: bias.astype(BF16)), "deepseek_v3", before=keep),
     "MGN126": Case(
