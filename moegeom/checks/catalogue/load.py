@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from moegeom.checks.catalogue.tokens import MOST_PULL, mean_decides
 from moegeom.checks.check import NO_ERROR, Check, Limit, Limits, Tested, Unknown, check
 from moegeom.checks.figure import Figure, change_check, difference_error, figure_check
-from moegeom.checks.measured import MeanPull, Measured, Row
+from moegeom.checks.measured import MeanPull, Measured
 from moegeom.checks.statistics import p_above
-from moegeom.core.finding import MOST_FAIR_SHARES, Finding
+from moegeom.core.finding import MOST_FAIR_SHARES
 from moegeom.core.shapes import Int64
 from moegeom.core.text import listed, number_of
-from moegeom.geometry.load import FEW_EXPERTS
-from moegeom.geometry.statistics import in_logs
 
 #: From 30 expected choices on, an even router keeps each expert four sigmas above a tenth.
 _EXPECTED = Limit("expected_choices", 30.0, "least choices of an expert to be judged", "random")
@@ -192,34 +190,15 @@ def overload(figure: Figure) -> tuple[str, str]:
     )
 
 
-#: Slots for each expert from which on the entropy of a load is hardly less for their being few.
-_SLOTS_OF_EXPERT = 10
-
-
 def _no_parts(measured: Measured) -> str:
     """Why no part can be told from the others; empty where one can at some router."""
     parts = measured.run.get("text_parts", ())
-    if any(map(_own_domains, [measured] * len(measured.layers), measured.layers)):
-        return ""
     if any(part["num_tests"] for part in parts):
         return ""
     if not parts:
         return "choices of k of more than 2 k experts are not known token by token"
     unit = ("document", "") if parts[0]["has_documents"] else ("run of tokens", "runs of tokens")
     return f"{number_of(parts[0]['units'], *unit)}; needed: 9 at least, or two domains"
-
-
-def _own_domains(measured: Measured, row: Row) -> Sequence[Row]:
-    """Rows of the domains of a router, where there are two with tokens enough."""
-    experts = len(measured.experts.get(row["router"], ()))
-    top_k = measured.facts(row["router"]).get("top_k") or 0
-    domains = [
-        one
-        for one in measured.domains.get(row["router"], ())
-        if one.get("effective_experts_se") is not None
-        and (one["num_tokens"] or 0) * top_k >= _SLOTS_OF_EXPERT * experts > 0
-    ]
-    return domains if len(domains) > 1 else ()
 
 
 @check(
@@ -245,44 +224,19 @@ def part_on_few_experts(measured: Measured, limits: Limits) -> Iterator[Tested]:
     What to do: read that part of the text; if it is ordinary, look at MaxVio on that kind of text
     alone, and balance within sequences or by domain. `moegeom track` tells since when (MGT204).
     """
-    tested = [
-        one
-        for row in measured.layers
-        if len(domains := _own_domains(measured, row))
-        for one in [_lowest_domain(measured, row["router"], domains)]
-    ]
+    tested = []
     for part in measured.run.get("text_parts", ()):
-        lies = _lies(measured, part["router"], **part["low"]) if part["low"] else None
-        tested.append(Tested(part["router"], lies, part["low"].get("p_value", 1.0)))
+        router, low = part["router"], part["low"]
+        lies = low and part_on_few_experts.finding(
+            router,
+            f"{low['place']} lies on few experts.",
+            f"On {low['effective']:.1f} in effect, the other text on {low['others']:.1f}. Read "
+            "that part: text that repeats itself looks alike.",
+            measured.measure_again(router),
+        )
+        if part["num_tests"]:
+            tested.append(Tested(router, lies or None, low.get("p_value", 1.0)))
     yield from sorted(tested, key=lambda one: one.p_value)
-
-
-def _lies(
-    measured: Measured, router: str, place: str, effective: float, others: float, **rest: float
-) -> Finding:
-    return part_on_few_experts.finding(
-        router,
-        f"{place} lies on few experts.",
-        f"On {effective:.1f} in effect, the other text on {others:.1f}. Read that part: text that "
-        "repeats itself looks alike.",
-        measured.measure_again(router),
-    )
-
-
-def _lowest_domain(measured: Measured, router: str, domains: Sequence[Row]) -> Tested:
-    """What is claimed of the domain on the fewest experts beside the others."""
-    columns = ("effective_experts", "effective_experts_se")
-    effective, errors = (np.array([row[name] for row in domains]) for name in columns)
-    values, errors = in_logs(effective, errors)
-    low = int(values.argmin())
-    others = float(np.median(np.delete(effective, low)))
-    error = math.hypot(errors[low], np.delete(errors, low).max())
-    freedom = min(row["num_blocks"] for row in domains) - 1
-    p_value = p_above(math.log(others) - float(values[low]), 0.0, error, freedom)
-    place = str(domains[low]["population"]).replace("=", " ")
-    is_few = effective[low] <= FEW_EXPERTS * others and error > 0.0
-    lies = _lies(measured, router, place, float(effective[low]), others) if is_few else None
-    return Tested(router, lies, min(1.0, p_value * len(domains)))
 
 
 @change_check(

@@ -65,11 +65,17 @@ def recording_not_valid(measured: Measured, limits: Limits) -> Iterator[Finding]
             )
 
 
+def _no_trace(measured: Measured) -> str:
+    notes = (measured.run.get("tokens") or {}).get("notes") or ("",)
+    return "" if notes[0].startswith("Trace of") else "the tokens are no trace of an engine"
+
+
 @check(
     "MGI129",
     "the trace lacks tokens, or holds ids that are no choices",
     "warning",
     inputs="tokens",
+    too_little=_no_trace,
     severities={"release": "error"},
     alike=lambda finding: finding.title,
 )

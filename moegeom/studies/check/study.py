@@ -71,7 +71,7 @@ from moegeom.studies.changes.record import RouterChange, phrase_of
 from moegeom.studies.changes.router import ProjectedRouter, compare_projected, projected_routers
 from moegeom.studies.changes.row_pair import KINDS, Biases
 from moegeom.studies.check.record import Gate, GateRequest
-from moegeom.studies.check.text_parts import text_part_facts
+from moegeom.studies.check.text_parts import domain_facts, text_part_facts
 
 #: Parameters that say how results are judged, not how they are measured.
 _OF_VERDICT = ("target", "profile", "baseline", "update_baseline", "select", "fail_on")
@@ -106,7 +106,8 @@ def gate(request: GateRequest, watch: Watch | None = None) -> Gate:
         if request.attention:
             facts["attention_gates"] = attention_facts(opened, announce)
         if opened.source is not None:
-            facts["text_parts"] = text_part_facts(opened)
+            parts = (*text_part_facts(opened), *domain_facts(results.rows("layers")))
+            facts["text_parts"] = list(parts)
         tables = {table: results.rows(table) for table in ("layers", "experts")}
         results = MemoryResults({**results.run, **facts}, tables)
     stricter = dataclasses.replace(profile, base="release")

@@ -1,19 +1,22 @@
-"""The part of the text that lies on the fewest experts: a document, or a run of documents."""
+"""The part of the text that lies on the fewest experts: a domain, a document, or a run of these."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from moegeom.checks.statistics import p_above
 from moegeom.core.errors import NonFiniteError
 from moegeom.core.router import Router
+from moegeom.core.row_keys import AS_STORED, is_domain
 from moegeom.core.shapes import Int64
 from moegeom.engine.sample import drawn_tokens
 from moegeom.engine.session import Session
 from moegeom.geometry.load import FEW_EXPERTS, effective_by_unit, lowest_part
+from moegeom.geometry.statistics import in_logs
 from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.tokens.rows import consecutive
 from moegeom.tokens.traces.source import CountedSource
@@ -23,6 +26,42 @@ _MOST_READ, _MOST_ROUTED = 262_144, 20_000
 
 #: Tokens of a unit at least, and units at most: shorter documents count with their neighbours.
 _LEAST_TOKENS, _MOST_UNITS = 32, 512
+
+
+#: Slots for each expert from which on the entropy of a load is hardly less for their being few.
+_SLOTS_OF_EXPERT = 10
+
+
+def domain_facts(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As :func:`text_part_facts`, of the domains of each router with tokens enough, by rows of the
+    table ``layers``: the one on the fewest experts beside the median of the others, by Student's t
+    over blocks of documents, times the domains.
+    """
+    by_router: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        slots = (row["num_tokens"] or 0) * (row.get("top_k") or 0)
+        is_large = slots >= _SLOTS_OF_EXPERT * row["num_experts"]
+        is_known = row.get("effective_experts_se") is not None
+        if is_large and is_known and row["variant"] == AS_STORED and is_domain(row["population"]):
+            by_router.setdefault(row["router"], []).append(row)
+    return [_lowest_domain(router, own) for router, own in by_router.items() if len(own) > 1]
+
+
+def _lowest_domain(router: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    columns = ("effective_experts", "effective_experts_se")
+    effective, errors = (np.array([row[name] for row in rows], np.float64) for name in columns)
+    values, errors = in_logs(effective, errors)
+    low = int(values.argmin())
+    inside, others = float(effective[low]), float(np.median(np.delete(effective, low)))
+    error = math.hypot(errors[low], np.delete(errors, low).max())
+    facts: dict[str, Any] = {"router": router, "num_tests": len(rows), "low": {}}
+    if error > 0.0 and inside <= FEW_EXPERTS * others:
+        freedom = min(row["num_blocks"] for row in rows) - 1
+        p_value = p_above(math.log(others / inside), 0.0, error, freedom)
+        place = str(rows[low]["population"]).replace("=", " ")
+        facts["low"] = {"place": place, "effective": inside, "others": others}
+        facts["low"]["p_value"] = min(1.0, p_value * len(rows))
+    return facts
 
 
 def text_part_facts(opened: Session) -> list[dict[str, Any]]:

@@ -259,7 +259,15 @@ class RequestCleaning:
         """
         empty = self._empty
         missing = np.concatenate([np.zeros(0, bool), *self._missing])
-        self.gap = gap_of(missing, self._prompt, self._num_repeats, self._filling, self._is_counted)
+        self._num_stale += self._same.end()
+        self.gap = gap_of(
+            missing,
+            self._prompt,
+            self._num_repeats,
+            self._num_stale,
+            self._filling,
+            self._is_counted,
+        )
         self.cut["pairs"] += max(self._same.num - 1, 0)
         self.cut["repeats"] += self._same.num_set
         if empty.num_set == empty.num:
@@ -270,7 +278,6 @@ class RequestCleaning:
             self.cut["trailing"] += empty.trailing
             self.cut["inside"] += empty.num_set - empty.leading - empty.trailing
         self._refuse_padding()
-        self._num_stale += self._same.end()
         # unless most rows are equal anyway
         if len(self._routers) > 1 and 2 * self._same.num_set <= self._same.num:
             self.cut["stale"] += self._num_stale

@@ -12,12 +12,19 @@ from moegeom.core.shapes import Bool, Int64
 from moegeom.core.text import number_of, percent
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import unset_value
+from moegeom.tokens.traces.oddities import part_size
 
 #: Slots up to which comparing all pairs is faster than sorting, and rows that are turned at once.
 _FEW_SLOTS, _TURNED = 32, 65_536
 
 #: Rows in which one number alone stands twice, and no other number does, from which it fills slots.
 _FILLED_ROWS = 3
+
+#: Share of slots from which on a number stands for experts of other ranks: half for two of them.
+_OF_OTHER_RANKS = 0.35
+
+#: Ids for each expert from which on it is no accident that expert 0 has none.
+_MANY = 20
 
 
 class OddIdsError(RecordingError):
@@ -66,7 +73,14 @@ class _Strangers:
                 strange & (ids < 0),
                 "A narrower integer has wrapped, or the row is damaged: -1 stands for no expert.",
             )
-        if strange.any() and (ids[strange] == self.num_experts.max()).all():
+        is_end = strange.any() and (ids[strange] == self.num_experts.max()).all()
+        if is_end and not is_twice and ids.min() and ids.size > _MANY * self.num_experts.max():
+            self._raise(
+                "ids are counted from 1",
+                strange,
+                "No id is 0, and the last is the number of experts: subtract 1.",
+            )
+        if is_end:
             self._raise(
                 f"id {self.num_experts.max()}, the number of experts, stands in place of experts",
                 strange,
@@ -105,18 +119,18 @@ class _Strangers:
                 f"layer has as many tokens as the others ({share} of the slots are empty). No "
                 "top-k of a token follows from it: moegeom measures token choice alone.",
             )
-        valid = self.ids[~is_unset]
-        size, most = int(self.num_experts.max()), int(valid.max())
+        valid, size = self.ids[~is_unset], int(self.num_experts.max())
+        low, high = int(valid.min()), int(valid.max())
         # where -1 passed for the last expert, nobody knows how many there are
-        for part in range(2, 0 if self.ids.max() == size - 1 > most else size // 2 + 1):
-            if size % part == 0 and int(valid.min()) // part == most // part:
-                self._raise(
-                    "ids are those of one rank",
-                    partly,
-                    f"Only experts {valid.min()} to {most} of {size} stand there, and -1 in "
-                    f"{share} of the slots, for those of other ranks: merge the files of all "
-                    "ranks, or record before choices are made local.",
-                )
+        is_known = not self.ids.max() == size - 1 > high
+        if is_known and part_size(low, high, size, 2):
+            self._raise(
+                "ids are those of one rank",
+                partly,
+                f"Only experts {low} to {high} of {size} stand there, and -1 in {share} of the "
+                "slots, for those of other ranks: merge the files of all ranks, or record before "
+                "choices are made local.",
+            )
         self._raise(
             "slots are dropped by a capacity",
             partly,
@@ -140,7 +154,7 @@ class _Strangers:
         share = percent(float(filled.mean()))
         if filled[twice].all():
             self._refuse_layer(filled)
-        if value and value == self.ids.max():
+        if value and value == self.ids.max() and filled.mean() >= _OF_OTHER_RANKS:
             self._raise(
                 "ids are those of one rank",
                 filled,

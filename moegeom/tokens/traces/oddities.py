@@ -2,7 +2,7 @@
 
 1. A request has tokens without a row of choices: ``Gap`` says which, as a pattern of its rows.
 2. Requests with one pattern are one ``Oddity``, with the requests that have it as a pattern too.
-3. Ids that are those of one rank, and rows 0, 1, .. k-1 where tokens are, show in sums over all.
+3. Ids that are those of one rank, and rows a, a + 1, .. where tokens are, show in sums over all.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ ABSENT, SEVERAL = -(2**40), -(2**40) + 1
 #: Periods that are tried, of rows and of requests, and times that one must be seen.
 _PERIODS, _TIMES = range(2, 65), 3
 
+#: A request of which one row in four is in long runs of equal ones is no text, if most are so.
+_STALE_SHARE = 4
+
 #: What is not by chance below this probability; of the first experts in order, which a model may
 #: favour, one layer of 32 experts that choose 4 is enough.
-_LOG10_CHANCE, _LOG10_FAVOUR = -9.0, -5.0
+_LOG10_CHANCE, _LOG10_FAVOUR = -9.0, -4.0
 
-#: Rows 0, 1, .. k-1 from which on they are counted, and their least share of rows of these experts.
-_LEAST_ROWS, _LEAST_SHARE = 5, 0.9
+#: Slots from which on their order says something; rows a, a + 1, .. from which on they are told,
+#: and their least share of rows that begin so.
+_LEAST_SLOTS, _LEAST_ROWS, _LEAST_SHARE = 3, 5, 0.9
 
 #: Ids from which on it is no accident that none lies beyond a part of the experts.
 _MANY_IDS = 200
@@ -87,12 +91,20 @@ _PATTERNS = (
         "Requests that were preempted, or of a rank that does not capture: record them again.",
     ),
     Pattern(
+        "rows repeat the row before them",
+        "long runs of equal rows",
+        "One row was written again and again: the engine did not capture these steps. Text that "
+        "repeats one token looks alike.",
+    ),
+    Pattern(
         "rows of prompts repeat one row",
         "equal rows in the place of the prompts",
         "One row was written for the whole prompt: have the engine return the prompt's routing.",
     ),
 )
-_PROMPT, _BEGINNING, _END, _MIDDLE, _PERIODIC, _RUNS, _ALL, _COPIES = range(1, len(_PATTERNS))
+_PROMPT, _BEGINNING, _END, _MIDDLE, _PERIODIC, _RUNS, _ALL, _STALE, _COPIES = range(
+    1, len(_PATTERNS)
+)
 
 
 class Gap(NamedTuple):
@@ -115,11 +127,13 @@ def gap_of(
     is_empty: Bool[np.ndarray, "tokens"],
     num_prompt: int | None,
     num_repeats: int = 0,
+    num_stale: int = 0,
     value: int = ABSENT,
     is_counted: bool = True,
 ) -> Gap:
     """The gap of a request of which some tokens have no choices, ``num_prompt`` are its prompt and
-    the first ``num_repeats`` rows behind the first are equal to it.
+    the first ``num_repeats`` rows behind the first are equal to it; ``num_stale`` rows in long runs
+    are equal to the one before them.
 
     Where tokens were not counted, rows without choices at the end may be padding: they are none.
     """
@@ -129,6 +143,8 @@ def gap_of(
         is_prompt = copied >= _TIMES and num_prompt in (copied, copied + 1)
         is_copied = is_prompt or (num_prompt is None and copied >= 10)
         shown = (_COPIES, copied) if is_copied else (0, 0)
+        if not is_copied and _STALE_SHARE * num_stale >= len(is_empty) > 0:
+            shown = _STALE, num_stale
         return Gap(*shown, len(is_empty), is_counted=is_counted)
     number, period = int(flags.sum()), 0
     if is_empty.all():
@@ -172,9 +188,12 @@ def gap_oddities(
         pattern = np.where(bare & (pattern != _PERIODIC), 0, pattern)
     elif bare.any() and (pattern[bare] != _BEGINNING).any() and np.ptp(length[bare]) == 0:
         pattern = np.where(bare & (pattern == _BEGINNING), 0, pattern)  # padded on the left
-    copies = int((gaps[pattern == _COPIES, 1] - 1).sum())
+    is_equal = pattern >= _STALE
+    copies = int((gaps[is_equal, 1] - (pattern[is_equal] == _COPIES)).sum())
+    is_few = 2 * (pattern == _STALE).sum() < len(pattern)
     if not _is_copied(copies, cut):
-        pattern = np.where(pattern == _COPIES, 0, pattern)
+        pattern = np.where(is_equal, 0, pattern)
+    pattern = np.where((pattern == _STALE) & is_few, 0, pattern)
     for number in np.unique(pattern[pattern > 0]).tolist():
         of_kind = pattern == number
         rows = gaps[of_kind]
@@ -231,47 +250,77 @@ def without_ids(words: str, number: int, num_requests: int) -> Oddity:
 # --------------------------------------------------------------------------------------------- ids
 
 
-def first_experts(ids: Integer[np.ndarray, "rows layers slots"]) -> Int64[np.ndarray, "layers+1 3"]:
-    """Of each layer: rows 0, 1, .. k-1 in this order, rows of these experts, and of the first rows
-    those that ascend (their number stands in the last line).
+def runs_of_experts(
+    ids: Integer[np.ndarray, "rows layers slots"], num_experts: int
+) -> Int64[np.ndarray, "layers+1 num_experts 4"]:
+    """Of each layer, by the first expert a: rows a, a + 1, .. to the end, rows a, a - 1, .., and
+    rows that begin so. In the last line, of the first rows, those that ascend, those that descend,
+    and their number.
     """
     rows, layers, slots = ids.shape
-    counts = np.zeros((layers + 1, 3), np.int64)
-    if slots < 2 or not rows:
+    counts = np.zeros((layers + 1, num_experts, 4), np.int64)
+    if slots < _LEAST_SLOTS or not rows:
         return counts
-    row, layer = np.nonzero(ids[:, :, 0] < slots)
-    own = ids[row, layer]
-    is_set = (own < slots).all(axis=1)
-    own, layer = own[is_set], layer[is_set]
-    is_ordered = (own == np.arange(slots)).all(axis=1)
-    counts[:-1, 0] = np.bincount(layer[is_ordered], minlength=layers)
-    counts[:-1, 1] = np.bincount(layer, minlength=layers)
-    first = ids[:64].reshape(-1, slots)
-    counts[-1, :2] = (first[:, :-1] < first[:, 1:]).all(axis=1).sum(), len(first)
+    first, second = ids[:, :, 0], ids[:, :, 1]
+    for way, is_begun in enumerate((second - first == 1, first - second == 1)):
+        row, layer = np.nonzero(is_begun)
+        own = ids[row, layer].astype(np.int64)
+        is_run = (np.diff(own, axis=1) == 1 - 2 * way).all(axis=1)
+        begun = layer * num_experts + own[:, 0]
+        for column, places in ((way, begun[is_run]), (2 + way, begun)):
+            of_place = np.bincount(places, minlength=layers * num_experts)
+            counts[:-1, :, column] = of_place.reshape(layers, num_experts)
+    steps = np.diff(ids[:64].reshape(-1, slots).astype(np.int64), axis=1)
+    counts[-1, 0, :3] = (steps > 0).all(axis=1).sum(), (steps < 0).all(axis=1).sum(), len(steps)
     return counts
 
 
-def first_experts_oddity(
-    counts: Int64[np.ndarray, "layers_and_end 3"], routers: Sequence[KnownRouter], num_tokens: int
+def sparse(counts: Int64[np.ndarray, "*shape"]) -> Int64[np.ndarray, "entries columns"]:
+    """The counts that are not 0, behind their places."""
+    return np.column_stack([np.argwhere(counts), counts[counts != 0]])
+
+
+def dense(
+    entries: Int64[np.ndarray, "entries columns"], *shape: int
+) -> Int64[np.ndarray, "*shape"]:
+    """The sums of counts behind their places."""
+    counts = np.zeros(shape, np.int64)
+    np.add.at(counts, tuple(entries[:, :-1].T), entries[:, -1])
+    return counts
+
+
+def runs_oddity(
+    counts: Int64[np.ndarray, "layers_and_end experts 4"],
+    routers: Sequence[KnownRouter],
+    num_tokens: int,
 ) -> Iterator[Oddity]:
-    """Rows 0, 1, .. k-1 that are no choices: where the order of slots says something, it is always
-    the same, and so many layers favour the first experts by no accident.
+    """Rows a, a + 1, .. that are no choices: where the order of slots says something, what begins
+    so nearly always goes on so, and so many layers favour one such row by no accident.
     """
-    ascending, looked_at = counts[-1, :2]
+    *sorted_rows, looked_at = counts[-1, 0, :3].tolist()
     top_k = routers[0].top_k
-    if top_k < 2 or 2 * ascending > looked_at * (1.0 + 1.0 / math.factorial(top_k)):
+    runs = counts[:-1, :, :2]
+    is_odd = (runs >= _LEAST_ROWS) & (runs >= _LEAST_SHARE * counts[:-1, :, 2:])
+    for way, is_sorted in enumerate(sorted_rows):
+        if 2 * is_sorted > looked_at * (1.0 + 1.0 / math.factorial(top_k)):
+            is_odd[:, :, way] = False
+    if not is_odd.any():
         return
-    ordered, of_set = counts[:-1, 0], counts[:-1, 1]
-    is_odd = (ordered >= _LEAST_ROWS) & (ordered >= _LEAST_SHARE * of_set)
-    odd = [router for router, flag in zip(routers, is_odd, strict=True) if flag]
-    log10 = [math.log10(math.perm(r.num_experts, r.top_k)) for r in odd]
-    if -sum(log10) < _LOG10_FAVOUR:
-        most, layers = int(ordered.max()), format_layers({router.layer for router in odd})
+    num_rows = np.where(is_odd, runs, 0).sum(axis=0)
+    start, way = (int(n) for n in np.unravel_index(int(num_rows.argmax()), num_rows.shape))
+    odd = [r for r, flag in zip(routers, is_odd[:, start, way], strict=True) if flag]
+    log10 = sum(math.log10(math.perm(router.num_experts, top_k)) for router in odd)
+    if start or way:  # one of many such rows
+        log10 -= math.log10(2 * routers[0].num_experts)
+    if -log10 < _LOG10_FAVOUR:
+        layers = format_layers({router.layer for router in odd})
+        most = int(runs[:, start, way].max())
+        example = (start + np.arange(top_k) * (1 - 2 * way)).tolist()
         yield Oddity(
-            "the first experts in order stand in place of choices",
-            f"[{listed(range(top_k))}] in this order in up to {most:,} of {num_tokens:,} rows "
-            f"({percent(most / max(num_tokens, 1))}) of a layer, layer {layers}: what top-k "
-            "takes where all scores are equal.",
+            "experts in the order of their numbers stand in place of choices",
+            f"{example} in this order in up to {most:,} of {num_tokens:,} rows "
+            f"({percent(most / max(num_tokens, 1))}), layer {layers}: what top-k takes where all "
+            "scores are equal.",
             "Look at the scores there: NaN, or groups that were left out and won all the same. "
             "Padding has no such rows where a mask or token ids say that it is a token.",
         )
@@ -309,10 +358,10 @@ def rank_oddity(
     if not len(spans) or spans[:, 3].min() < _MANY_IDS:
         return
     least = max(2, routers[0].top_k)
-    parts = [_part(low, high, num, num_experts, least) for low, high, num, _ in spans.tolist()]
-    if None in parts:
+    sizes = [part_size(low, high, num_experts, least) for low, high, *_ in spans.tolist()]
+    if 0 in sizes or sizes != spans[:, 2].tolist():  # not seen whole
         return
-    size = max(part[1] for part in parts if part)
+    size = max(sizes)
     ranges = [f"{low}-{high}" for low, high in np.unique(spans[:, :2], axis=0).tolist()]
     each = f" in each of {len(spans)} files" if len(spans) > 1 else ""
     yield Oddity(
@@ -324,11 +373,7 @@ def rank_oddity(
     )
 
 
-def _part(
-    low: int, high: int, num_seen: int, num_experts: int, least: int
-) -> tuple[int, int] | None:
-    """The least part of all experts, cut evenly, that holds the ids and is seen whole."""
-    for size in range(least, num_experts // 2 + 1):
-        if num_experts % size == 0 and low // size == high // size:
-            return (low // size, size) if num_seen == size else None
-    return None
+def part_size(low: int, high: int, num_experts: int, least: int) -> int:
+    """Experts of the least part of all, cut evenly, that holds ids from low to high; 0 for none."""
+    sizes = (n for n in range(least, num_experts // 2 + 1) if num_experts % n == 0)
+    return next((size for size in sizes if low // size == high // size), 0)

@@ -34,10 +34,12 @@ from moegeom.tokens.traces.cleaning import RequestCleaning, RowSpan, TokenRows
 from moegeom.tokens.traces.oddities import (
     Gap,
     IdRange,
-    first_experts,
-    first_experts_oddity,
+    dense,
     gap_oddities,
     rank_oddity,
+    runs_oddity,
+    runs_of_experts,
+    sparse,
     without_ids,
 )
 from moegeom.tokens.traces.trace import (
@@ -110,7 +112,7 @@ class Survey:
 
     ``digest`` is a hash of all choices and of what the batches of a run are called.
     Requests have a hash of the ``name``, one of the ``content``, a ``gap``, and whether positions
-    are known. ``first_experts`` and ``span`` sum up the ids of all of them.
+    are known. ``runs`` and ``span`` sum up the ids of all of them.
     A part is the rows of a request in a piece: ``part_request`` numbers it in the file,
     ``part_rows`` counts its tokens, and ``part_span`` is the first row and its position, or -1
     where rows between them are no tokens. ``piece_parts`` counts the parts of each piece, ``place``
@@ -122,7 +124,7 @@ class Survey:
     name: UInt64[np.ndarray, "requests 2"]
     content: UInt64[np.ndarray, "requests 2"]
     gap: Int64[np.ndarray, "requests 6"]
-    first_experts: Int64[np.ndarray, "layers_and_end 3"]
+    runs: Int64[np.ndarray, "counts 4"]
     span: Int64[np.ndarray, "4"]
     is_positioned: Bool[np.ndarray, "requests"]
     part_request: Int64[np.ndarray, "parts"]
@@ -379,13 +381,14 @@ def _oddities_of(
 ) -> Iterator[Oddity]:
     """What the trace as a whole lacks, or holds in place of choices."""
     gaps = np.concatenate([survey.gap for survey in surveys])
-    first = sum(survey.first_experts for survey in surveys)
+    experts = max(router.num_experts for router in axes.routers)
+    runs = dense(np.concatenate([s.runs for s in surveys]), len(axes.routers) + 1, experts, 4)
     for words, number in notes.ending(WITHOUT_IDS):
         yield without_ids(words, number, len(gaps))
     yield from gap_oddities(gaps, kind.has_documents, cut, axes.routers[0].num_experts)
     yield from rank_oddity(np.stack([survey.span for survey in surveys]), axes.routers)
     num_tokens = sum(int(survey.part_rows.sum()) for survey in surveys)
-    yield from first_experts_oddity(np.asarray(first), axes.routers, num_tokens)
+    yield from runs_oddity(runs, axes.routers, num_tokens)
 
 
 def _empty_copies(surveys: list[Survey]) -> int:
@@ -536,7 +539,8 @@ class _Surveyor:
         self._contents: list[np.ndarray] = []
         self._positioned: list[bool] = []
         self._gaps: list[Gap] = []
-        self._first = np.zeros((len(terms.routers) + 1, 3), np.int64)
+        experts = max(router.num_experts for router in terms.routers)
+        self._runs = np.zeros((len(terms.routers) + 1, experts, 4), np.int64)
         self._ids = IdRange(min(router.num_experts for router in terms.routers))
         self._parts: list[tuple[int, int, int, int]] = []
         self._pieces: list[tuple[int, int, int]] = []
@@ -564,7 +568,7 @@ class _Surveyor:
             name=np.frombuffer(b"".join(self._names), "<u8").reshape(-1, 2),
             content=np.array(self._contents, np.uint64).reshape(-1, 2),
             gap=np.array(self._gaps, np.int64).reshape(-1, len(Gap._fields)),
-            first_experts=self._first,
+            runs=sparse(self._runs),
             span=self._ids.span,
             is_positioned=np.array(self._positioned, bool),
             part_request=parts[:, 0],
@@ -637,7 +641,7 @@ class _Surveyor:
                 self._leave_out(error)
             else:
                 digest.add(tokens, self._dtype)
-                self._first += first_experts(tokens.ids)
+                self._runs += runs_of_experts(tokens.ids, self._runs.shape[1])
                 self._ids.add(tokens.ids)
                 self._positioned[-1] &= bool((tokens.position >= 0).all())
                 span = tokens.span or RowSpan(-1, -1)

@@ -9,10 +9,8 @@ import pytest
 from scipy.stats import t as student
 
 import moegeom as mg
-from moegeom.checks import check as of_checks
-from moegeom.checks.catalogue.load import part_on_few_experts
-from moegeom.checks.measured import Measured
 from moegeom.geometry.load import effective_by_unit, lowest_part
+from moegeom.studies.check.text_parts import domain_facts
 from tests.unit.tokens.dialects.written import Written, write_vllm
 
 CHECKPOINT = Path("sample_ckpts/olmoe-balanced/step_1500").resolve()
@@ -118,14 +116,16 @@ def test_the_lowest_part_is_the_run_whose_students_t_is_largest():
         ]
         if (start, size) not in runs:
             continue
+        p_values = []
+        for at, length in runs:
+            others = np.delete(values, slice(at, at + length))
+            error = others.std(ddof=1) * math.sqrt(1 / length + 1 / len(others))
+            fall = others.mean() - values[at : at + length].mean()
+            p_values.append(student.sf(fall / error, len(others) - 1) if fall > math.log(2) else 1)
         part = lowest_part(values, math.log(2.0))
         assert part.num_tests == len(runs)
-        others = np.delete(values, slice(start, start + size))
-        error = others.std(ddof=1) * math.sqrt(1 / size + 1 / len(others))
-        fall = others.mean() - values[start : start + size].mean()
-        p_value = student.sf(fall / error, len(others) - 1) * len(runs)
         assert (part.first, part.last) == (start, start + size - 1)
-        assert part.p_value <= p_value * (1 + 1e-6)
+        assert part.p_value == pytest.approx(len(runs) * min(p_values), rel=1e-6)
 
 
 @pytest.mark.parametrize(("maths", "is_few"), [(3.0, True), (9.0, False)])
@@ -141,13 +141,14 @@ def test_a_domain_is_compared_with_the_median_of_the_others(maths, is_few):
         }
         for name, value in effective.items()
     ]
-    row = {"router": "text/0"}
-    run = {"routers": [{"name": "text/0", "top_k": 4}]}
-    measured = Measured([row], {}, {"text/0": [{}] * 16}, {"text/0": rows}, run=run)
-    (one,) = part_on_few_experts.judge(measured, None)
-    assert isinstance(one, of_checks.Tested)
-    assert (one.finding is not None) == is_few
-    if one.finding:
-        assert one.p_value < 1e-9
-        assert one.finding.title == "domain maths lies on few experts."
-        assert "On 3.0 in effect, the other text on 13.0." in one.finding.detail
+    shape = {"router": "text/0", "variant": "as_stored", "num_experts": 16, "top_k": 4}
+    (facts,) = domain_facts([shape | row for row in rows])
+    assert facts["num_tests"] == 3
+    assert bool(facts["low"]) == is_few
+    if is_few:
+        error = 0.02 * math.sqrt(2.0)
+        expected = 3.0 * student.sf(math.log(13.0 / 3.0) / error, 15)
+        place = {"place": "domain maths", "effective": 3.0, "others": 13.0}
+        assert facts["low"] == place | {"p_value": pytest.approx(expected)}
+    few = [shape | row | {"num_tokens": 30} for row in rows]
+    assert domain_facts(few) == []

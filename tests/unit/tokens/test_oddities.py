@@ -125,8 +125,18 @@ MISSING: dict[str, tuple[Change, str, str]] = {
     "a layer": (put(0, slice(None), 1), "layers lack choices", "of all tokens: 1."),
     "the first experts where all scores are equal": (
         put(np.arange(TOP_K), slice(3, None, 7), 1),
-        "the first experts in order stand in place of choices",
+        "experts in the order of their numbers stand in place of choices",
         "[0, 1, 2, 3] in this order",
+    ),
+    "the experts of a group": (
+        put(np.arange(19, 15, -1), slice(3, None, 7), slice(1, 3)),
+        "experts in the order of their numbers stand in place of choices",
+        "[19, 18, 17, 16] in this order",
+    ),
+    "generation that was not captured": (
+        lambda number, prompt, ids: put(ids[prompt - 1], slice(prompt, None))(number, prompt, ids),
+        "rows repeat the row before them",
+        "12 of 12 requests",
     ),
 }
 
@@ -222,6 +232,10 @@ STRANGE: dict[str, tuple[Change, str]] = {
         "layers lack choices",
     ),
     "experts choose": (expert_choice, "experts choose their tokens"),
+    "the last expert fills slots": (
+        put(EXPERTS - 1, slice(5, None, 9), 1, slice(2, None)),
+        "slots are filled with expert 31",
+    ),
     "an integer wrapped": (put(-17, 4, 1, 0), "ids are negative"),
 }
 
@@ -250,6 +264,12 @@ def opened(path: Path, **router: int):
 def test_minus_one_in_eight_bits_is_a_capacity_where_there_are_fewer_experts(tmp_path):
     write_vllm(tmp_path / "r.jsonl", list(requests(dropped(0.02), dtype="uint8")))
     with pytest.raises(RecordingError, match="slots are dropped by a capacity"):
+        opened(tmp_path / "r.jsonl")
+
+
+def test_ids_that_count_from_one_are_told_beside_their_checkpoint(tmp_path):
+    write_vllm(tmp_path / "r.jsonl", list(requests(lambda number, prompt, ids: ids + 1)))
+    with pytest.raises(RecordingError, match="ids are counted from 1"):
         opened(tmp_path / "r.jsonl")
 
 
