@@ -369,8 +369,8 @@ def experts_stand_still(history: History) -> Iterator[Finding]:
     """No router, and no expert's row, stands still while others are trained.
 
     Looked for: routers that are bit for bit the same at three steps on end and then move again,
-    where more than half of the others change at each of them; rows that are the same numbers at the last three steps, where
-    more than half of the rows of the router change.
+    where more than half of the others change at each of them; rows that are the same numbers at the
+    last three steps, where more than half of the rows of the router change.
 
     A finding means: no gradient reaches these rows: they are frozen, the experts are never chosen
     or masked out. Weight decay alone would move them.
