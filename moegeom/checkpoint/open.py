@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from moegeom.checkpoint.adapters import ADAPTER_CONFIG, open_adapter
 from moegeom.checkpoint.formats.pytorch import PytorchFile
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of
@@ -87,7 +88,14 @@ def open_place(
 
 
 def _open(location: Location) -> TensorStore:
-    judged = location
+    judged, folder = location, location.folder
+    is_adapter = location.file is None or location.file.startswith("adapter_model.")
+    if is_adapter and folder.has(ADAPTER_CONFIG) and not _has_base(folder):
+        return open_adapter(
+            folder,
+            _open_base,
+            lambda name: open_answer(folder, LoadedFiles("", (name,), config=ADAPTER_CONFIG)),
+        )
     if location.file is None and (first := next(answers_of(location.folder), None)):
         judged = Location(location.folder, first.entry or None)
     for place in (judged, *of_rank_folders(location)):
@@ -95,6 +103,19 @@ def _open(location: Location) -> TensorStore:
             if candidate.recognises(place):
                 return candidate.open(place)
     raise CheckpointError(*_not_recognised(location))
+
+
+def _has_base(folder: Folder) -> bool:
+    """Whether weights of a model lie beside an adapter."""
+    files = [name for answer in answers_of(folder) for name in answer.files]
+    return any(not name.startswith("adapter_model") for name in files)
+
+
+def _open_base(path: Path) -> TensorStore:
+    location = _local(path)
+    if location.folder.has(ADAPTER_CONFIG) and not _has_base(location.folder):
+        raise CheckpointError(f"{location.label}: an adapter; the base of an adapter is a model.")
+    return _open(location)
 
 
 def open_answer(folder: Folder, answer: LoadedFiles) -> ShardedStore:

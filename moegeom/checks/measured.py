@@ -238,6 +238,9 @@ def unseen(measured: Measured) -> Iterator[str]:
     loaders = measured.run.get("loaders") or {}
     if (code := loaders.get("code")) and not is_verified_here(measured.run):
         yield f"the rule in the checkpoint's own code ({listing(code)})"
+    if left := loaders.get("left"):
+        more = f" and {len(left) - 1:,} modules more" if len(left) > 1 else ""
+        yield f"what the adapter changes in {left[0]}{more}"
     for other in loaders.get("others", ()):
         if other["reason"]:
             yield f"what {listing(other['loaders'])} load ({other['reason']})"

@@ -101,7 +101,7 @@ class ExpertValues:
         uncalibrated: set[int] = set()
         random_matrices: list[str] = []
         judged = 0
-        matrices: dict[str, list[bytes]] = {}
+        matrices: dict[str, Sequence[Any]] = {}
         for part in self.parts:
             samples = list(self._read(part))
             if part.key.endswith(_CALIBRATED):
@@ -118,7 +118,8 @@ class ExpertValues:
                     judged += state is not None
                     random_matrices += [part.matrix] * bool(state)
             if part.bits:
-                matrices[part.matrix] = samples
+                is_float = part.dtype in {*PLAIN_FLOATS, *_EIGHT_BITS}
+                matrices[part.matrix] = numbers if is_float else samples
                 is_zero &= [not one.any() for one in numbers]
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for expert, digest in enumerate(digests):
@@ -141,7 +142,7 @@ class ExpertValues:
         }
 
     def _copies(
-        self, matrices: Mapping[str, Sequence[bytes]], single: Sequence[int]
+        self, matrices: Mapping[str, Sequence[Any]], single: Sequence[int]
     ) -> tuple[list[dict[str, Any]], str]:
         """Groups among experts of which none are equal, and why there are none."""
         parts = {part.matrix: part for part in self.parts if part.bits}
@@ -163,7 +164,7 @@ class ExpertValues:
             for one in groups
         ], ""
 
-    def _codes(self, part: _Part, samples: Sequence[bytes]) -> MatrixSample:
+    def _codes(self, part: _Part, samples: Sequence[Any]) -> MatrixSample:
         """Numbers up to the scales beside them, of which those of copies are alike."""
         bits, is_of_blocks = round(part.bits), part.dtype in BLOCK_DTYPES
         if is_of_blocks:
@@ -175,7 +176,7 @@ class ExpertValues:
             ]
             return MatrixSample(np.stack(numbers), bits=part.bits)
         if part.dtype in {*PLAIN_FLOATS, *_EIGHT_BITS}:
-            numbers = np.stack(self._numbers(part, samples)).astype(np.float64)
+            numbers = np.stack(samples).astype(np.float64)
             numbers = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
             if (unit := _EIGHT_BITS.get(part.dtype)) is None:
                 unit = NUMBER_FORMATS[_FORMATS[part.dtype]].unit

@@ -1,0 +1,268 @@
+"""An adapter of PEFT over the checkpoint that it was trained on: what both are together.
+
+:math:`W' = W + s B A`, s = alpha / r, or alpha / sqrt(r) (rsLoRA); under DoRA each row of it is
+scaled to its magnitude, :math:`m W' / |W'|`. Modules that were saved whole replace their like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
+from moegeom.checkpoint.json_text import parse_object
+from moegeom.checkpoint.reading import Folder, LocalFolder
+from moegeom.checkpoint.store import TensorInfo, TensorStore
+from moegeom.core.errors import CheckpointError
+from moegeom.core.limits import CONFIG_BYTES
+from moegeom.core.shapes import Float32, Shaped
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+#: Settings under which a layer computes something else, or with another base.
+_OTHERS = ("fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora", "alora_invocation_tokens",
+           "arrow_config", "layer_replication", "monteclora_config", "kasa_config",
+           "lora_ga_config", "velora_config")  # fmt: skip
+
+#: Ways to begin that leave the base as it is.
+_STARTS = (None, True, False, "true", "gaussian", "eva", "orthogonal")
+
+_MERGE = "Merge it into its model (peft: merge_and_unload), and pass the result."
+
+#: What PEFT puts in front of a name, and into it.
+_WRAPPERS = re.compile(r"^base_model\.model\.|\.modules_to_save(?:\.default)?|\.base_layer")
+_HALF = re.compile(
+    r"(?P<module>.+)\.lora_(?P<half>A|B|magnitude_vector)(?:\.default)?(?:\.weight)?"
+)
+
+#: Modules that are routers by their name: one of an adapter that finds no tensor is an error.
+_ROUTER = re.compile(r"(?:^|[._])(?:router|gate|wg|classifier)$")
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What is added to a weight, by the names of its halves in the adapter."""
+
+    halves: Mapping[str, str]
+    factor: float
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedStore:
+    """The tensors of a base with an adapter over them: a ``TensorStore``.
+
+    ``replaced`` and ``updates`` are by name of the base; ``left`` are modules of the adapter that
+    are no tensor of the base by name, as experts in one tensor, and stay without it.
+    """
+
+    base: TensorStore
+    adapter: TensorStore
+    label: str
+    replaced: Mapping[str, str]
+    updates: Mapping[str, _Update]
+    left: tuple[str, ...]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.base.config
+
+    @property
+    def bytes_read(self) -> int:
+        return self.base.bytes_read + self.adapter.bytes_read
+
+    @property
+    def bytes_total(self) -> int:
+        return self.base.bytes_total + self.adapter.bytes_total
+
+    @property
+    def revision(self) -> str:
+        return self.base.revision
+
+    def names(self) -> Collection[str]:
+        return self.base.names()
+
+    def info(self, name: str) -> TensorInfo:
+        info = self.base.info(name)
+        if name in self.replaced:
+            own = self.adapter.info(self.replaced[name])
+            if own.shape != info.shape:
+                raise _refused(
+                    own.file, f"'{own.name}' has shape {own.shape}, its base {info.shape}"
+                )
+            return replace(own, name=name)
+        if name not in self.updates:
+            return info
+        if info.dtype not in PLAIN_FLOATS or len(info.shape) != 2:
+            raise _refused(info.file, f"'{name}' ({info.dtype}) of its base is no matrix of floats")
+        return replace(info, dtype="F32", size_bytes=4 * prod(info.shape))
+
+    def is_open(self, name: str) -> bool:
+        return self.base.is_open(name)
+
+    def prepare(self, names: Iterable[str]) -> None:
+        self.base.prepare(names)
+
+    def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
+        if name in self.replaced:
+            self.info(name)
+            return self.adapter.read(self.replaced[name])
+        return self._sum(name) if name in self.updates else self.base.read(name)
+
+    def read_many(self, names: Iterable[str]) -> Iterator[tuple[str, Shaped[np.ndarray, "*shape"]]]:
+        names = list(names)
+        own = [name for name in names if name in self.replaced or name in self.updates]
+        yield from ((name, self.read(name)) for name in own)
+        yield from self.base.read_many([name for name in names if name not in own])
+
+    def read_bytes(self, name: str, start: int, size: int) -> bytes:
+        if name in self.replaced:
+            return self.adapter.read_bytes(self.replaced[name], start, size)
+        if name in self.updates:
+            return self.read(name).tobytes()[start : start + size]
+        return self.base.read_bytes(name, start, size)
+
+    def _sum(self, name: str) -> Float32[np.ndarray, "rows columns"]:
+        """In float64, rounded once."""
+        shape, update = self.info(name).shape, self.updates[name]
+        values = {half: upcast(self.adapter.read(n)) for half, n in update.halves.items()}
+        values = {half: one.astype(np.float64) for half, one in values.items()}
+        rank = len(values["A"])
+        if (values["B"].shape, values["A"].shape) != ((shape[0], rank), (rank, shape[1])):
+            raise _refused(self.adapter.label, f"'{update.halves['A']}' fits no weight {shape}")
+        weight = upcast(self.base.read(name)).astype(np.float64)
+        weight += update.factor * (values["B"] @ values["A"])
+        if "magnitude_vector" in values:
+            lengths = np.linalg.norm(weight, axis=1, keepdims=True)
+            weight *= values["magnitude_vector"].reshape(-1, 1) / lengths
+        return weight.astype(np.float32)
+
+
+def open_adapter(folder: Folder, opening: Callable[[Path], TensorStore],
+                 weights: Callable[[str], TensorStore]) -> AdaptedStore:  # fmt: skip
+    """The adapter in a folder over its base, which is on this machine.
+
+    Raises
+    ------
+    CheckpointError
+        Where it is no LoRA, has a setting under which it is another function, its base is not
+        here, or a router of it is none of the base.
+    """
+    raw = folder.file(ADAPTER_CONFIG).read_all(CONFIG_BYTES)
+    config = parse_object(raw, ADAPTER_CONFIG)
+    file = next((name for name in ADAPTER_WEIGHTS if folder.has(name)), "")
+    if not file:
+        raise CheckpointError(f"{folder.label}: {ADAPTER_CONFIG} stands here without its weights.")
+    if (kind := config.get("peft_type")) != "LORA":
+        raise _refused(ADAPTER_CONFIG, f"it is of the kind {str(kind)[:40]!r}, and LORA is read")
+    for key in _OTHERS:
+        if config.get(key):
+            raise _refused(ADAPTER_CONFIG, f"{key!r} is set")
+    if (start := config.get("init_lora_weights")) not in _STARTS:
+        raise _refused(ADAPTER_CONFIG, f"'init_lora_weights' {str(start)[:40]!r} changes its base")
+    base, adapter = opening(_base(folder, config)), weights(file)
+    return _over(base, adapter, config, folder.label)
+
+
+def _base(folder: Folder, config: Mapping[str, Any]) -> Path:
+    named = str(config.get("base_model_name_or_path") or "")[:4096]
+    hint = f"Put the base beside the adapter, or its path into {ADAPTER_CONFIG}. {_MERGE}"
+    if isinstance(folder, LocalFolder) and named:
+        here = folder.path.resolve()
+        places = (here / named, here.parent / named, here.parent / Path(named).name)
+        with suppress(OSError, ValueError):  # too long for the file system, or no name of it
+            for place in places:
+                if named not in (".", "..") and place.exists() and place.resolve() != here:
+                    return place
+    raise CheckpointError(
+        f"{folder.label}: an adapter, whose base {named[:200]!r} is not on this machine.", hint
+    )
+
+
+def _over(
+    base: TensorStore, adapter: TensorStore, config: Mapping[str, Any], label: str
+) -> AdaptedStore:
+    halves: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    for name in adapter.names():
+        plain = _WRAPPERS.sub("", name)
+        if match := _HALF.fullmatch(plain):
+            halves.setdefault(match["module"], {})[match["half"]] = name
+        elif ".lora_" in plain:
+            raise _refused(adapter.label, f"'{name}' is no part of a linear LoRA")
+        else:
+            whole[plain] = name
+    place = _placing(base.names(), [*(f"{module}.weight" for module in halves), *whole])
+    replaced, updates, left = {}, {}, []
+    for name, own in whole.items():
+        if at := place(name):
+            replaced[at] = own
+        else:
+            left.append(name.rpartition(".")[0])
+    for module, parts in halves.items():
+        if not (at := place(f"{module}.weight")):
+            left.append(module)
+        elif not {"A", "B"} <= parts.keys():
+            raise _refused(adapter.label, f"{module} has one half alone")
+        elif config.get("use_dora") and "magnitude_vector" not in parts:
+            raise _refused(adapter.label, f"{module} has no magnitudes, and 'use_dora' is set")
+        else:
+            rank = adapter.info(parts["A"]).shape[0]
+            updates[at] = _Update(parts, _factor(config, module, rank))
+    if routers := [module for module in left if _ROUTER.search(module)]:
+        raise _refused(adapter.label, f"'{routers[0]}' is no tensor of its base")
+    label = f"{label} over {base.label}"
+    return AdaptedStore(base, adapter, label, replaced, updates, tuple(sorted(set(left))))
+
+
+def _factor(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """Alpha over r or its root; patterns name modules whose numbers are others."""
+    numbers: list[float] = []
+    for key, pattern, default in (("r", "rank_pattern", 8), ("lora_alpha", "alpha_pattern", 8)):
+        value = config.get(key, default)
+        own = config.get(pattern) or {}
+        for name, other in own.items() if isinstance(own, Mapping) else ():
+            if not re.fullmatch(r"[\w.]+", name):
+                raise _refused(ADAPTER_CONFIG, f"{pattern!r} has the expression {name[:60]!r}")
+            if f".{module}".endswith(f".{name}"):
+                value = other
+                break
+        if type(value) not in (int, float) or not 0 < value < 1e9:
+            raise _refused(ADAPTER_CONFIG, f"{key!r} is {str(value)[:40]}")
+        numbers.append(float(value))
+    if numbers[0] != rank:
+        raise _refused(ADAPTER_CONFIG, f"'r' is {numbers[0]:g}, and {module} has rank {rank}")
+    return numbers[1] / (sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _placing(names: Collection[str], targets: Collection[str]) -> Callable[[str], str]:
+    """The tensor of the base that a name of the adapter means: of that name, or the only one of its
+    layer that ends alike, for modules that a version of transformers calls otherwise.
+    """
+
+    def key(name: str) -> tuple[tuple[str, ...], ...]:
+        words = name.split(".")
+        return tuple(word for word in words if word.isdecimal()), tuple(words[-2:])
+
+    keys = {key(name) for name in targets}
+    by_key: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for name in names:
+        if (own := key(name)) in keys:
+            by_key.setdefault(own, []).append(name)
+
+    def place(name: str) -> str:
+        alike = by_key.get(key(name), [])
+        return name if name in alike else alike[0] if len(alike) == 1 else ""
+
+    return place
+
+
+def _refused(where: str, why: str) -> CheckpointError:
+    return CheckpointError(f"{where}: the adapter is not laid over its base: {why}.", _MERGE)
