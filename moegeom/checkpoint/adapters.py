@@ -19,7 +19,7 @@ import numpy as np
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
 from moegeom.checkpoint.json_text import parse_object
 from moegeom.checkpoint.reading import Folder, LocalFolder
-from moegeom.checkpoint.store import TensorInfo, TensorStore
+from moegeom.checkpoint.store import StoreOver, TensorInfo, TensorStore
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import CONFIG_BYTES
 from moegeom.core.shapes import Float32, Shaped
@@ -56,47 +56,37 @@ class _Update:
 
 
 @dataclass(frozen=True, eq=False)
-class AdaptedStore:
-    """The tensors of a base with an adapter over them: a ``TensorStore``.
+class AdaptedStore(StoreOver):
+    """The tensors of a base with an adapter over them.
 
     ``replaced`` and ``updates`` are by name of the base; ``left`` are modules of the adapter that
     are no tensor of the base by name, as experts in one tensor, and stay without it.
     """
 
-    base: TensorStore
     adapter: TensorStore
-    label: str
+    folder: str
     replaced: Mapping[str, str]
     updates: Mapping[str, _Update]
     left: tuple[str, ...]
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        return self.base.config
+    def label(self) -> str:
+        return f"{self.folder} over {self.store.label}"
 
     @property
     def bytes_read(self) -> int:
-        return self.base.bytes_read + self.adapter.bytes_read
+        return self.store.bytes_read + self.adapter.bytes_read
 
     @property
     def bytes_total(self) -> int:
-        return self.base.bytes_total + self.adapter.bytes_total
-
-    @property
-    def revision(self) -> str:
-        return self.base.revision
-
-    def names(self) -> Collection[str]:
-        return self.base.names()
+        return self.store.bytes_total + self.adapter.bytes_total
 
     def info(self, name: str) -> TensorInfo:
-        info = self.base.info(name)
+        info = self.store.info(name)
         if name in self.replaced:
             own = self.adapter.info(self.replaced[name])
             if own.shape != info.shape:
-                raise _refused(
-                    own.file, f"'{own.name}' has shape {own.shape}, its base {info.shape}"
-                )
+                raise _refused(own.file, f"'{own.name}' is {own.shape}, its base {info.shape}")
             return replace(own, name=name)
         if name not in self.updates:
             return info
@@ -104,30 +94,24 @@ class AdaptedStore:
             raise _refused(info.file, f"'{name}' ({info.dtype}) of its base is no matrix of floats")
         return replace(info, dtype="F32", size_bytes=4 * prod(info.shape))
 
-    def is_open(self, name: str) -> bool:
-        return self.base.is_open(name)
-
-    def prepare(self, names: Iterable[str]) -> None:
-        self.base.prepare(names)
-
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         if name in self.replaced:
             self.info(name)
             return self.adapter.read(self.replaced[name])
-        return self._sum(name) if name in self.updates else self.base.read(name)
+        return self._sum(name) if name in self.updates else self.store.read(name)
 
     def read_many(self, names: Iterable[str]) -> Iterator[tuple[str, Shaped[np.ndarray, "*shape"]]]:
         names = list(names)
         own = [name for name in names if name in self.replaced or name in self.updates]
         yield from ((name, self.read(name)) for name in own)
-        yield from self.base.read_many([name for name in names if name not in own])
+        yield from self.store.read_many([name for name in names if name not in own])
 
     def read_bytes(self, name: str, start: int, size: int) -> bytes:
         if name in self.replaced:
             return self.adapter.read_bytes(self.replaced[name], start, size)
         if name in self.updates:
             return self.read(name).tobytes()[start : start + size]
-        return self.base.read_bytes(name, start, size)
+        return self.store.read_bytes(name, start, size)
 
     def _sum(self, name: str) -> Float32[np.ndarray, "rows columns"]:
         """In float64, rounded once."""
@@ -137,7 +121,7 @@ class AdaptedStore:
         rank = len(values["A"])
         if (values["B"].shape, values["A"].shape) != ((shape[0], rank), (rank, shape[1])):
             raise _refused(self.adapter.label, f"'{update.halves['A']}' fits no weight {shape}")
-        weight = upcast(self.base.read(name)).astype(np.float64)
+        weight = upcast(self.store.read(name)).astype(np.float64)
         weight += update.factor * (values["B"] @ values["A"])
         if "magnitude_vector" in values:
             lengths = np.linalg.norm(weight, axis=1, keepdims=True)
@@ -200,26 +184,22 @@ def _over(
         else:
             whole[plain] = name
     place = _placing(base.names(), [*(f"{module}.weight" for module in halves), *whole])
-    replaced, updates, left = {}, {}, []
-    for name, own in whole.items():
-        if at := place(name):
-            replaced[at] = own
-        else:
-            left.append(name.rpartition(".")[0])
+    places = {name: place(name) for name in whole}
+    replaced = {at: whole[name] for name, at in places.items() if at}
+    updates: dict[str, _Update] = {}
+    left = {name.rpartition(".")[0] for name, at in places.items() if not at}
+    needed = {"A", "B", *(["magnitude_vector"] if config.get("use_dora") else [])}
     for module, parts in halves.items():
         if not (at := place(f"{module}.weight")):
-            left.append(module)
-        elif not {"A", "B"} <= parts.keys():
-            raise _refused(adapter.label, f"{module} has one half alone")
-        elif config.get("use_dora") and "magnitude_vector" not in parts:
-            raise _refused(adapter.label, f"{module} has no magnitudes, and 'use_dora' is set")
+            left.add(module)
+        elif lack := needed - parts.keys():
+            raise _refused(adapter.label, f"{module} has no lora_{min(lack)}")
         else:
-            rank = adapter.info(parts["A"]).shape[0]
-            updates[at] = _Update(parts, _factor(config, module, rank))
-    if routers := [module for module in left if _ROUTER.search(module)]:
+            factor = _factor(config, module, adapter.info(parts["A"]).shape[0])
+            updates[at] = _Update(parts, factor)
+    if routers := sorted(filter(_ROUTER.search, left)):
         raise _refused(adapter.label, f"'{routers[0]}' is no tensor of its base")
-    label = f"{label} over {base.label}"
-    return AdaptedStore(base, adapter, label, replaced, updates, tuple(sorted(set(left))))
+    return AdaptedStore(base, adapter, label, replaced, updates, tuple(sorted(left)))
 
 
 def _factor(config: Mapping[str, Any], module: str, rank: int) -> float:

@@ -267,7 +267,8 @@ def unseen_experts(measured: Measured) -> Iterator[str]:
     lines: dict[tuple[str, str], list[str]] = {}
     for one in facts.get("left_out", ()):
         if one["is_kind"]:
-            lines.setdefault(("experts of", one["reason"]), []).append(one["router"])
+            reason = one["reason"].replace(f"router {one['router']}", "the router")
+            lines.setdefault(("experts of", reason), []).append(one["router"])
     for one in facts.get("samples", ()):
         if one["not_compared"]:
             of = ("copies among experts of", one["not_compared"])
