@@ -18,7 +18,7 @@ import numpy as np
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
 from moegeom.checkpoint.json_text import parse_object
-from moegeom.checkpoint.reading import Folder, LocalFolder
+from moegeom.checkpoint.reading import LocalFolder
 from moegeom.checkpoint.store import StoreOver, TensorInfo, TensorStore
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import CONFIG_BYTES
@@ -47,26 +47,19 @@ _HALF = re.compile(
 _ROUTER = re.compile(r"(?:^|[._])(?:router|gate|wg|classifier)$")
 
 
-@dataclass(frozen=True)
-class _Update:
-    """What is added to a weight, by the names of its halves in the adapter."""
-
-    halves: Mapping[str, str]
-    factor: float
-
-
 @dataclass(frozen=True, eq=False)
 class AdaptedStore(StoreOver):
     """The tensors of a base with an adapter over them.
 
-    ``replaced`` and ``updates`` are by name of the base; ``left`` are modules of the adapter that
-    are no tensor of the base by name, as experts in one tensor, and stay without it.
+    By name of the base, ``replaced`` are tensors of the adapter, ``updates`` halves of what is
+    added, and its factor. ``left`` are modules of the adapter that are no tensor of the base by
+    name, as experts in one tensor, and stay without it.
     """
 
     adapter: TensorStore
     folder: str
     replaced: Mapping[str, str]
-    updates: Mapping[str, _Update]
+    updates: Mapping[str, tuple[Mapping[str, str], float]]
     left: tuple[str, ...]
 
     @property
@@ -115,29 +108,24 @@ class AdaptedStore(StoreOver):
 
     def _sum(self, name: str) -> Float32[np.ndarray, "rows columns"]:
         """In float64, rounded once."""
-        shape, update = self.info(name).shape, self.updates[name]
-        values = {half: upcast(self.adapter.read(n)) for half, n in update.halves.items()}
-        values = {half: one.astype(np.float64) for half, one in values.items()}
+        shape, (halves, factor) = self.info(name).shape, self.updates[name]
+        stored = {half: upcast(self.adapter.read(part)) for half, part in halves.items()}
+        values = {half: one.astype(np.float64) for half, one in stored.items()}
         rank = len(values["A"])
         if (values["B"].shape, values["A"].shape) != ((shape[0], rank), (rank, shape[1])):
-            raise _refused(self.adapter.label, f"'{update.halves['A']}' fits no weight {shape}")
+            raise _refused(self.adapter.label, f"'{halves['A']}' fits no weight {shape}")
         weight = upcast(self.store.read(name)).astype(np.float64)
-        weight += update.factor * (values["B"] @ values["A"])
+        weight += factor * (values["B"] @ values["A"])
         if "magnitude_vector" in values:
             lengths = np.linalg.norm(weight, axis=1, keepdims=True)
             weight *= values["magnitude_vector"].reshape(-1, 1) / lengths
         return weight.astype(np.float32)
 
 
-def open_adapter(folder: Folder, opening: Callable[[Path], TensorStore],
+def open_adapter(folder: LocalFolder, opening: Callable[[Path], TensorStore],
                  weights: Callable[[str], TensorStore]) -> AdaptedStore:  # fmt: skip
-    """The adapter in a folder over its base, which is on this machine.
-
-    Raises
-    ------
-    CheckpointError
-        Where it is no LoRA, has a setting under which it is another function, its base is not
-        here, or a router of it is none of the base.
+    """The adapter in a folder over its base. Raises CheckpointError where it is no LoRA, is set to
+    be another function, a router of it is none of its base, or that is not on this machine.
     """
     raw = folder.file(ADAPTER_CONFIG).read_all(CONFIG_BYTES)
     config = parse_object(raw, ADAPTER_CONFIG)
@@ -155,16 +143,15 @@ def open_adapter(folder: Folder, opening: Callable[[Path], TensorStore],
     return _over(base, adapter, config, folder.label)
 
 
-def _base(folder: Folder, config: Mapping[str, Any]) -> Path:
+def _base(folder: LocalFolder, config: Mapping[str, Any]) -> Path:
     named = str(config.get("base_model_name_or_path") or "")[:4096]
     hint = f"Put the base beside the adapter, or its path into {ADAPTER_CONFIG}. {_MERGE}"
-    if isinstance(folder, LocalFolder) and named:
-        here = folder.path.resolve()
-        places = (here / named, here.parent / named, here.parent / Path(named).name)
-        with suppress(OSError, ValueError):  # too long for the file system, or no name of it
-            for place in places:
-                if named not in (".", "..") and place.exists() and place.resolve() != here:
-                    return place
+    here = folder.path.resolve()
+    places = (here / named, here.parent / named, here.parent / Path(named).name)
+    with suppress(OSError, ValueError):  # too long for the file system, or no name of it
+        for place in places:
+            if named not in ("", ".", "..") and place.exists() and place.resolve() != here:
+                return place
     raise CheckpointError(
         f"{folder.label}: an adapter, whose base {named[:200]!r} is not on this machine.", hint
     )
@@ -186,7 +173,7 @@ def _over(
     place = _placing(base.names(), [*(f"{module}.weight" for module in halves), *whole])
     places = {name: place(name) for name in whole}
     replaced = {at: whole[name] for name, at in places.items() if at}
-    updates: dict[str, _Update] = {}
+    updates: dict[str, tuple[Mapping[str, str], float]] = {}
     left = {name.rpartition(".")[0] for name, at in places.items() if not at}
     needed = {"A", "B", *(["magnitude_vector"] if config.get("use_dora") else [])}
     for module, parts in halves.items():
@@ -195,8 +182,7 @@ def _over(
         elif lack := needed - parts.keys():
             raise _refused(adapter.label, f"{module} has no lora_{min(lack)}")
         else:
-            factor = _factor(config, module, adapter.info(parts["A"]).shape[0])
-            updates[at] = _Update(parts, factor)
+            updates[at] = parts, _factor(config, module, adapter.info(parts["A"]).shape[0])
     if routers := sorted(filter(_ROUTER.search, left)):
         raise _refused(adapter.label, f"'{routers[0]}' is no tensor of its base")
     return AdaptedStore(base, adapter, label, replaced, updates, tuple(sorted(left)))

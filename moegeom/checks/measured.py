@@ -263,8 +263,7 @@ def unseen(measured: Measured) -> Iterator[str]:
 
 def unseen_experts(measured: Measured) -> Iterator[str]:
     """Routers whose experts are stored in ways that are not judged, or not in all respects."""
-    facts = measured.run.get("expert_values", {})
-    lines: dict[tuple[str, str], list[str]] = {}
+    facts, lines = measured.run.get("expert_values", {}), dict[tuple[str, str], list[str]]()
     for one in facts.get("left_out", ()):
         if one["is_kind"]:
             reason = one["reason"].replace(f"router {one['router']}", "the router")
