@@ -116,8 +116,8 @@ def quantised(tensors: dict[str, torch.Tensor], kind: str) -> tuple[dict[str, An
     """Tensors whose numbered experts are quantised, and the table of the config."""
     made, table = dict(tensors), {}
     for name, tensor in tensors.items():
-        if not re.search(r"experts\.\d+\..*\.weight$", name) or tensor.ndim != 2:
-            continue
+        if not re.search(r"experts\.\d+\..*\.weight$", name) or tensor.shape[-1] % 32:
+            continue  # not of numbered experts, or no whole groups
         weight, stem = made.pop(name).float(), name.removesuffix("weight")
         if kind in PRESETS:
             parts, scheme = compressed(weight, kind)
