@@ -58,7 +58,7 @@ def _scanned_router(point: Point) -> float:
     from moegeom.engine.prepared import prepare
     from moegeom.engine.task import Task
     from moegeom.kernels.table import load_kernels
-    from moegeom.testing.array_source import ArraySource
+    from tests.array_source import ArraySource
 
     router = gaussian_router(point.hidden, point.experts, min(8, point.experts // 2))
     shape = (BUFFER_TOKENS, point.hidden)

@@ -33,7 +33,7 @@ from moegeom.checks.baseline import Baseline, baseline_of
 from moegeom.checks.profile import Profile
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import Results, open_results
-from moegeom.testing.array_source import ArraySource
+from tests.array_source import ArraySource
 
 SAMPLES = Path(__file__).parents[1] / "sample_ckpts"
 sys.path.insert(0, str(SAMPLES))

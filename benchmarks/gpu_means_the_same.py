@@ -31,7 +31,7 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.kernels.cuda.cupy_device import open_device
 from moegeom.kernels.table import KERNELS, load_kernels
-from moegeom.testing.array_source import ArraySource
+from tests.array_source import ArraySource
 from tests.parity.test_kernels import ARGUMENTS, KINDS, SHAPES, Case, assert_agree, run
 
 COUNTED = (

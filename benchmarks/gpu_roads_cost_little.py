@@ -49,7 +49,7 @@ from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import metrics_of_scan
 from moegeom.recorder import RouterRecorder
-from moegeom.testing.array_source import ArraySource
+from tests.array_source import ArraySource
 
 CLAIM = "on a GPU each road from tokens to results costs little"
 PARTS = ("fold", "memory", "typed", "scan")

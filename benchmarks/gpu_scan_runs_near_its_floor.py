@@ -38,7 +38,7 @@ from moegeom.geometry.boundary.linear import row_distances
 from moegeom.kernels.cuda.cupy_device import open_device
 from moegeom.kernels.cuda.route import RouteCounters, RouteOutputs, launch_route
 from moegeom.kernels.table import load_kernels
-from moegeom.testing.array_source import ArraySource
+from tests.array_source import ArraySource
 
 SHAPES = ((2048, 64, 8), (7168, 256, 8), (2880, 128, 4))
 COUNTED = ("token_counts", "expert_counts", "margin_histogram", "distance_histogram")

@@ -34,8 +34,8 @@ def _scan(stream: str, num_tokens: int) -> dict[str, float]:
     from moegeom.engine.prepared import prepare
     from moegeom.engine.task import Task
     from moegeom.kernels.table import load_kernels
-    from moegeom.testing.array_source import ArraySource
     from moegeom.tokens.memory import IsotropicRmsPrior
+    from tests.array_source import ArraySource
 
     router = gaussian_router(HIDDEN, EXPERTS, TOP_K)
     kernels = load_kernels("cpu")

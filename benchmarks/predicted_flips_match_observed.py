@@ -29,9 +29,9 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.task import Task
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
-from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
 from moegeom.variants.emulated import arithmetic, emulate
+from tests.array_source import ArraySource
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_ckpts"
 

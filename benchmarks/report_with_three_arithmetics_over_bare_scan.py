@@ -23,8 +23,8 @@ from moegeom.engine.request import ScanRequest
 from moegeom.pipeline import scan
 from moegeom.router.load import load_routers
 from moegeom.studies.boundary.study import BoundaryRequest, measure_boundary
-from moegeom.testing.array_source import ArraySource
 from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
+from tests.array_source import ArraySource
 
 #: (hidden, experts, top_k, tokens).
 SHAPES = ((2048, 64, 8, 65_536), (7168, 256, 8, 16_384))

@@ -26,7 +26,7 @@ from moegeom.engine.prepared import prepare, unavailable
 from moegeom.engine.task import Task
 from moegeom.kernels.reduction import REDUCTIONS
 from moegeom.kernels.table import load_kernels
-from moegeom.testing.array_source import ArraySource
+from tests.array_source import ArraySource
 
 SHAPES = ((2048, 64, 8, 16384), (7168, 256, 8, 4096), (2880, 128, 4, 8192))
 FIRST = ("token_counts", "expert_counts", "margin_histogram", "distance_histogram")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from moegeom.checkpoint.adapters import ADAPTER_CONFIG, open_adapter
 from moegeom.checkpoint.formats.pytorch import PytorchFile
 from moegeom.checkpoint.formats.safetensors import SafetensorsFile
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of
 from moegeom.checkpoint.ranks import of_rank_folders
-from moegeom.checkpoint.reading import Folder, Location, local
+from moegeom.checkpoint.reading import Folder, LocalFolder, Location, local
 from moegeom.checkpoint.remote.url import RemoteOptions, scheme_of, shown
 from moegeom.checkpoint.shards import CheckpointShard, ShardedStore, join_shards
 from moegeom.checkpoint.store import Format, TensorStore
@@ -87,7 +89,11 @@ def open_place(
 
 
 def _open(location: Location) -> TensorStore:
-    judged = location
+    judged, folder = location, location.folder
+    is_named = location.file is None or location.file.startswith("adapter_model.")
+    if isinstance(folder, LocalFolder) and is_named and _is_adapter(folder):
+        answer = functools.partial(LoadedFiles, "", config=ADAPTER_CONFIG)
+        return open_adapter(folder, _open_base, lambda name: open_answer(folder, answer((name,))))
     if location.file is None and (first := next(answers_of(location.folder), None)):
         judged = Location(location.folder, first.entry or None)
     for place in (judged, *of_rank_folders(location)):
@@ -95,6 +101,20 @@ def _open(location: Location) -> TensorStore:
             if candidate.recognises(place):
                 return candidate.open(place)
     raise CheckpointError(*_not_recognised(location))
+
+
+def _is_adapter(folder: Folder) -> bool:
+    """Whether a folder holds an adapter, and no weights of a model beside it."""
+    answers = answers_of(folder) if (is_one := folder.has(ADAPTER_CONFIG)) else ()
+    files = (name for answer in answers for name in answer.files)
+    return is_one and all(name.startswith("adapter_model") for name in files)
+
+
+def _open_base(path: Path) -> TensorStore:
+    location = _local(path)
+    if _is_adapter(location.folder):
+        raise CheckpointError(f"{location.label}: an adapter; the base of an adapter is a model.")
+    return _open(location)
 
 
 def open_answer(folder: Folder, answer: LoadedFiles) -> ShardedStore:

@@ -112,6 +112,42 @@ class TensorStore(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class StoreOver:
+    """A ``TensorStore`` over another one, ``store``, which answers what a kind of it does not."""
+
+    store: TensorStore
+
+    @property
+    def label(self) -> str:
+        return self.store.label
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.store.config
+
+    @property
+    def bytes_read(self) -> int:
+        return self.store.bytes_read
+
+    @property
+    def bytes_total(self) -> int:
+        return self.store.bytes_total
+
+    @property
+    def revision(self) -> str:
+        return self.store.revision
+
+    def names(self) -> Collection[str]:
+        return self.store.names()
+
+    def is_open(self, name: str) -> bool:
+        return self.store.is_open(name)
+
+    def prepare(self, names: Iterable[str]) -> None:
+        self.store.prepare(names)
+
+
 @dataclass(frozen=True)
 class Format:
     """One storage format: how to see that a location holds one, and how to open it."""

@@ -66,8 +66,7 @@ class Tested:
 class Unknown:
     """A router that could not be judged although everything needed was asked for.
 
-    What lies ``outside`` of the check, as a way to store experts, counts where a profile requires
-    it; else the verdict names what was not checked.
+    What lies ``outside`` of the check counts where a profile requires it, and is named elsewhere.
     """
 
     router: str

@@ -238,6 +238,9 @@ def unseen(measured: Measured) -> Iterator[str]:
     loaders = measured.run.get("loaders") or {}
     if (code := loaders.get("code")) and not is_verified_here(measured.run):
         yield f"the rule in the checkpoint's own code ({listing(code)})"
+    if left := loaders.get("left"):
+        more = f" and {len(left) - 1:,} modules more" if len(left) > 1 else ""
+        yield f"what the adapter changes in {left[0]}{more}"
     for other in loaders.get("others", ()):
         if other["reason"]:
             yield f"what {listing(other['loaders'])} load ({other['reason']})"
@@ -260,11 +263,11 @@ def unseen(measured: Measured) -> Iterator[str]:
 
 def unseen_experts(measured: Measured) -> Iterator[str]:
     """Routers whose experts are stored in ways that are not judged, or not in all respects."""
-    facts = measured.run.get("expert_values", {})
-    lines: dict[tuple[str, str], list[str]] = {}
+    facts, lines = measured.run.get("expert_values", {}), dict[tuple[str, str], list[str]]()
     for one in facts.get("left_out", ()):
         if one["is_kind"]:
-            lines.setdefault(("experts of", one["reason"]), []).append(one["router"])
+            reason = one["reason"].replace(f"router {one['router']}", "the router")
+            lines.setdefault(("experts of", reason), []).append(one["router"])
     for one in facts.get("samples", ()):
         if one["not_compared"]:
             of = ("copies among experts of", one["not_compared"])

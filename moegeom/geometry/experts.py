@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.core.shapes import Float, Float32, Float64, Int64, Integer
-from moegeom.geometry.gram import RANK_TOLERANCE
+from moegeom.geometry.gram import RANK_TOLERANCE, cosines
 from moegeom.geometry.noise import spacing
 from moegeom.geometry.rows import drawn_errors
 from moegeom.geometry.space import distinct_rows
@@ -671,9 +671,7 @@ def _correlations(
 ) -> Float64[np.ndarray, "experts experts"]:
     """Of all pairs; 0 beside an expert without variation, and of an expert with itself."""
     apart = numbers.astype(np.float64) - numbers.mean(axis=1, dtype=np.float64, keepdims=True)
-    lengths = np.sqrt((apart**2).sum(axis=1, keepdims=True))
-    unit = np.divide(apart, lengths, out=np.zeros_like(apart), where=lengths > 0.0)
-    products = unit @ unit.T
+    products = np.nan_to_num(cosines(apart @ apart.T))
     np.fill_diagonal(products, 0.0)
     return products
 

@@ -17,9 +17,8 @@ from moegeom.checkpoint.store import TensorStore
 from moegeom.core.digest import digest_of
 from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError
 from moegeom.core.router import Router
-from moegeom.core.shapes import Float, Float64, Int64
+from moegeom.core.shapes import Float, Float64, Int64, Shaped
 from moegeom.geometry.experts import MatrixSample, near_copies
-from moegeom.geometry.number_formats import NUMBER_FORMATS
 from moegeom.geometry.rows import drawn_errors, multiples
 from moegeom.router.expert_names import layer_names
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
@@ -33,9 +32,10 @@ SAMPLE_BYTES = 4096
 #: Names of scales that calibration writes: what the inputs of an expert are divided by.
 _CALIBRATED = ("input_scale", "input_global_scale", "act_scale")
 
-#: Floats of eight bits, and their unit roundoff; of the others, the names of their formats.
-_EIGHT_BITS = {"F8_E4M3": 2.0**-4, "F8_E5M2": 2.0**-3}
-_FORMATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+#: Floats of eight bits, and the unit roundoff of all floats.
+_EIGHT_BITS = frozenset({"F8_E4M3", "F8_E5M2"})
+_UNITS = {"F8_E5M2": 2.0**-3, "F8_E4M3": 2.0**-4, "BF16": 2.0**-8, "F16": 2.0**-11,
+          "F32": 2.0**-24, "F64": 2.0**-53}  # fmt: skip
 
 #: Storages whose four bits are a sign and a magnitude.
 _OF_E2M1 = ("mxfp4", "nvfp4")
@@ -101,7 +101,7 @@ class ExpertValues:
         uncalibrated: set[int] = set()
         random_matrices: list[str] = []
         judged = 0
-        matrices: dict[str, list[bytes]] = {}
+        matrices: dict[str, Sequence[np.ndarray]] = {}
         for part in self.parts:
             samples = list(self._read(part))
             if part.key.endswith(_CALIBRATED):
@@ -110,7 +110,7 @@ class ExpertValues:
             for expert, sample in enumerate(samples):
                 digests[expert].append(digest_of(sample))
             numbers = [np.frombuffer(sample, np.uint8) for sample in samples]
-            if part.dtype in {*PLAIN_FLOATS, *_EIGHT_BITS}:
+            if part.dtype in _UNITS:
                 numbers = self._numbers(part, samples)
                 not_finite |= {e for e, one in enumerate(numbers) if not np.isfinite(one).all()}
                 if part.columns and not not_finite:
@@ -118,7 +118,7 @@ class ExpertValues:
                     judged += state is not None
                     random_matrices += [part.matrix] * bool(state)
             if part.bits:
-                matrices[part.matrix] = samples
+                matrices[part.matrix] = numbers
                 is_zero &= [not one.any() for one in numbers]
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for expert, digest in enumerate(digests):
@@ -141,17 +141,18 @@ class ExpertValues:
         }
 
     def _copies(
-        self, matrices: Mapping[str, Sequence[bytes]], single: Sequence[int]
+        self, matrices: Mapping[str, Sequence[np.ndarray]], single: Sequence[int]
     ) -> tuple[list[dict[str, Any]], str]:
         """Groups among experts of which none are equal, and why there are none."""
         parts = {part.matrix: part for part in self.parts if part.bits}
         if len(single) < 2:
             return [], "fewer than two are whole and differ"
         try:
-            samples = [
-                self._codes(parts[name], [raws[expert] for expert in single])
-                for name, raws in matrices.items()
-            ]
+            samples = []
+            for name, those in matrices.items():
+                least = min(map(len, those))  # experts of unlike sizes are counted with the blocks
+                raw = np.stack([those[expert][:least] for expert in single])
+                samples.append(_codes(parts[name], raw))
         except (CheckpointError, RouterError) as error:
             return [], error.message.rstrip(".")
         few = min((sample.numbers.shape[1] for sample in samples), default=0)
@@ -162,39 +163,6 @@ class ExpertValues:
             dataclasses.asdict(one) | {"experts": [single[e] for e in one.experts]}
             for one in groups
         ], ""
-
-    def _codes(self, part: _Part, samples: Sequence[bytes]) -> MatrixSample:
-        """Numbers up to the scales beside them, of which those of copies are alike."""
-        bits, is_of_blocks = round(part.bits), part.dtype in BLOCK_DTYPES
-        if is_of_blocks:
-            kind = next(one for one in GGML_TYPES.values() if one.name == part.dtype)
-            count = len(samples[0]) // kind.block_bytes
-            numbers = [
-                decode(raw[: count * kind.block_bytes], kind, (count * kind.block_size,), part.key)
-                for raw in samples
-            ]
-            return MatrixSample(np.stack(numbers), bits=part.bits)
-        if part.dtype in {*PLAIN_FLOATS, *_EIGHT_BITS}:
-            numbers = np.stack(self._numbers(part, samples)).astype(np.float64)
-            numbers = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
-            if (unit := _EIGHT_BITS.get(part.dtype)) is None:
-                unit = NUMBER_FORMATS[_FORMATS[part.dtype]].unit
-                return MatrixSample(numbers, unit, columns=part.columns)
-            return MatrixSample(_over_runs(numbers, part)[0], unit)
-        if bits not in (1, 2, 4, 8):
-            raise RouterError(f"numbers of {bits} bits lie across words.")
-        raw = np.frombuffer(b"".join(samples), np.uint8).reshape(len(samples), -1)
-        scheme, dtype = part.storage
-        if bits == 4 and scheme in _OF_E2M1:
-            numbers = unpack_e2m1(raw)
-        elif bits == 8:
-            numbers = raw.view(np.int8 if part.dtype == "I8" else np.uint8)
-        else:
-            shifts = np.arange(0, 8, bits, dtype=np.uint8)
-            codes = (raw[:, :, None] >> shifts).reshape(len(raw), -1) & (2**bits - 1)
-            numbers = np.asarray(FP4)[codes] if dtype == "fp4" else codes
-        numbers = numbers.astype(np.float32)
-        return MatrixSample(numbers - numbers.mean(axis=1, keepdims=True), bits=bits)
 
     def read_numbers(self, part: _Part) -> list[Float[np.ndarray, "numbers"]]:
         """The beginnings of a stored tensor of plain floats, by expert."""
@@ -299,6 +267,35 @@ def down_ratios(
     size = min(len(numbers) for side in sides for numbers in side)
     first, second = (np.stack([one[:size] for one in side]).astype(np.float64) for side in sides)
     return multiples(first[place], second)
+
+
+def _codes(part: _Part, raw: Shaped[np.ndarray, "experts numbers"]) -> MatrixSample:
+    """Numbers up to the scales beside them, of which those of copies are alike."""
+    if part.dtype in BLOCK_DTYPES:
+        kind = next(one for one in GGML_TYPES.values() if one.name == part.dtype)
+        count = raw.shape[1] // kind.block_bytes
+        shape = (len(raw), count * kind.block_size)
+        whole = raw[:, : count * kind.block_bytes].tobytes()
+        return MatrixSample(decode(whole, kind, shape, part.key), bits=part.bits)
+    if part.dtype in _UNITS:
+        numbers = raw.astype(np.float64)
+        numbers = np.ldexp(numbers, -int(np.frexp(np.abs(numbers).max())[1]))
+        if part.dtype in _EIGHT_BITS:
+            return MatrixSample(_over_runs(numbers, part)[0], _UNITS[part.dtype])
+        return MatrixSample(numbers, _UNITS[part.dtype], columns=part.columns)
+    bits, (scheme, dtype) = round(part.bits), part.storage
+    if bits not in (1, 2, 4, 8):
+        raise RouterError(f"numbers of {bits} bits lie across words.")
+    if bits == 4 and scheme in _OF_E2M1:
+        numbers = unpack_e2m1(raw)
+    elif bits == 8:
+        numbers = raw.view(np.int8 if part.dtype == "I8" else np.uint8)
+    else:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        codes = (raw[:, :, None] >> shifts).reshape(len(raw), -1) & (2**bits - 1)
+        numbers = np.asarray(FP4)[codes] if dtype == "fp4" else codes
+    numbers = numbers.astype(np.float32)
+    return MatrixSample(numbers - numbers.mean(axis=1, keepdims=True), bits=bits)
 
 
 def _uncalibrated(scales: Sequence[Float[np.ndarray, "numbers"]]) -> set[int]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moegeom.checkpoint.store import TensorInfo, TensorStore
+from moegeom.checkpoint.store import StoreOver, TensorInfo, TensorStore
 from moegeom.core.shapes import Shaped
 
 #: What FSDP, torch.compile and activation checkpoints put into a name, anywhere.
@@ -92,39 +91,17 @@ def with_plain_names(store: TensorStore) -> TensorStore:
     return _Renamed(store, raw)
 
 
-@dataclass(frozen=True)
-class _Renamed:
+@dataclass(frozen=True, eq=False)
+class _Renamed(StoreOver):
     """A ``TensorStore`` by other names; ``raw`` gives the names in the files."""
 
-    store: TensorStore
     raw: Mapping[str, str]
-
-    @property
-    def label(self) -> str:
-        return self.store.label
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.store.config
-
-    @property
-    def bytes_read(self) -> int:
-        return self.store.bytes_read
-
-    @property
-    def bytes_total(self) -> int:
-        return self.store.bytes_total
-
-    @property
-    def revision(self) -> str:
-        return self.store.revision
 
     def names(self) -> Collection[str]:
         return self.raw.keys()
 
     def info(self, name: str) -> TensorInfo:
-        info = self.store.info(self.raw.get(name, name))
-        return TensorInfo(name, info.dtype, info.shape, info.file, info.offset, info.size_bytes)
+        return replace(self.store.info(self.raw.get(name, name)), name=name)
 
     def is_open(self, name: str) -> bool:
         return self.store.is_open(self.raw.get(name, name))

@@ -49,8 +49,8 @@ from moegeom.recorder.run import plan_capture
 from moegeom.results.reader import Results, open_results
 from moegeom.router.family import families, family_of, load_family
 from moegeom.router.load import load_routers
-from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.sources.recorded import open_recording
+from tests.array_source import ArraySource
 from tests.by_day import by_day
 from tests.columns import columns_of, recording_of
 from tests.families import tiny_models

@@ -35,8 +35,8 @@ from moegeom.results.reader import MemoryResults, ResultsView
 from moegeom.router.load import load_routers
 from moegeom.studies.check.study import GateRequest, gate, measured_of
 from moegeom.studies.explain.record import VERDICTS, CauseVerdict
-from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
+from tests.array_source import ArraySource
 from tests.by_day import IS_NIGHT, by_day, one_of_each
 from tests.columns import columns_of
 from tests.doc_scripts import script

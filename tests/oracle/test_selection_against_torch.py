@@ -34,9 +34,9 @@ from moegeom.geometry.selection import SCORES, mapped_logits, margin, route, top
 from moegeom.geometry.set_code import set_distances
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
-from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
+from tests.array_source import ArraySource
 from tests.unit.scan.made import router_with
 
 

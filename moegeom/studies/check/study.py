@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from moegeom.checkpoint.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedStore
 from moegeom.checkpoint.formats.gguf import FORMAT as GGUF
 from moegeom.checkpoint.formats.gguf import model_files
 from moegeom.checkpoint.loaders import LoadedFiles, answers_of, own_code
@@ -342,9 +343,6 @@ def _drift(changed: RouterChange) -> Drift:
 #: Characters of a name in the config that count.
 _NAME = 200
 
-_ADAPTER = "adapter_config.json"
-_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-
 #: An answer that is the judged one.
 _NONE: dict[str, Any] = {"routers": [], "not_finite": [], "files": [], "reason": ""}
 
@@ -357,12 +355,15 @@ def loader_facts(opened: Session) -> dict[str, Any]:
     are ``not_finite``, and the ``files`` that hold them, or the ``reason`` for which it is not
     known. ``agree`` names the loaders whose routers are the same; ``adapter`` names routers that
     transformers with PEFT changes, ``code`` the modules of the checkpoint's own,
-    ``class_of_others`` the class of another family by which engines load it.
+    ``class_of_others`` the class of another family by which engines load it; ``left`` modules that
+    an adapter changes and that are judged without it.
     """
     location, folder = opened.location, opened.location.folder
     facts: dict[str, Any] = {"judged": "", "entry": location.file or "", "others": [], "agree": []}
     facts |= {"code": list(own_code(opened.store.config)), "adapter": None}
     facts["class_of_others"] = _class_of_others(opened)
+    if isinstance(opened.store, AdaptedStore):
+        facts["left"] = list(opened.store.left)
     if location.file is not None:
         return facts
     answers = list(answers_of(folder))
@@ -479,11 +480,15 @@ def _class_of_others(opened: Session) -> dict[str, str] | None:
 
 def _adapter(folder: Folder, opened: Session) -> dict[str, Any] | None:
     """Routers that an adapter in the folder changes: PEFT lays it over them in transformers."""
-    if not folder.has(_ADAPTER):
+    if not folder.has(ADAPTER_CONFIG):
         return None
-    file = next((name for name in _ADAPTER_WEIGHTS if folder.has(name)), "")
+    file = next((name for name in ADAPTER_WEIGHTS if folder.has(name)), "")
     if not file:
-        return {"file": _ADAPTER, "routers": [], "reason": "its weights are not in the folder"}
+        return {
+            "file": ADAPTER_CONFIG,
+            "routers": [],
+            "reason": "its weights are not in the folder",
+        }
     try:
         names = open_answer(folder, LoadedFiles("", (file,))).names()
     except MoeGeomError as error:

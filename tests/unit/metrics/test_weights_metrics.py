@@ -21,9 +21,9 @@ from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import finish_router
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
-from moegeom.testing.array_source import ArraySource
 from moegeom.testing.metric_theorems import THEOREMS
 from moegeom.variants.random_router import random_router
+from tests.array_source import ArraySource
 from tests.by_day import by_day
 from tests.oracle.helpers import extra_experts, order_eps
 from tests.unit.kernels.test_reductions import batch_of

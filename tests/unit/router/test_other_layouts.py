@@ -32,7 +32,7 @@ from moegeom.router.family import families, parse_family
 from moegeom.router.load import load_routers
 from moegeom.router.plain_names import plain_name, with_plain_names
 from moegeom.router.requested_family import RequestedFamily
-from moegeom.testing.array_source import ArraySource
+from tests.array_source import ArraySource
 from tests.unit.router.conftest import CONFIG, family_file, loaded, refusal, write_arrays
 
 _GATE = "model.layers.1.mlp.gate.weight"

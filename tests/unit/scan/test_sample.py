@@ -24,7 +24,7 @@ from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS, metrics_of_scan
-from moegeom.testing.array_source import ArraySource
+from tests.array_source import ArraySource
 from tests.unit.scan import made
 from tests.unit.scan.made import SOFTMAX, SUM_TO_ONE, normal_rows, router_with, row_of
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from moegeom.core.router import Provenance, Router, Rule, Weights
-from moegeom.testing.array_source import ArraySource
+from tests.array_source import ArraySource
 
 EXPERTS, TOP_K, HIDDEN, LENGTH = 16, 2, 24, 32
 

@@ -20,8 +20,8 @@ from moegeom.results.reader import Results
 from moegeom.studies.boundary.document import document, near_ties
 from moegeom.studies.boundary.record import BoundaryReport, VariantFlips
 from moegeom.studies.boundary.study import recorded_noise
-from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
+from tests.array_source import ArraySource
 from tests.unit.document.records import sample_run
 from tests.unit.studies.orthonormal import HIDDEN, router_of
 from tests.unit.studies.samples import BALANCED, sides, widest, worded

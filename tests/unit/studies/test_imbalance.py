@@ -32,9 +32,9 @@ from moegeom.studies.imbalance.record import (
     ImbalanceRequest,
     RouterImbalance,
 )
-from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.memory import hold
 from moegeom.tokens.open import open_tokens
+from tests.array_source import ArraySource
 from tests.by_day import by_day
 from tests.unit.studies.orthonormal import (
     EXPERTS,

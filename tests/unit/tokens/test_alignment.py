@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.tokens import TokenColumns
-from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces import alignment, source, trace
 from moegeom.tokens.traces.expert_map import read_expert_map
 from moegeom.tokens.traces.trace import RequestTrace, Trace
+from tests.array_source import ArraySource
 from tests.columns import columns_of
 from tests.unit.tokens.dialects import test_counts, written
 from tests.unit.tokens.dialects.written import (

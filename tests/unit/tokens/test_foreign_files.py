@@ -29,7 +29,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from moegeom.core.errors import MoeGeomError, RecordingError, UsageError
-from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.foreign import parquet_rows
 from moegeom.tokens.foreign.arrays import layers_in_file
 from moegeom.tokens.foreign.npy import iter_npz, npz_shapes, read_npy_header
@@ -42,6 +41,7 @@ from moegeom.tokens.stages import VALUE_STAGES
 from moegeom.tokens.traces import source, trace
 from moegeom.tokens.traces.dialects._text import nested_ids
 from moegeom.tokens.traces.trace import DIALECTS
+from tests.array_source import ArraySource
 from tests.by_day import by_day
 from tests.ends import work_ends
 from tests.fuzz.worker import odd_files

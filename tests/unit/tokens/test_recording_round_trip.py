@@ -21,7 +21,6 @@ from safetensors.numpy import load_file, save_file
 
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.core.tokens import OUTPUT_KINDS, TokenColumns
-from moegeom.testing.array_source import ArraySource
 from moegeom.tokens.memory import IsotropicRmsPrior
 from moegeom.tokens.recording.facts import (
     RecordedCheckpoint,
@@ -36,6 +35,7 @@ from moegeom.tokens.recording.writer import RecordingWriter
 from moegeom.tokens.rows import SCRATCH_BYTES
 from moegeom.tokens.sources.recorded import open_recording
 from moegeom.tokens.stages import FLOAT_DTYPES, OUTPUT_TENSORS, STAGE_TENSORS, VALUE_STAGES
+from tests.array_source import ArraySource
 from tests.by_day import IS_NIGHT
 from tests.columns import columns_of
 from tests.unit.tokens.conftest import ROUTERS, SIZES, Content, record, refusal, refusal_to_open
