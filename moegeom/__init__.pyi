@@ -595,7 +595,6 @@ def track(
     out: str | Path | None = ...,
     expert: int | None = ...,
     fail_on: Literal['error', 'warning', 'note'] | None = ...,
-    export: str | Iterable[str] = ...,
     engine: str | None = ...,
     exclude_first: int = ...,
     non_finite: Literal['fail', 'skip'] = ...,

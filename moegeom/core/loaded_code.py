@@ -81,10 +81,8 @@ def _both(path: Path) -> tuple[Path, Path]:
     return Path(os.path.normpath(path.absolute())), Path(os.path.realpath(path))
 
 
-def refuse_code_within(*paths: Path, settings: str = "") -> None:
+def refuse_code_within(*paths: Path) -> None:
     """Nothing that libraries load may lie in the folder of one of these, or in the tree around it.
-
-    ``settings`` is a file of the working directory that a library obeys beside the usual ones.
 
     The package's own folder may lie in the same working tree, not in the folder itself.
 
@@ -93,9 +91,7 @@ def refuse_code_within(*paths: Path, settings: str = "") -> None:
     UsageError
         Where something does.
     """
-    loaded = [*_loaded()]
-    if settings and os.path.lexists(settings):
-        loaded.append((Path(settings), "Remove it, or start in another folder: it is obeyed."))
+    loaded = tuple(_loaded())
     for folder, tree in trees_around(*paths):
         for code, hint in loaded:
             around = folder if code == PACKAGE else tree

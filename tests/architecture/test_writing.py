@@ -216,7 +216,7 @@ sys.exit(bool(absent))
 """
 
 #: Libraries of extras, which may be missing.
-OPTIONAL = ("cupy", "cuda", "torch", "transformers", "tensorboard", "huggingface_hub", "fsspec")
+OPTIONAL = ("cupy", "cuda", "torch", "transformers", "huggingface_hub", "fsspec")
 
 
 def test_no_module_imports_what_only_posix_has():

@@ -18,8 +18,7 @@ class TrackRequest(RunTerms):
     checkpoint; None looks at weights alone.
 
     ``out`` None is runs/<name of the series>.track. ``expert`` asks for the load of one expert at
-    every step; ``fail_on`` is the least severity of a finding that fails, None an error. ``export``
-    are entries ``NAME:PATH``, NAME an export of a series.
+    every step; ``fail_on`` is the least severity of a finding that fails, None an error.
     """
 
     patterns: tuple[str, ...] = argument(
@@ -34,5 +33,4 @@ class TrackRequest(RunTerms):
     out: Path | None = option("Where results stay [default: runs/<folder of them>.track].")
     expert: int | None = option("Also show the load of this expert.", min=0)
     fail_on: Severity | None = option(FAIL_ON)
-    export: tuple[str, ...] = option("csv:FILE, tensorboard:FOLDER or wandb:PROJECT.", ())
     engine: str | None = option("ray, or ray:ADDRESS: workers of a cluster fold each step.")

@@ -35,7 +35,6 @@ from moegeom.kernels.batch import NUM_BLOCKS
 from moegeom.pipeline import Watch
 from moegeom.results.reader import finite_column
 from moegeom.studies.track.document import document
-from moegeom.studies.track.exports import requested_exports, series_rows
 from moegeom.studies.track.findings import judge_series
 from moegeom.studies.track.steps import (
     LeftStep,
@@ -60,12 +59,10 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         One of its subclasses, naming the step.
     """
     least = fail_on(request.fail_on or "error", "--fail-on")
-    exports = tuple(requested_exports(request))
     candidates, skipped = find_checkpoints(request.patterns)
     if not candidates:
         raise _nothing_finished(request, skipped)
-    for export, _ in exports:
-        refuse_code_within(*(one.path for one in candidates), settings=export.settings)
+    refuse_code_within(*(one.path for one in candidates))
     # the folder that holds the checkpoints, or the only one
     last = candidates[-1]
     name = Path(os.path.realpath(last.path)).parent.name or last.name
@@ -107,10 +104,6 @@ def track(request: TrackRequest, watch: Watch | None = None) -> Series:
         run={**run, "checkpoint": {**run["checkpoint"], "name": name}},
     )
     write_series(folder, series)
-    for export, target in exports:
-        export.write(series, target)
-        if watch:
-            watch.say(f"written: {target}")
     return series
 
 
@@ -162,6 +155,15 @@ def _notes(request: TrackRequest, measured: Sequence[MeasuredStep]) -> Iterator[
         yield f"{absent.capitalize()}."
 
 
+def _series_rows(
+    series: Series,
+) -> Iterator[tuple[str, float, str, str, float | None, float | None]]:
+    """Router, step, checkpoint, column, value and standard error of every figure at every step."""
+    for curve in (*series.curves, *series.expert_loads):
+        for step, value, error in zip(series.steps, curve.values, curve.errors, strict=True):
+            yield curve.router, step.step, step.name, curve.column, value, error
+
+
 def write_series(folder: Path, series: Series) -> None:
     """series.parquet: a row per router, step and column; usage.parquet: one per router, step and
     expert; series.json: what --format json prints.
@@ -175,7 +177,7 @@ def write_series(folder: Path, series: Series) -> None:
     figures = {"router": text, "step": number, "checkpoint": text, "column": text}
     figures |= {"value": number, "value_se": number}
     loads = {"router": text, "step": number, "expert": pa.int64(), "load": number}
-    tables = (("series", figures, [*series_rows(series)]), ("usage", loads, series.usage))
+    tables = (("series", figures, [*_series_rows(series)]), ("usage", loads, series.usage))
     for name, kinds, rows in tables:
         columns = zip(*rows, strict=True) if rows else ((),) * len(kinds)
         arrays = [pa.array(of, kind) for of, kind in zip(columns, kinds.values(), strict=True)]

@@ -307,15 +307,6 @@ def test_all_work_that_is_announced_is_told_as_done():
     assert [text.partition(" ")[0] for text in listener.notes] == ["A:", "B:"]
 
 
-def test_a_series_is_exported_from_python(tmp_path):
-    listener, entry = Listener(), f"csv:{tmp_path / 's.csv'}"
-    mg.track(CKPT, out=tmp_path / "one", layers=0, export=entry, watch=listener)
-    assert (tmp_path / "s.csv").read_text("utf-8").startswith("router,step")
-    assert listener.notes == [f"written: {tmp_path / 's.csv'}"]
-    with pytest.raises(mg.MoeGeomError, match=r"^export csv: expected csv:PATH"):
-        mg.track(CKPT, out=tmp_path / "one", export="csv")
-
-
 def test_numbers_have_one_unit_of_chance_however_they_are_held(tmp_path):
     """As [layers, tokens, k], as [tokens, layers, k], which is a trace of one request, and by name."""
     source = open_tokens(few())

@@ -19,8 +19,6 @@ from moegeom.core.loaded_code import kernels_of_numba, refuse_code_within
 from moegeom.document.paper import ENDINGS
 from moegeom.routing_cells.pictures.views import check_picture
 from moegeom.routing_cells.request import CellsRequest
-from moegeom.studies.track.exports import SERIES_EXPORTS, requested_exports
-from moegeom.studies.track.record import TrackRequest
 
 VARIABLES = ("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")
 
@@ -64,18 +62,14 @@ def test_links_do_not_hide_a_folder_of_kernels(tree, monkeypatch):
 
 
 def test_settings_in_the_working_directory_are_refused_where_that_is_judged(tree, monkeypatch):
-    wandb = SERIES_EXPORTS["wandb"].settings
     for folder in (Path.cwd(), tree):
         monkeypatch.chdir(folder)
-        for name in (".numba_config.yaml", wandb):
-            Path(name).parent.mkdir(exist_ok=True)
-            Path(name).write_text("cache_dir: planted\n")
-            if folder != tree:
-                refuse_code_within(tree / "models/one", settings=wandb)
-                continue
-            with pytest.raises(UsageError, match=f"^{re.escape(name)}: would be loaded from"):
-                refuse_code_within(tree / "models/one", settings=wandb)
-            Path(name).unlink()
+        Path(".numba_config.yaml").write_text("cache_dir: planted\n")
+        if folder != tree:
+            refuse_code_within(tree / "models/one")
+            continue
+        with pytest.raises(UsageError, match=r"^\.numba_config\.yaml: would be loaded from"):
+            refuse_code_within(tree / "models/one")
 
 
 def test_the_package_may_lie_in_the_working_tree_and_not_in_the_checkpoint(tree, monkeypatch):
@@ -115,16 +109,14 @@ ROOT = Path(__file__).resolve().parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
     "optional-dependencies"
 ]
-NEEDY = [name for name in SERIES_EXPORTS.names() if SERIES_EXPORTS[name].package]
 
 
 @pytest.fixture
 def bare(monkeypatch):
     """An installation of the core alone."""
     find = importlib.util.find_spec
-    absent = ("matplotlib", "tensorboard", "wandb")
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name in absent else find(name)
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
     )
 
 
@@ -134,16 +126,6 @@ def refused(error: UsageError) -> tuple[str, str]:
     match = re.search(words, str(error), re.DOTALL)
     assert match
     return match[1], match[2]
-
-
-def test_an_export_without_its_package_is_refused_with_the_extra_that_brings_it(bare):
-    assert NEEDY == ["tensorboard", "wandb"]
-    for name in NEEDY:
-        export = SERIES_EXPORTS[name]
-        assert any(export.package in entry for entry in EXTRAS[export.extra])
-        with pytest.raises(UsageError) as caught:
-            list(requested_exports(TrackRequest(("step_*",), export=(f"{name}:here",))))
-        assert refused(caught.value) == (export.package, export.extra)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
