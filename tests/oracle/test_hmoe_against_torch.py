@@ -1,4 +1,4 @@
-"""Oracles: attention and derivatives of regression functions by torch, losses by loops, fits by SciPy."""
+"""Oracles: attention and derivatives of regression functions by torch, losses by loops."""
 
 import dataclasses
 import math
@@ -7,10 +7,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_allclose, assert_array_equal
-from scipy.optimize import curve_fit, least_squares
+from numpy.testing import assert_allclose
+from scipy.optimize import curve_fit
 from scipy.spatial.distance import cdist
-from scipy.stats import chi2, kstest
 
 from benchmarks import least_squares_finds_the_function_before_the_parameters as fits
 from benchmarks import slopes_of_descents_are_those_of_their_starts as descents
@@ -155,25 +154,6 @@ def random_mixture(seed: int, channels: int, experts: int = 3, dims: int = 2, si
     )
 
 
-@pytest.mark.parametrize("samples", [3, 700])
-@pytest.mark.parametrize("position", ["none", "value", "sdpa"])
-def test_mean_squares_and_their_gradients_are_those_of_autograd(position, samples):
-    generator = np.random.default_rng(samples)
-    x, y = generator.uniform(-1.0, 1.0, (samples, 3)), generator.normal(size=samples)
-    for experts, size in ((2, 1.0), (4, 1.0), (2, 15.0), (4, 15.0)):
-        mixture = random_mixture(samples, 5, experts, 3, size)
-        arrays = parts(mixture)
-        apart = in_torch(*arrays, torch.tensor(x.T), position, "sigmoid") - torch.tensor(y)
-        expected = (apart**2).mean()
-        expected.backward()
-        loss, found = descents.mean_square(x, y, position)(mixture)
-        assert_allclose(loss, expected.item(), rtol=1e-12)
-        for name, array in zip(("weights", "scores", "experts"), arrays, strict=False):
-            grad = array.grad.numpy()
-            atol = 1e-12 * abs(grad).max()
-            assert_allclose(getattr(found, name), grad, rtol=0, atol=atol)
-
-
 @pytest.mark.parametrize("position", hmoe.PLACEMENTS)
 def test_the_jacobian_is_that_of_autograd_in_the_entries_of_symmetric_matrices(position):
     mixture, x = gated(position), torch.tensor(INPUTS.T)
@@ -244,20 +224,6 @@ def test_losses_are_those_of_every_channel_and_permutation(position, seed):
     assert_allclose(descents.loss_2(fitted, true, SAMPLE, position), expected)
 
 
-def test_equal_cells_have_no_loss_and_descent_says_when_nothing_is_lower():
-    values = np.ones((5, 2, 2))
-    assert_array_equal(descents.voronoi_cells(values, values), np.zeros((2, 2)))
-    true = descents.with_channels(hmoe.published_truth(), 2)
-    lost = hmoe.Mixture(true.weights[:, :1], true.scores, true.experts[:, :, :1])
-    assert_allclose(descents.loss_2(lost, true, SAMPLE, "value"), 0.5 + 0.3)
-    truth = fits.one_head()
-    targets = hmoe.regression(truth, SAMPLE, "value")
-    assert descents.descended(truth, descents.mean_square(SAMPLE, targets, "value")).settled
-    start = fits.filled(fits.free(truth) + 0.1, truth)
-    fit = descents.descended(start, descents.mean_square(SAMPLE, targets, "value"), epochs=5)
-    assert (fit.epochs, fit.settled) == (5, False)
-
-
 @pytest.mark.parametrize("position", ["none", "value", "sdpa"])
 def test_the_same_function_in_another_order_gauge_or_in_copies_has_no_loss(position):
     true = random_mixture(7, 2)
@@ -305,79 +271,3 @@ def test_least_deviations_are_those_of_curve_fit():
     derivatives = hmoe.jacobian(truth, inputs, "value")[:, kept]
     found = hmoe.cramer_rao_sd(derivatives, noise, len(inputs))
     assert_allclose(found, np.sqrt(np.diag(covariance)), rtol=0.02)
-
-
-@pytest.mark.parametrize("position", ["none", "value", "sdpa"])
-def test_descent_ends_where_scipy_ends(position):
-    truth = fits.one_head()
-    generator = np.random.default_rng(4)
-    inputs = generator.uniform(-1.0, 1.0, (200, 2))
-    targets = hmoe.regression(truth, inputs, position) + 0.01 * generator.normal(size=200)
-    start = fits.filled(fits.free(truth) + 0.02, truth)
-    fit = descents.descended(
-        start, descents.mean_square(inputs, targets, position), epochs=400, trial=1.0
-    )
-
-    def residual(vector: np.ndarray) -> np.ndarray:
-        return hmoe.regression(fits.filled(vector, truth), inputs, position) - targets
-
-    best = 2.0 * least_squares(residual, fits.free(start)).cost / len(targets)
-    assert_allclose(fit.loss, best, rtol=0.02)
-    assert fit.loss < 0.9 * np.mean(residual(fits.free(start)) ** 2)
-
-
-@pytest.mark.parametrize("position", ["value", "sdpa"])
-def test_fits_are_those_of_another_method_without_derivatives(position):
-    truth = fits.one_head()
-    generator = np.random.default_rng(4)
-    inputs = generator.uniform(-1.0, 1.0, (500, 2))
-    targets = hmoe.regression(truth, inputs, position) + 0.1 * generator.normal(size=500)
-    start = descents.moved(truth, descents.direction(truth, (5,)), 0.1)
-    fit = fits.fitted(start, inputs, targets, position)
-
-    def residual(vector: np.ndarray) -> np.ndarray:
-        return hmoe.regression(fits.filled(vector, truth), inputs, position) - targets
-
-    assert fit.has_converged
-    again = least_squares(residual, fits.free(fit.mixture), method="trf", x_scale="jac")
-    assert_allclose(fit.loss, 2.0 * again.cost / len(targets), rtol=1e-6)
-    assert fit.loss < np.mean(residual(fits.free(truth)) ** 2)  # as the best fit is
-    published = [descents.with_channels(hmoe.published_truth(), number) for number in (2, 3)]
-    assert [fits.free(mixture).size for mixture in published] == [26, 36]
-    for mixture in published:
-        same = fits.filled(fits.free(mixture), mixture)
-        expected = hmoe.regression(mixture, inputs, position)
-        assert_allclose(hmoe.regression(same, inputs, position), expected, atol=1e-14)
-
-
-def fits_of_one_head(size: int, repeats: int, channels: int = 1):
-    """Fits where noise is small enough for derivatives to say all, errors at their own inputs."""
-    truth, noise = fits.one_head(), 1e-3
-    for seed in range(repeats):
-        generator = np.random.default_rng((size, seed))
-        inputs = generator.uniform(-1.0, 1.0, (size, 2))
-        exact = hmoe.regression(truth, inputs, "value")
-        targets = exact + noise * generator.normal(size=size)
-        start = descents.with_channels(truth, channels)
-        start = descents.moved(start, descents.direction(start, (seed,)), 0.05)
-        fit = fits.fitted(start, inputs, targets, "value")
-        error = hmoe.regression(fit.mixture, inputs, "value") - exact
-        yield fit, float((error**2).sum()) / noise**2
-
-
-def test_errors_of_fits_are_chi_square_with_a_degree_for_each_parameter():
-    """So they fall as n^-1/2, Proposition 1 of S2 without its logarithm."""
-    for size in (300, 1200):
-        errors = [error for fit, error in fits_of_one_head(size, 40) if fit.has_converged]
-        assert len(errors) == 40
-        assert kstest(errors, chi2(8).cdf).pvalue > 0.001
-        assert kstest(errors, chi2(12).cdf).pvalue < 0.001
-
-
-def test_losses_of_fits_fall_as_the_root_of_the_sample_where_data_tell_the_parameters():
-    truth = fits.one_head()
-    medians = [
-        np.median([descents.loss_2(f.mixture, truth, SAMPLE, "value") for f, _ in some])
-        for some in (fits_of_one_head(300, 30), fits_of_one_head(4800, 30))
-    ]
-    assert_allclose(np.log(medians[1] / medians[0]) / np.log(16.0), -0.5, atol=0.12)
