@@ -36,10 +36,10 @@ from moegeom.engine.task import Task
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import METRICS
-from moegeom.testing.metric_theorems import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
 from moegeom.variants.emulated import arithmetic, emulate
 from moegeom_cli import EXIT_INTERRUPTED, __main__, app
 from moegeom_cli.groups import ScreenOptions
+from tests.unit.metrics.theorems import EXPERTS, HIDDEN, RULES, TOP_K, router, stream
 
 #: Packages that commands import where they use them; none brings torch, nor matplotlib, which looks
 #: for its settings in the working directory.

@@ -29,7 +29,7 @@ from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import finish_router
 from moegeom.metrics import METRICS
 from moegeom.recorder.folding import _dropped
-from moegeom.testing.metric_theorems import RULES, router
+from tests.unit.metrics.theorems import RULES, router
 from tests.unit.scan.made import SOFTMAX, router_with
 
 

@@ -1,4 +1,4 @@
-"""Metrics keep the theorems that moegeom ships for plug-ins, and the theorems can fail; those of
+"""Metrics keep the theorems, and the theorems can fail; those of
 the weights are null where nothing can be said. The null: random rows of the same lengths, the
 same every time. Standard errors are the delete-one jackknife over blocks, by hand; means of samples
 are exact. Routers of every size that float32 holds: no warning, no number that is none.
@@ -21,12 +21,12 @@ from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import finish_router
 from moegeom.measure.passes import RouterRun, measure_router
 from moegeom.metrics import METRICS
-from moegeom.testing.metric_theorems import THEOREMS
 from moegeom.variants.random_router import random_router
 from tests.array_source import ArraySource
 from tests.by_day import by_day
 from tests.oracle.helpers import extra_experts, order_eps
 from tests.unit.kernels.test_reductions import batch_of
+from tests.unit.metrics.theorems import THEOREMS
 from tests.unit.scan.made import SOFTMAX, SUM_TO_ONE, normal_rows, router_with
 
 EXPERTS, HIDDEN, GROUPS = 12, 48, 3

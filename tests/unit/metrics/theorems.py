@@ -1,10 +1,4 @@
-"""Theorems that every metric must meet; a plug-in's tests run them on its ``METRIC``.
-
-    from moegeom.testing.metric_theorems import THEOREMS
-
-    @pytest.mark.parametrize("theorem", THEOREMS)
-    def test_my_metric(theorem):
-        THEOREMS[theorem](METRIC)
+"""Theorems that every metric must meet.
 
 Each raises AssertionError with the table, the column and the two values.
 
