@@ -134,8 +134,6 @@ def _drawn(name: str, sample: str, asked: dict[str, object]) -> Iterator[str]:
     path = PICTURES / f"{name}.png"
     layer = "1" if sample == "deepseek-tiny" else "0"
     cells(_request(sample, "step_1500", layers=layer, plot=path, caption=True, dpi=150, **asked))
-    for table in PICTURES.glob(f"{name}.*.csv"):
-        table.unlink()
     yield f"![{name.replace('_', ' ')}](pictures/{name}.png)"
     yield ""
 

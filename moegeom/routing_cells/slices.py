@@ -92,10 +92,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 # ------------------------------------------------------------------------------------------- tokens
 class SliceTokens(Sample):
-    """What the router reads of some tokens, and what it chooses.
-
-    ``distance`` to the nearest facet in all dimensions, a lower bound of curved and grouped rules.
-    """
+    """What the router reads of some tokens, and what it chooses."""
 
     def rows_of(self, numbers: tuple[int, ...], source: str) -> Int64[np.ndarray, "asked"]:
         """Rows of tokens by number; UsageError for one that is not in the sample."""
@@ -127,7 +124,7 @@ def token_sample(
             "through router inputs.",
             "moegeom capture --keep hidden records them.",
         )
-    names = ("input", "chosen", "document") + (("distance",) if router.rule.is_affine else ())
+    names = ("input", "chosen", "document")
     return SliceTokens(**vars(draw_sample(router, source, options, names, advance=advance)))
 
 

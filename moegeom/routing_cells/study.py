@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from moegeom import __version__
 from moegeom.core.errors import InternalError, UsageError
-from moegeom.core.files import move_folder, new_folder, refuse_existing, write_whole, writing
+from moegeom.core.files import move_folder, new_folder, refuse_existing, writing
 from moegeom.core.parquet import write_table
 from moegeom.core.router import Router
 from moegeom.core.row_keys import slug
@@ -28,7 +28,7 @@ from moegeom.routing_cells.exact.certificate import cell_certificate, check_witn
 from moegeom.routing_cells.exact.certificate_check import CellPoint, Weights, check_certificate
 from moegeom.routing_cells.facet_graph import Swaps, swaps
 from moegeom.routing_cells.pictures import page as pages
-from moegeom.routing_cells.pictures.views import figure_csv, write_picture
+from moegeom.routing_cells.pictures.views import write_picture
 from moegeom.routing_cells.plane.polygons import cell_sides, polygons
 from moegeom.routing_cells.plane.raster import PixelState
 from moegeom.routing_cells.plane.subspace import Arcs
@@ -128,7 +128,7 @@ def _cells(request: CellsRequest, watch: Watch | None) -> Enumerations:
             num_checked = None if files is None else files.add(sliced)
             records.append(replace(sliced.record, num_checked=num_checked))
             if request.plot is not None:
-                names += draw(sliced, family + name)
+                names.append(draw(sliced, family + name))
         if files is not None:
             names = [*files.finish(), *names]
     return Enumerations(
@@ -416,23 +416,18 @@ def cell_table(name: str, columns: Mapping[str, Any]) -> pa.Table:
 
 
 # ----------------------------------------------------------------------------------------- pictures
-def draw(sliced: SlicedRouter, model: str) -> tuple[str, ...]:
-    """Writes the picture, and one CSV file beside it for each of its tables; their names.
+def draw(sliced: SlicedRouter, model: str) -> str:
+    """Writes the picture; its name.
 
     Raises
     ------
     UsageError
         When the slice has neither two nor three dimensions, or the file cannot be written.
     """
-    plot, picture = sliced.request.plot, _picture(sliced, model)
+    plot = sliced.request.plot
     assert plot is not None
-    write_picture(picture, sliced.request)
-    names = [plot.name]
-    for name, text in figure_csv(picture).items():
-        path = plot.with_name(f"{plot.stem}.{name}.csv")
-        write_whole(path, text)
-        names.append(path.name)
-    return tuple(names)
+    write_picture(_picture(sliced, model), sliced.request)
+    return plot.name
 
 
 def _picture(sliced: SlicedRouter, model: str) -> pages.SlicePicture:
@@ -455,9 +450,7 @@ def _picture(sliced: SlicedRouter, model: str) -> pages.SlicePicture:
         cell = sliced.tokens.cell
         inside = np.bincount(cell[cell >= 0], minlength=len(cells.expert_set)).astype(np.int64)
     expert_sets = tuple(map(tuple, cells.expert_set.tolist()))
-    return pages.SpaceCells(
-        caption, cells.witness, expert_sets, cells.facets, *cells.exchanged, inside
-    )
+    return pages.SpaceCells(caption, cells.witness, expert_sets, cells.facets, inside)
 
 
 def _caption(sliced: SlicedRouter, model: str) -> pages.SliceCaption:
@@ -518,13 +511,7 @@ def _marks(sliced: SlicedRouter) -> pages.TokenMarks | None:
     if sliced.tokens is None or sliced.sample is None:
         return None
     rows = _drawn_rows(sliced)
-    distance = sliced.sample.distance
-    return pages.TokenMarks(
-        place=sliced.tokens.place[rows],
-        is_own=sliced.tokens.is_own[rows],
-        distance=None if distance is None else distance[rows],
-        number=sliced.sample.token[rows],
-    )
+    return pages.TokenMarks(sliced.tokens.place[rows], sliced.tokens.is_own[rows])
 
 
 def _drawn_rows(sliced: SlicedRouter) -> np.ndarray:

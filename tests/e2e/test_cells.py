@@ -1,6 +1,5 @@
 """``cells`` as people type it: enumeration, proofs, tables, pictures and refusals."""
 
-import csv
 import dataclasses
 from pathlib import Path
 
@@ -203,33 +202,28 @@ def test_a_radius_around_the_point_where_all_experts_tie_changes_nothing(moegeom
     assert near.equals(whole)
 
 
-#: What is drawn, as which kind of file, and the numbers that lie beside it.
+#: What is drawn, and as which kind of file.
 PICTURES = [
-    (("--caption",), "pdf", "polygons"),
-    (("--view", "expert:3"), "svg", "cells"),
-    (("--view", "tropical"), "png", "cells"),
-    (("--subspace", "pca:3"), "svg", "nodes"),
-    (("--subspace", "plane:5,90,700"), "png", "polygons"),
-    (("--subspace", "circle:5,900"), "svg", "arcs"),
+    (("--caption",), "pdf"),
+    (("--view", "expert:3"), "svg"),
+    (("--view", "tropical"), "png"),
+    (("--subspace", "pca:3"), "svg"),
+    (("--subspace", "plane:5,90,700"), "png"),
+    (("--subspace", "circle:5,900"), "svg"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "ending", "table"), PICTURES)
-def test_a_picture_comes_with_the_numbers_behind_it(moegeom, place, arguments, ending, table):
+@pytest.mark.parametrize(("arguments", "ending"), PICTURES)
+def test_every_kind_of_slice_is_drawn(moegeom, place, arguments, ending):
     ran = moegeom(place, *ON_SAMPLE, *arguments, "--plot", f"figure.{ending}", code=0)
     assert (place / f"figure.{ending}").stat().st_size > 10_000
-    assert (place / f"figure.{table}.csv").exists()
-    if arguments == ("--caption",):
-        assert "figure.polygons.csv" in ran.out
-        with (place / "figure.tokens.csv").open(encoding="utf-8") as stream:
-            assert len(list(csv.DictReader(stream))) == NUM_TOKENS
+    assert f"figure.{ending}" in ran.out
 
 
 def test_curved_facets_are_drawn_by_the_pixel_and_not_listed(moegeom, refused, place):
     refused(place, ("research", "cells", CURVED, "--layer", "1"), "they are no polyhedra")
     ran = moegeom(place, *ON_CURVED, "--plot", "figure.png", code=0)
     assert "pixels are undecided" in ran.words
-    assert (place / "figure.labels.csv").exists()
 
 
 @pytest.mark.nightly

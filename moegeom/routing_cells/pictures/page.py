@@ -51,15 +51,11 @@ class SliceCaption:
 class TokenMarks:
     """Tokens by their place in a plane.
 
-    ``is_own`` where the token's own expert set, in all dimensions, is the plane's at that place;
-    ``distance`` to the nearest facet in all dimensions; ``number`` is that of the token in its
-    recording.
+    ``is_own`` where the token's own expert set, in all dimensions, is the plane's at that place.
     """
 
     place: Float64[np.ndarray, "tokens 2"]
     is_own: Bool[np.ndarray, "tokens"]
-    distance: Float64[np.ndarray, "tokens"] | None = None
-    number: Int64[np.ndarray, "tokens"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,17 +99,12 @@ class RasterCells:
 
 @dataclass(frozen=True, eq=False)
 class SpaceCells:
-    """Cells of a slice of three dimensions, by a point inside each, and which of them touch.
-
-    ``out`` serves in the first cell of each facet and ``into`` in the second.
-    """
+    """Cells of a slice of three dimensions, by a point inside each, and which of them touch."""
 
     caption: SliceCaption
     place: Float64[np.ndarray, "cells 3"]
     expert_sets: tuple[ExpertSet, ...]
     facets: Int64[np.ndarray, "facets 2"]
-    out: Integer[np.ndarray, "facets"]
-    into: Integer[np.ndarray, "facets"]
     tokens_inside: Int64[np.ndarray, "cells"] | None = None
 
 

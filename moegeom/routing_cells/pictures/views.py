@@ -1,11 +1,9 @@
-"""Pictures of cells along a circle, by pixels, of a space and of a plane, with their numbers."""
+"""Pictures of cells along a circle, by pixels, of a space and of a plane."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -718,105 +716,3 @@ def check_picture(request: CellsRequest) -> None:
     views = sorted({name for views in _VIEWS.values() for name in views})
     if view not in views:
         raise unknown_name("view of a picture", view, views)
-
-
-# ------------------------------------------------------------------------------------------ numbers
-def figure_csv(cells: SlicePicture) -> dict[str, str]:
-    """Tables by name, with a head each; numbers are written so that they read back exactly.
-
-    Of a plane: cells, polygons, facets; of pixels: expert sets, labels, states (a line per row, the
-    lowest first); of space: nodes, facets; of a circle: arcs; and tokens where there are any.
-    """
-    names = [expert_set_text(expert_set) for expert_set in cells.expert_sets]
-    match cells:
-        case PlaneCells():
-            return {**_plane(cells, names), **_tokens(cells.tokens)}
-        case RasterCells():
-            return {**_raster(cells, names), **_tokens(cells.tokens)}
-        case SpaceCells():
-            inside = cells.tokens_inside
-            x, y, z = cells.place.T.tolist()
-            counts = [""] * len(names) if inside is None else inside.tolist()
-            number = range(len(names))
-            nodes = _table(cell=number, experts=names, x=x, y=y, z=z, tokens=counts)
-            return {
-                "nodes": nodes,
-                "facets": _table(**_exchanged(cells.out, cells.into, cells.facets)),
-            }
-        case CircleCells():
-            return _circle(cells, names)
-
-
-def _table(**columns: Iterable[Any]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue()
-
-
-def _exchanged(out: Any, into: Any, of_facet: Any) -> dict[str, list]:
-    """The experts that serve on either side of each facet, and the cells there."""
-    one, other = of_facet.T.tolist()
-    return {"out": out.tolist(), "into": into.tolist(), "cell_of_out": one, "cell_of_into": other}
-
-
-def _plane(cells: PlaneCells, names: list[str]) -> dict[str, str]:
-    number = [n for n, polygon in enumerate(cells.polygons) for _ in polygon]
-    corners = [corner for polygon in cells.polygons for corner in polygon.tolist()]
-    (x0, y0), (x1, y1) = cells.facet_ends.transpose(1, 2, 0).tolist()
-    exchanged = _exchanged(cells.facet_out, cells.facet_into, cells.facet_cells)
-    return {
-        "cells": _table(
-            cell=range(len(names)),
-            experts=names,
-            area=areas(cells).tolist(),
-            gradient_x=cells.gradient[:, 0].tolist(),
-            gradient_y=cells.gradient[:, 1].tolist(),
-            offset=cells.offset.tolist(),
-        ),
-        "polygons": _table(
-            cell=number,
-            experts=[names[n] for n in number],
-            x=[x for x, _ in corners],
-            y=[y for _, y in corners],
-        ),
-        "facets": _table(**exchanged, x0=x0, y0=y0, x1=x1, y1=y1),
-    }
-
-
-def _tokens(tokens: TokenMarks | None) -> dict[str, str]:
-    if tokens is None:
-        return {}
-    x, y = tokens.place.T.tolist()
-    columns: dict[str, list[Any]] = {"x": x, "y": y, "is_own": tokens.is_own.astype(int).tolist()}
-    if tokens.distance is not None:
-        columns["distance"] = tokens.distance.tolist()
-    if tokens.number is not None:
-        columns["token"] = tokens.number.tolist()
-    return {"tokens": _table(**columns)}
-
-
-def _raster(cells: RasterCells, names: list[str]) -> dict[str, str]:
-    x0, x1, y0, y1 = cells.frame
-    height, width = cells.label.shape
-    across = [x0 + (column + 0.5) * (x1 - x0) / width for column in range(width)]
-    upwards = [y0 + (row + 0.5) * (y1 - y0) / height for row in range(height)]
-
-    def columns(values: Any) -> dict[str, list]:
-        return {"y": upwards, **dict(zip(map(repr, across), values.T.tolist(), strict=True))}
-
-    return {
-        "expert_sets": _table(label=range(len(names)), experts=names),
-        "labels": _table(**columns(cells.label)),
-        "states": _table(**columns(cells.state)),
-    }
-
-
-def _circle(cells: CircleCells, names: list[str]) -> dict[str, str]:
-    tables = {"arcs": _table(experts=names, start=cells.start.tolist(), stop=cells.stop.tolist())}
-    if cells.token_angle is not None:
-        angles = cells.token_angle.tolist()
-        own = [""] * len(angles) if cells.is_own is None else cells.is_own.astype(int).tolist()
-        tables["tokens"] = _table(angle=angles, is_own=own)
-    return tables

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from moegeom.core.errors import UsageError
@@ -100,9 +97,7 @@ def plane(experts=7, top_k=2, frame=FRAME, seed=0, tokens=None) -> PlaneCells:
 def marks(number=40, seed=1) -> TokenMarks:
     generator = np.random.default_rng(seed)
     return TokenMarks(
-        generator.uniform((-3, -2), (3, 2), (number, 2)),
-        generator.random(number) < 0.3,
-        generator.random(number),
+        generator.uniform((-3, -2), (3, 2), (number, 2)), generator.random(number) < 0.3
     )
 
 
@@ -121,9 +116,7 @@ def space() -> SpaceCells:
     place = np.random.default_rng(2).standard_normal((6, 3))
     names = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
     facets = np.array([[0, 1], [1, 2], [0, 3], [3, 5]])
-    return SpaceCells(
-        CAPTION, place, names, facets, np.array([1, 2, 0, 1]), np.array([2, 3, 2, 3]), np.arange(6)
-    )
+    return SpaceCells(CAPTION, place, names, facets, np.arange(6))
 
 
 def circle() -> CircleCells:
@@ -278,37 +271,6 @@ def test_a_caption_is_drawn_only_when_asked_for_and_as_it_is_or_by_number(tmp_pa
     assert "$x_1$ \\u4e2d" in text_of(svg)
     assert b"Seed 5;" not in written(PLANE, tmp_path, ".svg")
     assert b"Seed 5;" in written(PLANE, tmp_path, ".svg", caption=True, width=183.0)
-
-
-def read_csv(text: str) -> pd.DataFrame:
-    return pd.read_csv(io.StringIO(text), engine="python")
-
-
-def test_the_numbers_of_a_plane_read_back_exactly():
-    tables = {name: read_csv(text) for name, text in views.figure_csv(PLANE).items()}
-    for cell, polygon in enumerate(PLANE.polygons):
-        of_cell = tables["polygons"].query(f"cell == {cell}")
-        np.testing.assert_array_equal(of_cell[["x", "y"]], polygon)
-    ends = tables["facets"][["x0", "y0", "x1", "y1"]].to_numpy()
-    np.testing.assert_array_equal(ends.reshape(-1, 2, 2), PLANE.facet_ends)
-    cells, tokens = tables["cells"], tables["tokens"]
-    np.testing.assert_array_equal(cells[["gradient_x", "gradient_y"]], PLANE.gradient)
-    assert [tuple(map(int, e.split())) for e in cells["experts"]] == [*PLANE.expert_sets]
-    np.testing.assert_array_equal(tokens["is_own"] == 1, PLANE.tokens.is_own)
-    np.testing.assert_array_equal(tokens["distance"], PLANE.tokens.distance)
-
-
-def test_the_numbers_of_pixels_arcs_and_nodes_read_back_exactly():
-    picture, tables = raster(), views.figure_csv(raster())
-    for name, expected in (("labels", picture.label), ("states", picture.state)):
-        lines = list(csv.reader(io.StringIO(tables[name])))
-        np.testing.assert_array_equal(np.array(lines[1:], np.float64)[:, 1:], expected)
-        assert float(lines[1][0]) == pytest.approx(-2 + 2 / 9, abs=1e-15)
-    arcs = read_csv(views.figure_csv(circle())["arcs"])
-    np.testing.assert_array_equal(arcs["stop"], circle().stop)
-    nodes = read_csv(views.figure_csv(space())["nodes"])
-    np.testing.assert_array_equal(nodes[["x", "y", "z"]], space().place)
-    assert [*nodes["tokens"]] == [*range(6)]
 
 
 def test_a_name_of_a_million_letters_leaves_a_page(tmp_path):
@@ -490,7 +452,7 @@ def test_a_picture_of_nothing_is_a_picture(suffix, tmp_path):
     assert written(plane_of_nothing, tmp_path, suffix, view="expert:0")
     for picture in (
         plane_of_nothing,
-        SpaceCells(CAPTION, np.zeros((1, 3)), one, nothing, no_number, no_number),
+        SpaceCells(CAPTION, np.zeros((1, 3)), one, nothing, no_number),
         CircleCells(CAPTION, one, *whole),
         RasterCells(CAPTION, FRAME, *undecided, ()),
     ):
