@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from benchmarks.trained.model import Dense, Merged, MoE
+from benchmarks.trained.osr import OSRRouter
 from benchmarks.trained.settings import Settings
 from moegeom.trainable.continuous import ReLURouter, SmoothTopKRouter, update_strength
-from moegeom.trainable.osr import OSRRouter
 from moegeom.trainable.router import RouterModule, product
 from moegeom.trainable.top_k import CentredRouter, CosineRouter, TopKRouter
 

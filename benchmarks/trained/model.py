@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.trained.smear import SMEAR
 from moegeom.trainable.router import Routed, RouterModule
-from moegeom.trainable.sequences import SMEAR
 from moegeom.trainable.top_k import entropy_loss
 
 if TYPE_CHECKING:

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from moegeom.core.errors import UsageError
 from moegeom.core.files import move_folder, new_folder, refuse_existing, remove, writing
 from moegeom.trainable.continuous import ReLURouter, SmoothCosineRouter, SmoothTopKRouter
-from moegeom.trainable.osr import OSRRouter
 from moegeom.trainable.router import RouterModule
-from moegeom.trainable.sequences import GRURouter
 from moegeom.trainable.top_k import (
     LARGEST_SCALE,
     LEAST_SUM,
@@ -52,8 +50,7 @@ def export_checkpoint(model: nn.Module, folder: str | Path) -> Path:
 
     Beside ``model.safetensors`` stand ``config.json`` (what the modules are, nothing that a loader
     of torch needs) and ``family.toml``, the rules of the routers: those of a smoothed router are
-    its top-k, without the experts that fade. ``GRURouter`` and ``OSRRouter``, whose choice does not
-    follow from one row for each expert, are listed with the reason.
+    its top-k, without the experts that fade.
 
     Raises
     ------
@@ -184,23 +181,6 @@ def _relu(router: ReLURouter) -> _Rule:
     return _Rule(parts, {"score": "relu"}, {"weights": weights}, words)
 
 
-def _gru(router: GRURouter) -> _Rule:
-    return _listed("weight", "its state along tokens decides: a choice depends on earlier tokens")
-
-
-def _osr(router: OSRRouter) -> _Rule:
-    return _listed("weight", "its costs are no product of the input with one row for each expert")
-
-
-def _listed(weight: str, reason: str) -> _Rule:
-    return _Rule(
-        {"weight": weight},
-        {"score": "identity", "not_a_function": reason},
-        {"weights": {"source": "scores"}},
-        "top {top_k} of {num_experts}",
-    )
-
-
 def _centred(router: CentredRouter) -> _Rule:
     rule = _rule_of(router.router)
     if "projection" in rule.tables or "logit_bias" in rule.parts:
@@ -209,8 +189,7 @@ def _centred(router: CentredRouter) -> _Rule:
             "cosines already, beside which the mean cannot be said in a family file."
         )
     parts = {key: f"router.{name}" for key, name in rule.parts.items()}
-    if "not_a_function" not in rule.keys:
-        parts["logit_bias"] = "logit_bias"
+    parts["logit_bias"] = "logit_bias"
     return _Rule(parts, rule.keys, rule.tables, f"centred, {rule.words}")
 
 
@@ -220,8 +199,6 @@ _RULES: dict[type, Callable[[Any], _Rule]] = {
     CosineRouter: _cosine,
     SmoothCosineRouter: lambda router: _fading(_cosine(router)),
     ReLURouter: _relu,
-    GRURouter: _gru,
-    OSRRouter: _osr,
     CentredRouter: _centred,
 }
 

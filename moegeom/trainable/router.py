@@ -57,9 +57,6 @@ class RouterModule(nn.Module):
     the model is cast to less, in which their small steps would be lost.
     """
 
-    #: Whether the choice of a token follows from its own input, and not from other tokens.
-    token_local: bool = True
-
     def __init__(self, num_experts: int, top_k: int, hidden: int) -> None:
         super().__init__()
         if not 1 <= top_k <= num_experts:

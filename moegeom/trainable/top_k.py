@@ -274,11 +274,6 @@ class CentredRouter(RouterModule):
         self.register_buffer("num_seen", torch.tensor(0))
 
     @property
-    def token_local(self) -> bool:
-        """As the router inside."""
-        return self.router.token_local
-
-    @property
     def macs_per_token(self) -> int:
         """As the router inside."""
         return self.router.macs_per_token

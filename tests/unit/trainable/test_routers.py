@@ -1,6 +1,5 @@
-"""Top-k, rules that fade, and rows kept orthonormal: as NumPy, torch and transformers have them; what
-their controllers find. Modules that read sequences: the recurrent router, merged
-experts, centring.
+"""Top-k and rules that fade: as NumPy, torch and transformers have them; what
+their controllers find; centring.
 """
 
 from types import SimpleNamespace
@@ -9,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.linalg import polar
 from scipy.signal import lfilter
 from scipy.special import logsumexp
 from scipy.stats import entropy, kstest, norm
-from torch import nn
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter, load_balancing_loss_func
@@ -22,9 +19,8 @@ from moegeom import trainable
 from moegeom.core.router import Weights
 from moegeom.geometry.selection import SCORES
 from moegeom.geometry.space import input_pull
-from moegeom.geometry.whatif import gaps, osr_cost, relu_gate, smooth_gate, smoothing_budget
-from moegeom.geometry.whatif import sinkhorn as numpy_plan
-from moegeom.trainable import SMEAR, CentredRouter, GRURouter, ReLURouter, TopKRouter, osr
+from moegeom.geometry.whatif import gaps, relu_gate, smooth_gate, smoothing_budget
+from moegeom.trainable import CentredRouter, ReLURouter, TopKRouter
 from moegeom.trainable.continuous import eps_for_budget
 from moegeom.trainable.top_k import entropy_loss
 from tests.oracle.helpers import extra_experts
@@ -226,125 +222,6 @@ def test_training_ends_with_k_experts_on_average():
     assert_allclose(sum(counts[-50:]) / 50, K, atol=0.5)
 
 
-# ----------------------------------------------------------------------- orthonormal rows and plans
-OSR_EXPERTS, OSR_K, OSR_HIDDEN, R = 6, 2, 32, 5
-
-
-def osr_router(**options) -> trainable.OSRRouter:
-    return trainable.OSRRouter(OSR_EXPERTS, OSR_K, OSR_HIDDEN, router_dim=R, **options)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 3, 40])
-def test_costs_and_plans_are_those_of_numpy(steps):
-    """The definitions in float64, which what-if routers are computed with."""
-    random = np.random.default_rng(0)
-    similarity = np.tanh(random.standard_normal((300, OSR_EXPERTS)))
-    rows = random.standard_normal((OSR_EXPERTS, OSR_HIDDEN))
-    cost = osr_cost(similarity, rows, 0.5, 0.5, 0.7)
-    ours = osr.repulsive_cost(torch.from_numpy(similarity), torch.from_numpy(rows), 0.5, 0.5, 0.7)
-    assert_allclose(ours, cost, atol=1e-12)
-    plan = osr.sinkhorn((-ours / 0.05).clamp(-50.0, 50.0), steps)
-    assert_allclose(plan, numpy_plan(cost, 0.05, steps).share, atol=1e-6)
-
-
-def test_identical_experts_have_identical_gradients_from_the_cost():
-    """docs/theory.md F-30: what is equal stays equal, so that no theorem of separation holds."""
-    y, unit = torch.randn(40, R, dtype=torch.float64), torch.nn.functional.normalize
-    for weigh in (torch.ones_like, lambda cost: osr.sinkhorn(-cost / 0.05, 3)):
-        rows = torch.randn(4, R, dtype=torch.float64)
-        rows[1] = rows[0]
-        rows.requires_grad_()
-        cost = osr.repulsive_cost(unit(y, dim=1) @ unit(rows, dim=1).T, rows, 0.5, 0.5, 0.7)
-        (cost * weigh(cost)).sum().backward()
-        assert_allclose(rows.grad[0], rows.grad[1], rtol=1e-9, atol=1e-12)
-        assert (rows.grad[0] - rows.grad[2]).abs().max() > 1e-3
-
-
-def test_in_training_tokens_see_each_other_and_in_evaluation_later_ones_change_nothing():
-    module = osr_router()
-    x = torch.randn(120, OSR_HIDDEN) + 2.0 * torch.randn(OSR_HIDDEN)
-    assert not module.token_local
-    even = module(x).load.float()
-    causal = module.eval()(x).load.float()
-    assert even.max() / even.mean() < causal.max() / causal.mean()
-    logits = 3.0 * torch.randn(2, OSR_EXPERTS).repeat_interleave(20, dim=0)
-    changed = torch.cat([logits[:20], -logits[20:]])
-    module.train()
-    before, after = module.choose(logits).weights, module.choose(changed).weights
-    assert (before[:20] - after[:20]).abs().max() > 1e-3
-    module(torch.randn(64, OSR_HIDDEN))
-    module.eval()
-    x = torch.randn(20, OSR_HIDDEN)
-    other = torch.cat([x[:7], torch.randn(13, OSR_HIDDEN)])
-    assert module.token_local
-    assert_array_equal(module(x).weights[:7].detach(), module(other).weights[:7].detach())
-    alone = module(x[:1])
-    assert alone.weights.detach().std() > 1e-3
-    balanced = osr_router(balanced_at_inference=True).eval()
-    assert_allclose(balanced(x[:1]).weights.detach(), 0.5)
-
-
-def test_what_experts_are_like_comes_from_earlier_batches():
-    module = osr_router(decay=0.75)
-    first, second = torch.randn(2, 50, OSR_HIDDEN)
-    module(first)
-    mean = 0.25 * module.projector(first).mean(dim=0).reshape(OSR_EXPERTS, R)
-    assert_allclose(module.expression_mean, mean.detach(), atol=1e-6)
-    held = module.expression_mean.clone()
-    logits = module(second).logits
-    module.expression_mean.copy_(held)
-    half = module(second[:25]).logits
-    assert_allclose(logits[:25].detach(), half.detach(), atol=1e-4)
-
-
-def test_losses_are_those_of_projector_and_plan():
-    module = osr_router(entropy_coef=0.5, ortho_coef=0.25)
-    with torch.no_grad():
-        module.projector.weight.mul_(2.0)
-    losses = module(torch.randn(9, OSR_HIDDEN)).losses
-    # rows of length 2: the Gram matrix is 4 I
-    assert_allclose(losses["ortho"].item(), 0.25 * 9.0 * OSR_EXPERTS * R, rtol=1e-5)
-    assert 0.0 < losses["entropy"].item() <= 0.5 * torch.tensor(float(OSR_EXPERTS)).log().item()
-
-
-def test_ten_steps_make_eight_rows_of_32_orthonormal_and_end_at_the_nearest_such_matrix():
-    """Five do not."""
-    matrix = torch.randn(8, 32, dtype=torch.float64)
-    start = matrix / torch.linalg.matrix_norm(matrix)
-    step = 1.5 * start - 0.5 * start @ start.T @ start
-    assert_allclose(osr.newton_schulz(matrix, 1), step, rtol=1e-14)
-    errors = [
-        torch.linalg.matrix_norm(x @ x.T - torch.eye(8, dtype=torch.float64), ord=2).item()
-        for x in (osr.newton_schulz(matrix, 5), osr.newton_schulz(matrix, 10))
-    ]
-    assert errors[1] < 2e-15 < 1e-3 < errors[0]
-    assert_allclose(osr.newton_schulz(matrix, 20), polar(matrix.numpy())[0], atol=1e-12)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 30, 64])
-def test_rows_of_any_start_are_orthonormal_even_square_ones(rows):
-    x = osr.orthonormal_rows(torch.randn(rows, 64, dtype=torch.float64))
-    assert_allclose(x @ x.T, torch.eye(rows), atol=1e-11)
-    again = osr.newton_schulz(x, osr.steps_for_start(rows))
-    assert_allclose(again @ again.T, torch.eye(rows), atol=1e-14)
-
-
-def test_rows_that_are_always_orthonormal_and_the_loss_of_the_others_have_their_gradient():
-    projector = trainable.ExpressionProjector(16, 6, keep="always")
-    x = torch.randn(10, 16)
-    projector(x).square().mul(torch.arange(6.0)).sum().backward()
-    with torch.no_grad():
-        projector.weight -= 0.3 * projector.weight.grad / projector.weight.grad.norm()
-    rows = projector.rows().detach()
-    assert_allclose(rows @ rows.T, torch.eye(6), atol=1e-5)
-    assert (projector.weight @ projector.weight.T - torch.eye(6)).abs().max() > 0.01
-    projector = trainable.ExpressionProjector(7, 4).double()
-    torch.nn.init.normal_(projector.weight)
-    projector.loss().backward()
-    w = projector.weight.detach()
-    assert_allclose(projector.weight.grad, 4.0 * (w @ w.T - torch.eye(4)) @ w, rtol=1e-12)
-
-
 # -------------------------------------------------------------------------------------------- top k
 TOP_EXPERTS, TOP_K, TOP_HIDDEN, TOKENS = 8, 3, 16, 50
 
@@ -446,7 +323,6 @@ def test_buffers_stay_float32_in_a_model_that_is_cast_to_less(cast):
             trainable.TopKRouter(4, 2, TOP_HIDDEN, bias_rate=0.1),
             trainable.SmoothTopKRouter(4, 2, TOP_HIDDEN, controller="exact"),
             trainable.ReLURouter(4, 2, TOP_HIDDEN),
-            trainable.OSRRouter(4, 2, TOP_HIDDEN, router_dim=2),
             trainable.CentredRouter(trainable.TopKRouter(4, 2, TOP_HIDDEN)),
         ]
     )
@@ -533,13 +409,9 @@ def test_a_bias_follows_the_running_mean_of_loads_that_it_is_given():
 
 
 def test_defaults_are_the_published_settings():
-    """S0 appendix C (a, b, budget, weight of the balance) and S3 D.2, A.3."""
-    smooth, osr_router = router(), trainable.OSRRouter(2, 1, 256)
+    """S0 appendix C (a, b, budget, weight of the balance)."""
     published = {"a": 1.0, "b": 50.0, "budget": K + 0.5, "balance_coef": 0.01}
-    assert {name: getattr(smooth, name) for name in published} == published
-    published = {"router_dim": 128, "entropy_coef": 0.1, "ortho_coef": 0.01, "repulsion": 0.5}
-    published |= {"decay": 0.99, "eps": 0.05, "steps": 3, "overconfidence": 0.5, "threshold": 0.7}
-    assert {name: getattr(osr_router, name) for name in published} == published
+    assert {name: getattr(router(), name) for name in published} == published
 
 
 # ---------------------------------------------------------------------------------------- sequences
@@ -548,92 +420,6 @@ LENGTH = 7
 
 def sequences(*batch: int) -> torch.Tensor:
     return torch.randn(*batch, LENGTH, HIDDEN, dtype=torch.float64)
-
-
-def gru(**options) -> GRURouter:
-    return GRURouter(EXPERTS, K, HIDDEN, router_dim=R, **options).double()
-
-
-def test_logits_are_cosines_of_a_gru_cell_run_over_the_tokens():
-    router = gru(temperature=0.5)
-    cell = nn.GRUCell(HIDDEN, EXPERTS * R, bias=False).double()
-    cell.weight_ih.data, cell.weight_hh.data = (
-        router.gru.weight_ih_l0.data,
-        router.gru.weight_hh_l0.data,
-    )
-    x = sequences(2)
-    state = torch.zeros(2, EXPERTS * R, dtype=torch.float64)
-    expected = []
-    for t in range(LENGTH):
-        state = cell(x[:, t], state)
-        vectors = state.reshape(2, EXPERTS, R)
-        expected.append(torch.cosine_similarity(vectors, router.weight[None], dim=2) / 0.5)
-    found = router(x).logits.reshape(2, LENGTH, EXPERTS)
-    assert_allclose(found.detach(), torch.stack(expected, dim=1).detach(), atol=1e-12)
-    # the state starts orthogonal, and gates read by Xavier
-    router = GRURouter(EXPERTS, K, 16, router_dim=R)
-    for part in router.gru.weight_hh_l0.detach().chunk(3):
-        assert_allclose(part @ part.T, torch.eye(EXPERTS * R), atol=1e-5)
-    width = (6.0 / (16 + EXPERTS * R)) ** 0.5
-    assert router.gru.weight_ih_l0.abs().max() <= width
-
-
-def test_decoding_with_the_state_gives_what_the_whole_sequence_gives():
-    router = gru()
-    assert not router.token_local
-    x = sequences(3)
-    whole = router(x).logits.reshape(3, LENGTH, EXPERTS)
-    state, parts = None, []
-    for t in range(LENGTH):
-        routed, state = router.continued(x[:, [t]], state)
-        parts.append(routed.logits)
-    assert_allclose(torch.stack(parts, dim=1).detach(), whole.detach(), atol=1e-12)
-    # a narrow model reads its state in float32
-    router = gru().bfloat16()
-    x = sequences(2).bfloat16()
-    logits = router(x).logits
-    assert logits.dtype == torch.float32
-    assert_allclose(logits.detach(), router.float()(x.float()).logits.detach(), atol=1e-6)
-
-
-def experts(count: int = EXPERTS) -> list[nn.Module]:
-    return [
-        nn.Sequential(nn.Linear(HIDDEN, 5), nn.GELU(), nn.Linear(5, HIDDEN)).double()
-        for _ in range(count)
-    ]
-
-
-def merged_by_hand(layer: SMEAR, share: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A two-layer expert with parameters added up in a loop."""
-    first, bias, second, last = (
-        sum(share[e] * list(layer.experts[e].parameters())[i] for e in range(EXPERTS))
-        for i in range(4)
-    )
-    return nn.functional.gelu(x @ first.T + bias) @ second.T + last
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_merged_expert_is_its_definition(causal):
-    layer = SMEAR(experts(), HIDDEN, causal=causal).double()
-    x = sequences(2)
-    p = torch.softmax(x @ layer.weight.T, dim=2)
-    for b in range(2):
-        for t in range(LENGTH):
-            share = p[b, : t + 1 if causal else LENGTH].mean(dim=0)
-            expected = merged_by_hand(layer, share, x[b, t])
-            assert_allclose(layer(x)[b, t].detach(), expected.detach(), atol=1e-12)
-
-
-def test_mixtures_run_in_bfloat16_and_under_autocast():
-    for layer in (SMEAR(experts(), HIDDEN), SMEAR(experts(), HIDDEN, causal=True)):
-        layer.float()
-        x = sequences(2).float()
-        exact = layer(x)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert_allclose(layer(x).float().detach(), exact.detach(), atol=0.05)
-        narrow = layer.bfloat16()(x.bfloat16())
-        assert narrow.dtype == torch.bfloat16
-        assert_allclose(narrow.float().detach(), exact.detach(), atol=0.05)
 
 
 def test_the_bias_is_minus_the_running_mean_of_the_logits():
@@ -657,15 +443,3 @@ def test_centred_routers_are_not_pulled_by_the_mean_input(kind):
     x = torch.randn(4000, HIDDEN, dtype=torch.float64) + 3.0
     assert input_pull(router(x).logits.detach().numpy()) > 1.0
     assert input_pull(router.eval()(x).logits.detach().numpy()) < 1e-9
-
-
-def test_centring_wraps_routers_of_sequences_and_no_token_sees_a_later_one():
-    router = CentredRouter(gru()).double()
-    x = sequences(3)
-    held = router.logit_bias.clone()
-    first = router(x).logits
-    router.logit_bias.copy_(held)
-    assert not router.token_local
-    other = router(torch.cat([x[..., :4, :], torch.randn_like(x[..., 4:, :])], dim=-2)).logits
-    parts = [logits.reshape(3, LENGTH, EXPERTS)[:, :4].detach() for logits in (first, other)]
-    assert_array_equal(*parts)
