@@ -12,20 +12,16 @@ with A the n differences of the tied experts to the first of them.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
-from moegeom.core.shapes import Float64, Int32, Int64, Integer
-from moegeom.geometry.boundary.orders import order_distance
+from moegeom.core.shapes import Float64, Int64, Integer
 from moegeom.geometry.gram import symmetric_root
 from moegeom.geometry.reference_laws import Law, Logits, Normal, Random
 from moegeom.geometry.selection import top_k
-from moegeom.geometry.statistics import jackknife_error, rank_correlation
+from moegeom.geometry.statistics import rank_correlation
 
 
 # -------------------------------------------------------------------------------------------- balls
@@ -57,25 +53,21 @@ class BallLaw(Law):
 
     :math:`z = b + L u` with :math:`L L^\top = W W^\top` and :math:`u = r g / \sqrt{|g|^2 +
     \chi^2}`, g standard normal of the rank's dimension, :math:`\chi^2` with the D - E degrees of
-    freedom that the rows do not see, :math:`r = R U^{1/D}`; of the sphere alone r = R. Around
-    another centre c the bias is b + W c. Exact in law at any D. For no fewer experts than
-    dimensions the points themselves are drawn. Source: docs/theory.md A7; oracle in tests: uniform
-    points of the ball.
+    freedom that the rows do not see, :math:`r = R U^{1/D}`. Exact in law at any D. For no fewer
+    experts than dimensions the points themselves are drawn.
+    Source: docs/theory.md A7; oracle in tests: uniform points of the ball.
     """
 
     bias: Float64[np.ndarray, "experts"]
     radius: float
     hidden: int
-    is_sphere: bool = False
 
     def of_normal(self, normal: Normal, product: Logits, random: Random) -> Logits:
         tokens, rank = normal.shape
         square = np.einsum("ij,ij->i", normal, normal, dtype=np.float64)
         if rank < self.hidden:
             square += random.chisquare(self.hidden - rank, tokens)
-        length = self.radius / np.sqrt(square)
-        if not self.is_sphere:
-            length *= random.random(tokens) ** (1.0 / self.hidden)
+        length = self.radius / np.sqrt(square) * random.random(tokens) ** (1.0 / self.hidden)
         return length.astype(product.dtype)[:, None] * product + self.bias.astype(product.dtype)
 
 
@@ -122,21 +114,6 @@ def direction_logits(
     return random.standard_normal((draws, len(gram))) @ symmetric_root(gram)
 
 
-def tie_factor(
-    gram: Float64[np.ndarray, "experts experts"], tied: Integer[np.ndarray, "tied"]
-) -> float:
-    r""":math:`\kappa = \det(A A^\top)^{-1/2}`, A the differences of the tied rows to one of them.
-
-    How much wider, in inputs, a tube of given width in logits is; the same for every choice of that
-    one. :math:`(n + 1)^{-1/2}` for orthonormal rows, inf for dependent differences.
-    Source: docs/theory.md A7; oracle in tests: every base, and numpy.linalg.svd.
-    """
-    square = _of_differences(gram, tied)
-    if not _is_independent(square):
-        return math.inf
-    return math.exp(-0.5 * float(np.linalg.slogdet(square)[1]))
-
-
 def _of_differences(
     gram: Float64[np.ndarray, "experts experts"], tied: Integer[np.ndarray, "tied"]
 ) -> Float64[np.ndarray, "order order"]:
@@ -153,16 +130,14 @@ def _is_independent(square: Float64[np.ndarray, "order order"]) -> bool:
 # --------------------------------------------------------------------------------------------- sums
 @dataclass(frozen=True)
 class TieSums:
-    """Over all ties of an order: how many flats there are, the sums of their border shares and of
-    these times their factors, with standard errors from draws and from ties that were left out.
+    """Over all ties of an order: how many flats there are, and the sum of their border shares, with
+    a standard error from draws and from ties that were left out.
     """
 
     order: int
     flats: int
     borders: float
     borders_error: float
-    weighted: float
-    weighted_error: float
 
 
 def tie_sums(
@@ -173,27 +148,21 @@ def tie_sums(
     most: int,
     random: np.random.Generator,
 ) -> TieSums:
-    r""":math:`\sum \alpha` and :math:`\sum \kappa \alpha` over the C(E, n + 1) ties of order n.
+    r""":math:`\sum \alpha` over the C(E, n + 1) ties of order n.
 
     All of them where there are at most ``most``, else that many at random, scaled. Ties of
-    dependent rows count as none. Standard errors have both sources: the spread between eighths of
+    dependent rows count as none. The standard error has both sources: the spread between eighths of
     the ``draws``, which all ties share, and that between ties where they are a sample.
     Source: docs/theory.md A7; oracle in tests: the closed form of orthonormal rows.
     """
     experts = len(gram)
     flats = math.comb(experts, order + 1)
     if flats == 0:
-        return TieSums(order, 0, 0.0, 0.0, 0.0, 0.0)
+        return TieSums(order, 0, 0.0, 0.0)
     ties = _ties(experts, order + 1, most, random)
     shares = border_shares(gram, direction_logits(gram, draws, random), k, ties)
-    factors = np.array([tie_factor(gram, tied) for tied in ties])
-    is_known = np.isfinite(factors)
-    shares[~is_known], factors[~is_known] = 0.0, 0.0
-    is_part = len(ties) < flats
-    (borders, of_borders), (weighted, of_weighted) = (
-        _sum(values, flats, is_part) for values in (shares, shares * factors[:, None])
-    )
-    return TieSums(order, flats, borders, of_borders, weighted, of_weighted)
+    borders = _sum(np.nan_to_num(shares), flats, is_part=len(ties) < flats)
+    return TieSums(order, flats, *borders)
 
 
 def _ties(
@@ -231,61 +200,6 @@ def log_leading_share(sums: TieSums, dimension: int, width: float) -> float:
         return -math.inf
     leading = log_half_binomial(dimension, sums.order) + sums.order * math.log(width)
     return math.log(sums.borders) + leading
-
-
-@dataclass(frozen=True)
-class _Convention:
-    """What a width means: the sums that count, how it stands to R, and the volume of a tube."""
-
-    total: Callable[[TieSums], float]
-    width: float
-    volume: Callable[[int, int], float]
-    has_corners: bool = False
-
-
-def _log_ball(dimension: int, order: int) -> float:
-    """Logarithm of the volume of the unit ball of D - n dimensions."""
-    left = dimension - order
-    if left < 0:
-        return -math.inf
-    return 0.5 * left * math.log(math.pi) - math.lgamma(0.5 * left + 1.0)
-
-
-#: What a width can mean: a distance of inputs; the largest difference to the logit of one tied
-#: expert; half the spread of tied logits (how far logits must move); that spread.
-CONVENTIONS: Mapping[str, _Convention] = MappingProxyType(
-    {
-        "euclidean": _Convention(lambda sums: sums.borders, 1.0, log_half_binomial),
-        "base": _Convention(lambda sums: sums.weighted, 2.0, _log_ball),
-        "half_spread": _Convention(lambda sums: sums.weighted, 2.0, _log_ball, True),
-        "spread": _Convention(lambda sums: sums.weighted, 1.0, _log_ball, True),
-    }
-)
-
-
-def log_order_ratio(
-    upper: TieSums, lower: TieSums, dimension: int, width: float, convention: str
-) -> float:
-    r"""Logarithm of the ratio of leading terms of two orders n > m, in one of CONVENTIONS.
-
-    Euclidean: :math:`\frac{\sum \alpha_n}{\sum \alpha_m} \binom{D/2}{n/2} \binom{D/2}{m/2}^{-1}
-    (\epsilon / R)^{n - m}`. In logits :math:`\frac{\sum (\kappa\alpha)_n}{\sum (\kappa\alpha)_m}
-    \frac{\omega_{D-n}}{\omega_{D-m}} c^{n - m}`, :math:`\omega` volumes of unit balls, c = 2
-    eps / R where one expert is the base; times (n + 1) / (m + 1) for half the spread, and for the
-    spread itself with c = eps / R. ``width`` is eps / R. nan without borders of the lower order.
-    Source: docs/theory.md A7, and F-10 there; oracle in tests: draws in three dimensions.
-    """
-    used = CONVENTIONS[convention]
-    above, below = used.total(upper), used.total(lower)
-    if below <= 0.0:
-        return math.nan
-    if above <= 0.0:
-        return -math.inf
-    order, other = upper.order, lower.order
-    corners = math.log((order + 1) / (other + 1)) if used.has_corners else 0.0
-    volumes = used.volume(dimension, order) - used.volume(dimension, other)
-    powers = (order - other) * math.log(used.width * width)
-    return math.log(above) - math.log(below) + volumes + powers + corners
 
 
 # ------------------------------------------------------------------------------------- solid angles
@@ -389,23 +303,14 @@ def cone_shares(
 # ----------------------- points near a boundary: by counting boundaries, by laws, and by the tokens
 Rows = Float64[np.ndarray, "experts hidden"]
 
-#: The law of uniform points of a ball of the rms length of the inputs, and of its surface.
-BALL, SPHERE = "ball", "sphere"
+#: The law of uniform points of a ball of the rms length of the inputs.
+BALL = "ball"
 
 #: Ties of an order that are counted one by one, at most, and draws of each.
-_TIES, _DRAWS = 1024, 1000
-
-#: By how much fewer where their sum alone is printed, beside its error.
-_FEWER = 4
+_TIES, _DRAWS = 256, 250
 
 #: Experts more than one that tie.
 _ORDERS = (1, 2, 3)
-
-#: Points of which the distance to ties of order 2 and 3 is searched: milliseconds each.
-_SEARCHED = 256
-
-#: Widths of the shares, beside the one that counts as near.
-_WIDTHS = tuple(2.0**power for power in range(-12, 9))
 
 
 @dataclass(frozen=True)
@@ -428,183 +333,28 @@ class NearBoundaries:
     bounds_log10: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class TieCount:
-    """What counting ties of one order says of a ball: ``borders`` and ``weighted`` are the sums of
-    border shares and of these times their factors, the rest logarithms of shares and ratios to
-    order 1, by convention of a width.
-    """
-
-    flats: int
-    borders: float
-    borders_se: float
-    weighted: float
-    weighted_se: float
-    bound_log10: float
-    leading_log10: float
-    ratios_log10: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class MeasuredShare:
-    """The share of a law nearer than ``epsilon`` to ties of an order, between two certain ends.
-
-    The ends are one number for order 1 and where searches came to their end. The error is that of
-    the upper one. Balls have a centre and a radius.
-    """
-
-    law: str
-    order: int
-    epsilon: float
-    centre: str | None
-    radius: float | None
-    share_lower: float
-    share_upper: float
-    share_se: float
-    counted: TieCount | None = None
-
-
 # -------------------------------------------------------------------------------------------- balls
-def balls(
+def ball_of(
     rows: Rows,
     bias: Float64[np.ndarray, "experts"],
     inputs: Float64[np.ndarray, "tokens hidden"],
     root: Float64[np.ndarray, "experts experts"],
-    radius: float | None = None,
-) -> dict[str, BallLaw]:
-    """Balls of the rms length of the inputs, about 0 (``origin``) and about their ``mean``, less
-    one that is a point; or of this radius. ``root`` is that of the products of the rows.
+) -> BallLaw | None:
+    """The ball about 0 of the rms length of the inputs; None where that is 0. ``root`` is that of
+    the products of the rows.
     """
-    mean, hidden = inputs.mean(axis=0), rows.shape[1]
-    square = float(np.vdot(inputs, inputs)) / len(inputs)
-    about_mean = max(square - float(mean @ mean), 0.0)
+    hidden = rows.shape[1]
+    radius = math.sqrt(float(np.vdot(inputs, inputs)) / len(inputs))
     own = root if len(rows) < hidden else rows
-    around = {
-        "origin": BallLaw(own, bias, radius or math.sqrt(square), hidden),
-        "mean": BallLaw(own, bias + rows @ mean, radius or math.sqrt(about_mean), hidden),
-    }
-    least = 0.0 if radius else 1e-6 * math.sqrt(square)
-    return {centre: ball for centre, ball in around.items() if ball.radius > least}
+    return BallLaw(own, bias, radius, hidden) if radius else None
 
 
 def near_boundaries(rows: Rows, k: int, width: float, radius: float, seed: int) -> NearBoundaries:
     """What the number of boundaries alone makes of the share of a ball near a linear boundary."""
     experts, hidden = rows.shape
-    sums = _sums(rows, k, 1, seed, _FEWER)
+    random = np.random.default_rng([seed, experts, 1])
+    sums = tie_sums(rows @ rows.T, k, 1, _DRAWS, _TIES, random)
     bounds = (log_order_bound(experts, n, hidden, width / radius) / math.log(10.0) for n in _ORDERS)
     leading = math.exp(log_leading_share(sums, hidden, width / radius))
     borders = sums.borders, sums.borders_error
     return NearBoundaries(width, radius, *borders, sums.flats, leading, tuple(bounds))
-
-
-def _sums(rows: Rows, k: int, order: int, seed: int, fewer: int = 1) -> TieSums:
-    random = np.random.default_rng([seed, len(rows), order])
-    return tie_sums(rows @ rows.T, k, order, _DRAWS // fewer, _TIES // fewer, random)
-
-
-# ------------------------------------------------------------------------------------------- shares
-@dataclass(frozen=True, eq=False)
-class BoundaryEnds:
-    """The boundaries of a router: its rows, and both ends of the ``distance`` of logits to the
-    nearest one; ``coordinates``, in which distances to ties are searched, of linear rules alone.
-    """
-
-    rows: Rows
-    coordinates: Float64[np.ndarray, "experts dims"] | None
-    k: int
-    distance: Callable[
-        [Float64[np.ndarray, "tokens experts"]],
-        tuple[Float64[np.ndarray, "tokens"], Float64[np.ndarray, "tokens"]],
-    ]
-
-
-def measured_shares(
-    boundaries: BoundaryEnds,
-    near: float,
-    laws: Mapping[str, Law],
-    around: Mapping[str, BallLaw],
-    logits: Float64[np.ndarray, "tokens experts"],
-    block: Int32[np.ndarray, "tokens"],
-    seed: int,
-) -> tuple[MeasuredShare, ...]:
-    """Shares near ties of order 1 to 3 at every width: of tokens, of laws, of balls. Of curved and
-    grouped rules of order 1 alone, between both ends, and without what counting flats says.
-
-    ``logits`` and ``block`` are those of the tokens; of every law as many points are drawn.
-    """
-    widths = np.array(sorted({*_WIDTHS, near}))
-    # the tokens that are searched come first
-    order = np.random.default_rng(seed).permutation(len(logits))
-    shares = [*_shares("tokens", boundaries, logits[order], widths, block[order])]
-    draws: dict[tuple[str, str | None], Law] = {(name, None): law for name, law in laws.items()}
-    for centre, ball in around.items():
-        draws[BALL, centre] = ball
-        draws[SPHERE, centre] = dataclasses.replace(ball, is_sphere=True)
-    for number, ((name, centre), law) in enumerate(draws.items()):
-        points = law.draw(len(logits), np.random.default_rng([seed, number]))
-        radius = None if centre is None else around[centre].radius
-        shares += [
-            dataclasses.replace(share, centre=centre, radius=radius)
-            for share in _shares(name, boundaries, points, widths)
-        ]
-    if not around or boundaries.coordinates is None:
-        return tuple(shares)
-    sums = {order: _sums(boundaries.rows, boundaries.k, order, seed) for order in _ORDERS}
-    return tuple(_counted(share, sums, boundaries.rows.shape) for share in shares)
-
-
-def _shares(
-    law: str,
-    boundaries: BoundaryEnds,
-    logits: Float64[np.ndarray, "tokens experts"],
-    widths: Float64[np.ndarray, "widths"],
-    block: Int32[np.ndarray, "tokens"] | None = None,
-) -> Iterator[MeasuredShare]:
-    """Both ends of each share; errors by leaving out blocks, of draws of independent points."""
-    for order, lower, upper in _distances(boundaries, logits):
-        for width in widths.tolist():
-            near, surely = lower < width, upper < width
-            share = float(near.mean())
-            error = math.sqrt(share * (1.0 - share) / len(near))
-            if block is not None:
-                others = [block[: len(near)] != one for one in np.unique(block[: len(near)])]
-                without = [near[rows].mean() for rows in others if rows.any()]
-                error = float(jackknife_error(np.array(without)))
-            yield MeasuredShare(law, order, width, None, None, float(surely.mean()), share, error)
-
-
-def _distances(
-    boundaries: BoundaryEnds, logits: Float64[np.ndarray, "tokens experts"]
-) -> Iterator[tuple[int, Float64[np.ndarray, "some"], Float64[np.ndarray, "some"]]]:
-    """Order, and both ends of the distance; of order 2 and more of the first points alone."""
-    yield 1, *boundaries.distance(logits)
-    coordinates = boundaries.coordinates
-    if coordinates is None:
-        return
-    for order in _ORDERS[1:]:
-        ends = [order_distance(one, coordinates, boundaries.k, order) for one in logits[:_SEARCHED]]
-        yield order, np.array([e.lower for e in ends]), np.array([e.upper for e in ends])
-
-
-def _counted(
-    share: MeasuredShare, sums: Mapping[int, TieSums], shape: tuple[int, ...]
-) -> MeasuredShare:
-    """With what counting ties says of a ball of this radius."""
-    if share.radius is None or share.law != BALL:
-        return share
-    experts, hidden = shape
-    width, of_order = share.epsilon / share.radius, sums[share.order]
-    counted = TieCount(
-        flats=of_order.flats,
-        borders=of_order.borders,
-        borders_se=of_order.borders_error,
-        weighted=of_order.weighted,
-        weighted_se=of_order.weighted_error,
-        bound_log10=log_order_bound(experts, share.order, hidden, width) / math.log(10.0),
-        leading_log10=log_leading_share(of_order, hidden, width) / math.log(10.0),
-        ratios_log10={
-            name: log_order_ratio(of_order, sums[1], hidden, width, name) / math.log(10.0)
-            for name in CONVENTIONS
-        },
-    )
-    return dataclasses.replace(share, counted=counted)

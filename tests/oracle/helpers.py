@@ -301,3 +301,27 @@ def tied_weight(logits: np.ndarray, chosen: np.ndarray, pair: np.ndarray) -> np.
     """Softmax over the chosen logits of the expert of the pair that is given up, at a tie (A13)."""
     tied = np.take_along_axis(logits, pair[:, :1], axis=1)
     return 1.0 / np.exp(np.take_along_axis(logits, chosen, axis=1) - tied).sum(axis=1)
+
+
+def tie_factor(rows, tied):
+    """kappa = det(A A')^(-1/2), A the differences of the tied rows to one of them (docs/theory.md A7)."""
+    tied = list(tied)
+    return 1.0 / np.linalg.svd(rows[tied[1:]] - rows[tied[0]], compute_uv=False).prod()
+
+
+def log_order_ratio(totals, orders, dimension, width, convention):
+    """Logarithm of the ratio of leading terms of two orders, the first over the second.
+
+    ``totals`` are sums of border shares, times their factors but for ``euclidean`` (docs/theory.md
+    A7, F-10): the largest difference to the logit of one tied expert is ``base``, half the spread of
+    the tied logits ``half_spread``, that spread ``spread``.
+    """
+    sums, scale = [], 2.0 if convention in ("base", "half_spread") else 1.0
+    for total, order in zip(totals, orders, strict=True):
+        left = (dimension - order) / 2
+        volume = left * math.log(math.pi) - math.lgamma(left + 1)
+        if convention == "euclidean":
+            volume = log_half_binomial(dimension, order)
+        corners = math.log(order + 1) if convention.endswith("spread") else 0.0
+        sums.append(math.log(total) + volume + order * math.log(scale * width) + corners)
+    return sums[0] - sums[1]

@@ -96,13 +96,12 @@ def ratio_of_orders(convention):
 
     def ratio(M, k, D, eps, R, rows):
         assert rows == "orthonormal"
-        sums = []
-        for order in (1, 2):
-            flats = math.comb(M, order + 1)
-            borders = flats * helpers.orthonormal_border_share(M, k, order)
-            weighted = borders * border_shares.tie_factor(np.eye(M), np.arange(order + 1))
-            sums.append(border_shares.TieSums(order, flats, borders, 0.0, weighted, 0.0))
-        return border_shares.log_order_ratio(sums[1], sums[0], D, eps / R, convention)
+        orders, totals = (2, 1), []
+        for order in orders:
+            borders = math.comb(M, order + 1) * helpers.orthonormal_border_share(M, k, order)
+            factor = helpers.tie_factor(np.eye(M), range(order + 1))
+            totals.append(borders * (1.0 if convention == "euclidean" else factor))
+        return helpers.log_order_ratio(totals, orders, D, eps / R, convention)
 
     return ratio
 
@@ -305,9 +304,7 @@ DELIVERED = {
         border_shares.log_order_bound(M, n, D, eps / R) / np.log(10.0)
     ),
     "alpha_orthonormal_*": lambda M, k, n: helpers.orthonormal_border_share(M, k, order=n),
-    "kappa_orthonormal_n2": lambda W, J: border_shares.tie_factor(
-        np.array(W) @ np.array(W).T, np.array(J)
-    ),
+    "kappa_orthonormal_n2": lambda W, J: helpers.tie_factor(np.array(W), J),
     "thm44_log_ratio": ratio_of_orders("euclidean"),
     "thm47_log_ratio_tube": ratio_of_orders("base"),
     "thm47_log_ratio_def46": ratio_of_orders("half_spread"),

@@ -34,7 +34,6 @@ from moegeom.document.study import (
     study_summary,
     table_of,
 )
-from moegeom.geometry.border_shares import MeasuredShare
 from moegeom.studies.imbalance.record import (
     CAUSES,
     MEANINGS,
@@ -46,9 +45,6 @@ from moegeom.studies.imbalance.record import (
 
 #: Columns of ``layer 10`` in front of the experts that its bias moves.
 _ROUTER = 10
-
-#: Shares of tokens near a boundary between which widths are shown.
-_LEAST_SHOWN, _MOST_SHOWN = 0.01, 0.9
 
 
 def document(imbalance: Imbalance, view: View) -> Document:
@@ -68,7 +64,6 @@ def document(imbalance: Imbalance, view: View) -> Document:
         [in_part([*_pushes(imbalance, view)], "line", view.detail, page=[])],
         [_worst(imbalance, _SET_COLUMNS, view, "expert sets and shares near a boundary")],
         [Excerpt(more if view.detail else [], page)],
-        [*_measure(imbalance)],
         verdict=_verdict(imbalance),
         sample=f"As many are drawn from each law, {imbalance.seeds} times (seed {imbalance.seed}). "
         f"'others': made on one half of the {units}, tried on the other; the worse of both ways.",
@@ -339,66 +334,6 @@ def _pushes(imbalance: Imbalance, view: View) -> Iterator[Block]:
         yield Fact(place, text, "plain", indent=_ROUTER)
 
 
-# ------------------------------------------------------------------------------------- near a tie
-_MEASURE = (
-    ("", "two tie", "", "", "", "three tie", "", "", ""),
-    ("within", *("tokens", "gaussian", "ball", "at most") * 2),
-)
-
-_MEASURED = ("tokens", "gaussian", "ball")
-
-
-def _measure(imbalance: Imbalance) -> Iterator[Block]:
-    """Shares near ties of two and of three experts, of the least even layer that has them."""
-    measured = [router for router in imbalance.routers if router.measured]
-    bare = [router.router for router in imbalance.routers if not router.measured]
-    if imbalance.measure and bare:
-        yield Note(
-            f"{study_summary(imbalance).places(bare)}: no shares near ties: their distance is not "
-            "known, or a tenth of the tokens lies on one, as where rows are equal."
-        )
-    if not measured:
-        return
-    router = max(measured, key=lambda one: one.tokens.max_vio)
-    share = {
-        (one.order, one.epsilon, one.law): one
-        for one in router.measured
-        if one.centre in (None, "origin")
-    }
-    rows = []
-    for width in sorted({one.epsilon for one in router.measured}):
-        tokens = share.get((1, width, "tokens"))
-        if tokens is None or not _LEAST_SHOWN <= tokens.share_upper <= _MOST_SHOWN:
-            continue
-        cells = [f"{width:.2g}"]
-        for order in (1, 2):
-            cells += [_ends(share.get((order, width, law))) for law in _MEASURED]
-            cells.append(_bound(share.get((order, width, "ball"))))
-        rows.append(tuple(cells))
-    place = study_summary(imbalance).place(router.router)
-    yield Note(
-        f"Layer {place}: shares nearer than a width to where two, and three, experts tie at the "
-        "border of the chosen set."
-    )
-    yield Table(_MEASURE, rows)
-
-
-def _ends(share: MeasuredShare | None) -> str:
-    """A share, or both ends where searches did not come to theirs."""
-    if share is None:
-        return "-"
-    upper = percent(share.share_upper, ".1f")
-    if share.share_lower == share.share_upper:
-        return upper
-    return f"{percent(share.share_lower, '.1f')} to {upper}"
-
-
-def _bound(ball: MeasuredShare | None) -> str:
-    if ball is None or ball.counted is None:
-        return "-"
-    return percent(min(10.0**ball.counted.bound_log10, 1.0), ".3g")
-
-
 # ------------------------------------------------------------------------------------------- limits
 def _limits(imbalance: Imbalance) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
@@ -452,8 +387,6 @@ def _limits(imbalance: Imbalance) -> Iterator[str]:
         is_laws = imbalance.written.endswith(".parquet")
         what = "Laws" if is_laws else "Biases that even the loads, and those of centring,"
         yield f"{what} written to {imbalance.written}."
-    if imbalance.measure:
-        yield f"Shares near ties written to {imbalance.measure}."
 
 
 def _near(imbalance: Imbalance) -> Iterator[str]:
@@ -717,7 +650,7 @@ def _chart_of_near(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
         "Points nearer to a boundary than the nearest tenth of the tokens of that layer: "
         "of the tokens, of normal logits with their mean and covariance, of inputs without "
         "preferred direction, and of a ball of the same size.",
-        "Ties of more than two experts: imbalance --measure FILE has them.",
+        "Ties of more than two experts.",
         caption,
         [Panel("", Axis("layer", names=names), Axis("near a boundary, %"), marks)],
         [

@@ -13,7 +13,7 @@ from moegeom.core.option import option
 from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import StudyRequest
 from moegeom.geometry.balancing import Centring, HeldOut, Loads
-from moegeom.geometry.border_shares import ConeShares, MeasuredShare, NearBoundaries
+from moegeom.geometry.border_shares import ConeShares, NearBoundaries
 from moegeom.geometry.experts import ExpertRanks
 from moegeom.geometry.reference_laws import Attribution, ChoiceFigures, LawFigures, Parted
 
@@ -26,11 +26,6 @@ class ImbalanceRequest(StudyRequest):
         "Write the laws, FILE.parquet, or the biases that even the loads and those that take the "
         "mean away, FILE.npz or FILE.safetensors."
     )
-    measure: Path | None = option(
-        "Write FILE.parquet: shares near ties of two, three and four experts at every width, of "
-        "tokens, laws and balls. Takes about 20 s a layer."
-    )
-    radius: float | None = option("Of the balls, in place of the rms length of the inputs.")
     experts: bool = option("Read the experts: their rank where tokens are.", False)
     yes: bool = option("Read more than 2 GB of experts.", False)
 
@@ -165,7 +160,7 @@ class RouterImbalance:
     None without inputs. ``dimension`` is the range of the intrinsic dimension of the inputs,
     ``reach`` what affine sets of both ends meet, rounded up, ``cones`` how large the visited cells
     are, and ``near`` what counting boundaries says of the share near one; of linear rules.
-    ``measured`` is empty and ``experts`` None unless they were asked for.
+    ``experts`` is None unless they were asked for.
     """
 
     router: str
@@ -188,7 +183,6 @@ class RouterImbalance:
     cause: Cause
     centring: Centring
     evening: Evening
-    measured: tuple[MeasuredShare, ...] = ()
     experts: ExpertRanks | None = None
 
     @property
@@ -227,4 +221,3 @@ class Imbalance:
     sample: SampleCounts
     seed: int
     written: str | None = None
-    measure: str | None = None

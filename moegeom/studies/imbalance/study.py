@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.errors import RecordingError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float32, Float64, Int32
@@ -48,12 +47,7 @@ from moegeom.studies.imbalance.record import (
     Reach,
     RouterImbalance,
 )
-from moegeom.studies.written import refuse_out, write_rows
-
-#: Columns of what counting ties says.
-_COUNTS = tuple(
-    f.name for f in dataclasses.fields(border_shares.TieCount) if f.name != "ratios_log10"
-)
+from moegeom.studies.written import write_rows
 
 #: Work of a router in tokens read: those that are drawn from laws, and a bias that evens all.
 _SOLVED = 10
@@ -87,8 +81,8 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
     RecordingError
         When the recording does not hold the scores of all experts, or records none of the routers.
     UsageError
-        When ``out`` or ``measure`` exists or cannot be written, for a radius that is not positive,
-        without tokens, and when more than 2 GB of experts are to be read without ``yes``.
+        When ``out`` exists or cannot be written, without tokens, and when more than 2 GB of experts
+        are to be read without ``yes``.
     RouterError
         When there are no experts beside a router whose experts are asked for.
 
@@ -100,12 +94,6 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
     >>> [(router.cause, router.evening.meaning) for router in imbalance.value.routers]
     [('mean input', 'holds, no bias now')]
     """
-    if request.measure is not None:
-        refuse_out(request.measure, request.overwrite, (".parquet",), "--measure")
-        if request.measure == request.out:
-            raise UsageError(f"--out and --measure name one file, {request.out}.")
-    if request.radius is not None and not 0.0 < request.radius < math.inf:
-        raise UsageError(f"--radius {request.radius:g}: expected a length above 0.")
     opened, source = STUDY.open(request)
     recorded = opened.recorded
     # a bias moves experts that were not chosen: their scores must be known
@@ -152,10 +140,6 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         write_rows(request.out, (row for one in routers for row in _law_rows(one)), recorded)
     elif request.out is not None:
         write_biases(request.out, recorded, routers)
-    if request.measure is not None:
-        write_rows(
-            request.measure, (row for one in routers for row in _measured_rows(one)), recorded
-        )
     has_documents = source.facts.has_documents and source.facts.num_documents != 1
     return Imbalance(
         run=opened.facts(recorded),
@@ -167,7 +151,6 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         sample=opened.sample_counts(samples),
         seed=request.seed,
         written=None if request.out is None else request.out.name,
-        measure=None if request.measure is None else request.measure.name,
     )
 
 
@@ -205,18 +188,6 @@ def _law_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
         yield row | {
             "log_effective_sets": law.log_effective_sets,
             "log_effective_sets_se": law.effective_sets_error,
-        }
-
-
-def _measured_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
-    """One row for each law, order and width; what counting says beside the balls."""
-    for share in one.measured:
-        row = {"router": one.router, **dataclasses.asdict(share)}
-        counted = row.pop("counted") or {}
-        ratios = counted.get("ratios_log10", {})
-        row |= {name: counted.get(name) for name in _COUNTS}
-        yield row | {
-            f"ratio_to_order_1_log10_{name}": ratios.get(name) for name in border_shares.CONVENTIONS
         }
 
 
@@ -279,23 +250,15 @@ def router_imbalance(
     rows, bias, inputs = router.weight.astype(np.float64), _bias(router), _some_inputs(sample, seed)
     logits = sample.logits.astype(np.float64)
     draws = reference_laws.reference_laws(logits, bias, rows, inputs)
-    around = {}
+    ball = None
     if inputs is not None:
-        around = border_shares.balls(rows, bias, inputs, draws["mean"].root, request.radius)
-    with_ball = draws | ({border_shares.BALL: around["origin"]} if "origin" in around else {})
+        ball = border_shares.ball_of(rows, bias, inputs, draws["mean"].root)
+    with_ball = draws | ({} if ball is None else {border_shares.BALL: ball})
     laws = reference_laws.figures_of_laws(with_ball, rule.figures, tokens, seed)
     laws.append(
         reference_laws.figures_of_tokens(sample.chosen, experts, distance, near, sample.block)
     )
-    parts, shares = reference_laws.parted(laws), ()
-    coordinates = prepared.coordinates
-    # with equal rows no input is nearer to a tie than another: the distance is 0 or infinite
-    if request.measure is not None and near and near < math.inf:
-        ends = partial(boundary_ends, prepared, kernels)
-        boundaries = border_shares.BoundaryEnds(rows, coordinates, k, ends)
-        shares = border_shares.measured_shares(
-            boundaries, near, draws, around, logits, sample.block, seed
-        )
+    parts = reference_laws.parted(laws)
     routed, unit = _routed(router, sample, kernels)
     before = routed.loads(chosen_mask(sample.chosen, experts))
     limit = load.max_vio_limit([before], level, seed)
@@ -308,10 +271,11 @@ def router_imbalance(
             plan, of_some = gates
             ranks = expert_ranks(of_some, experts, plan, inputs, dimension, seed)
     # cells are cones; few of many sets say nothing of their sizes
-    if coordinates is not None and np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN:
-        cones = border_shares.cone_shares(coordinates, sample.chosen, seed)
-    if near and "origin" in around and prepared.rows is not None:
-        bounds = border_shares.near_boundaries(rows, k, near, around["origin"].radius, seed)
+    is_seen = np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN
+    if prepared.coordinates is not None and is_seen:
+        cones = border_shares.cone_shares(prepared.coordinates, sample.chosen, seed)
+    if near and ball is not None and prepared.rows is not None:
+        bounds = border_shares.near_boundaries(rows, k, near, ball.radius, seed)
     return RouterImbalance(
         router=router.name,
         num_experts=experts,
@@ -333,7 +297,6 @@ def router_imbalance(
         cause=cause,
         centring=centring,
         evening=_evening(router, routed, unit, cause, level, seed, work),
-        measured=shares,
         experts=ranks,
     )
 

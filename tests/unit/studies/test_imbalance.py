@@ -15,7 +15,6 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import NonFiniteError, RecordingError, UsageError
 from moegeom.core.router import GroupMask, Router, Rule, Weights
 from moegeom.core.tokens import TopLogits
-from moegeom.engine.jumps import ExactRouter
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import draw_sample
 from moegeom.geometry.balancing import Loads
@@ -161,15 +160,10 @@ def test_degenerate_routers_and_samples_have_values_or_none(case):
         inputs = inputs[:1]
     else:
         weight = (case == "equal rows") * np.repeat(ROWS[:1], EXPERTS, axis=0)
-    request = ImbalanceRequest("", measure=Path("ties.parquet"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moegeom.geometry.border_shares._SEARCHED", 4)
-        one = looked_at(router_of(weight=np.ascontiguousarray(weight)), inputs, request=request)
+    one = looked_at(router_of(weight=np.ascontiguousarray(weight)), inputs)
     assert np.isfinite(one.tokens.max_vio)
     assert one.cause in CAUSES
     assert one.tokens.near_share is None or 0.0 <= one.tokens.near_share <= 1.0
-    for share in one.measured:
-        assert 0.0 <= share.share_lower <= share.share_upper <= 1.0
     shown(dataclasses.replace(whole(OF_BALANCED), routers=(one,)), detail=True)
 
 
@@ -292,100 +286,12 @@ def test_second_moments_say_how_many_tokens_are_near_a_boundary_and_rows_do_not(
     assert shares["gaussian"] == pytest.approx(gaussian, abs=0.012)
 
 
-def test_counting_boundaries_says_nearly_what_the_ball_does_and_less_in_a_wider_one():
+def test_counting_boundaries_says_nearly_what_the_ball_does():
     for router in whole(OF_BALANCED).routers:
         (ball,) = (law.figures.near_share for law in router.laws if law.law == "ball")
         assert router.near is not None
         assert router.near.leading == pytest.approx(ball, rel=0.2)
         assert router.near.leading <= 10.0 ** router.near.bounds_log10[0]
-    own, wider = whole(OF_BALANCED).routers[0], sample(BALANCED, layers="0", radius=65.0).routers[0]
-    assert {router.laws[-2].law for router in (own, wider)} == {"ball"}
-    first, second = (router.laws[-2].figures.near_share for router in (own, wider))
-    assert second == pytest.approx(first * own.near.radius / 65.0, rel=0.15)
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("imbalance")
-    files = folder / "measure.parquet", folder / "centred.npz"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moegeom.geometry.border_shares._SEARCHED", 20)
-        record = sample(COLLAPSED, layers="1", measure=files[0], out=files[1])
-    return record.routers[0], *files
-
-
-def test_shares_near_ties_are_measured_at_every_width(measured):
-    router, table, _ = measured
-    rows = pq.read_table(table).to_pylist()
-    assert len(rows) == len(router.measured)
-    share = {(r["law"], r["centre"], r["order"], r["epsilon"]): r for r in rows}
-    near = router.near.width
-    assert share["tokens", None, 1, near]["share_upper"] == router.tokens.near_share
-    for law in router.laws[:-1]:
-        centre = "origin" if law.law == "ball" else None
-        one = share[law.law, centre, 1, near]
-        error = np.hypot(one["share_se"], law.errors.near_share)
-        assert abs(one["share_upper"] - law.figures.near_share) < 4.5 * error
-    for (law, centre, order, width), row in share.items():
-        assert row["share_lower"] <= row["share_upper"]
-        if order > 1:
-            # a tie of more is never nearer: of the same points, the rest are but more of them
-            before = share[law, centre, order - 1, width]
-            assert row["share_lower"] <= before["share_upper"] + 5 * (row["share_se"] + 0.05)
-        if law == "ball":
-            assert row["share_lower"] <= 10.0 ** row["bound_log10"] + 5 * row["share_se"]
-            assert row["flats"] == {1: 120, 2: 560, 3: 1820}[order]
-        else:
-            assert row["flats"] is None
-    # in 64 dimensions a ball is nearly its sphere
-    ball, sphere = (share[law, "mean", 1, near] for law in ("ball", "sphere"))
-    assert abs(ball["share_upper"] - sphere["share_upper"]) < 0.03
-    # the mean input makes fewer tokens near: a ball around it has as many as the gaussian law
-    assert share["ball", "origin", 1, near]["share_upper"] > 1.4 * router.tokens.near_share
-
-
-def test_shares_near_boundaries_of_groups_hold_what_random_steps_change():
-    """Between both ends of distances; no step of a width changes more tokens than are as near."""
-    groups = GroupMask(4, 2, "top2_sum", 0.0)
-    grouped, inputs = router_of(np.linspace(0.0, 0.1, EXPERTS), groups), inputs_of(4)
-    one = looked_at(grouped, inputs, request=ImbalanceRequest("", measure=Path("ties.parquet")))
-    shares = {m.epsilon: m for m in one.measured if m.law == "tokens"}
-    assert {m.order for m in one.measured} == {1}
-    assert {m.counted for m in one.measured} == {None}
-    exact, random = ExactRouter(grouped), np.random.default_rng(0)
-    before = np.sort(exact.chosen(exact.logits(inputs)), axis=1)
-    for width in (0.0625, 0.25, 1.0):
-        changed = np.zeros(len(inputs), bool)
-        for _ in range(60):
-            step = random.standard_normal(inputs.shape)
-            step *= width / np.linalg.norm(step, axis=1, keepdims=True)
-            after = np.sort(exact.chosen(exact.logits(inputs + step)), axis=1)
-            changed |= (after != before).any(axis=1)
-        share = shares[width]
-        assert share.share_lower <= share.share_upper
-        assert changed.mean() <= share.share_upper
-    assert changed.mean() > 0.05
-    # on the screen every law has as many near as at that width in the table
-    assert one.tokens.near_share == pytest.approx(0.1, abs=2e-3)
-    widths = sorted(shares)
-    of_law = {
-        law: [next(m for m in one.measured if (m.law, m.epsilon) == (law, w)) for w in widths]
-        for law in ("tokens", "isotropic", "mean", "gaussian")
-    }
-    upper = {law: [m.share_upper for m in of_law[law]] for law in of_law}
-    tenth = np.interp(0.1, upper["tokens"], np.log(widths))
-    for law in one.laws[:-1]:
-        if law.law in of_law:
-            expected = np.interp(tenth, np.log(widths), upper[law.law])
-            assert law.figures.near_share == pytest.approx(expected, abs=0.05), law.law
-
-
-def test_a_router_of_equal_rows_has_no_shares_near_ties_and_the_screen_says_so():
-    equal = router_of(weight=np.repeat(ROWS[:1], EXPERTS, axis=0))
-    one = looked_at(equal, inputs_of(4), request=ImbalanceRequest("", measure=Path("ties.parquet")))
-    assert one.measured == ()
-    record = dataclasses.replace(whole(OF_BALANCED), routers=(one,), measure="measure.parquet")
-    assert "layer 0: no shares near ties: their distance is not known, or a tenth" in shown(record)
 
 
 def test_cells_of_visited_sets_are_shares_of_directions_and_of_sizes_without_any():
@@ -489,8 +395,9 @@ def test_experts_are_read_when_they_are_asked_for(monkeypatch):
     assert "--yes" in refusal.value.hint
 
 
-def test_laws_and_biases_are_written(tmp_path, measured):
-    table, (router, taken, biases) = tmp_path / "laws.parquet", measured
+def test_laws_and_biases_are_written(tmp_path):
+    table, biases = tmp_path / "laws.parquet", tmp_path / "centred.npz"
+    (router,) = sample(COLLAPSED, layers="1", out=biases).routers
     (other,) = sample(COLLAPSED, layers="1", out=table).routers
     rows = pq.read_table(table).to_pylist()
     assert [row["law"] for row in rows] == [*LAWS, "ball", "tokens"]
@@ -498,9 +405,8 @@ def test_laws_and_biases_are_written(tmp_path, measured):
     with np.load(biases) as stored:
         change = stored["text/1/centring_change_float64"]
         np.testing.assert_array_equal(change, router.centring.change)
-    for options, message in (({"out": table}, ""), ({"measure": taken}, "--measure .*")):
-        with pytest.raises(UsageError, match=f"{message}exists already"):
-            sample(COLLAPSED, **options)
+    with pytest.raises(UsageError, match="exists already"):
+        sample(COLLAPSED, out=table)
 
 
 def test_logits_alone_say_no_cause(tmp_path):

@@ -48,8 +48,6 @@ REFUSED = {
     "imbalance": [
         ({"tokens": None}, "needs recorded tokens"),
         ({"out": Path("laws.csv")}, "ends in .parquet or .npz"),
-        ({"out": Path("a.parquet"), "measure": Path("a.parquet")}, "name one file"),
-        ({"radius": -1.0}, "a length above 0"),
     ],
     "perturb": [
         ({"tokens": None}, "needs recorded tokens"),
