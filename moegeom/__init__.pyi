@@ -332,8 +332,6 @@ def imbalance(
     *,
     watch: Watch | None = ...,
     out: str | Path | None = ...,
-    measure: str | Path | None = ...,
-    radius: float | None = ...,
     experts: bool = ...,
     yes: bool = ...,
     overwrite: bool = ...,

@@ -585,12 +585,6 @@ def _stands_out(means: Float64[np.ndarray, "runs"], at: int, size: int) -> bool:
 Labels = Int[np.ndarray, "tokens"]
 Chosen = Int[np.ndarray, "tokens k"]
 
-#: Terms of the expected information that are computed at a time.
-_TERMS = 1 << 18
-
-#: Of the entropy; what is left beside less information is the rounding of factorials.
-_NO_ROOM = 1e-9
-
 
 def label_counts(
     label: Labels, chosen: Chosen, num_experts: int
@@ -642,66 +636,6 @@ def expert_label_agreement(
     both = (counts * (counts - 1)).sum(axis=0)
     possible = (counts * (tokens - 1)[:, None]).sum(axis=0)
     return np.divide(both, possible, out=np.full(num_experts, np.nan), where=possible > 0)
-
-
-def corrected_information_share(label: Labels, top1: Labels) -> float:
-    """(I - I_0) / (H - I_0): information of the label about the first choice, less chance.
-
-    I is the mutual information, I_0 its mean when the labels are shuffled among the tokens, and H
-    the entropy of the first choices. 0 on average for labels that tell nothing (it may be
-    negative), 1 when the label decides; nan where H = I_0: without tokens, for a single first
-    choice, and when every token has a label of its own. Source: Vinh, Epps and Bailey 2010;
-    docs/theory.md D3. Oracle in tests: shuffles.
-    """
-    information, expected, entropy = _information(label, top1)
-    room = entropy - expected
-    return (information - expected) / room if room > _NO_ROOM * max(entropy, 1.0) else float("nan")
-
-
-def _information(label: Labels, top1: Labels) -> tuple[float, float, float]:
-    """Mutual information, its mean over shuffles, and the entropy of the first choices."""
-    num = len(label)
-    if not num:
-        return float("nan"), float("nan"), float("nan")
-    _, labels, of_label = np.unique(label, return_inverse=True, return_counts=True)
-    _, top1, of_top1 = np.unique(top1, return_inverse=True, return_counts=True)
-    pair, of_pair = np.unique(labels * len(of_top1) + top1, return_counts=True)
-    first, second = np.divmod(pair, len(of_top1))
-    terms = of_pair / num * np.log(of_pair * num / (of_label[first] * of_top1[second]))
-    share = of_top1 / num
-    return (
-        max(float(terms.sum()), 0.0),
-        _expected_information(of_label, of_top1, num),
-        float(-(share * np.log(share)).sum()),
-    )
-
-
-def _expected_information(
-    of_label: Int64[np.ndarray, "labels"], of_top1: Int64[np.ndarray, "top1"], num: int
-) -> float:
-    r"""Sum over pairs of :math:`E[n/T \log(n T / (a b))]`, n hypergeometric from a, b and T.
-
-    Equal counts have equal terms, so that each pair of *different* counts is looked at once.
-    """
-    from scipy.special import gammaln
-
-    log_factorial = gammaln(np.arange(num + 1) + 1.0)
-    sizes, times = np.unique(of_top1, return_counts=True)
-    total = 0.0
-    for a, repeats in zip(*np.unique(of_label, return_counts=True), strict=True):
-        for part in np.array_split(np.arange(len(sizes)), len(sizes) * a // _TERMS + 1):
-            b, weight = sizes[part][:, None], times[part]
-            n = np.arange(1, min(a, b.max(initial=0)) + 1)
-            other, rest = np.maximum(b - n, 0), np.maximum(num - a - b + n, 0)
-            chance = log_factorial[a] + log_factorial[b] + log_factorial[num - a]
-            chance = chance + log_factorial[num - b] - log_factorial[num] - log_factorial[n]
-            chance -= log_factorial[a - n] + log_factorial[other] + log_factorial[rest]
-            chance[(n > b) | (n < a + b - num)] = -np.inf
-            # none is possible beyond: zeros, for sums of one order whatever the counts
-            terms = np.zeros((len(b), a))
-            terms[:, : len(n)] = n / num * np.log(n * (num / (a * b))) * np.exp(chance)
-            total += float(repeats) * float((weight * terms.sum(axis=1)).sum())
-    return total
 
 
 def num_shared(first: Chosen, second: Chosen) -> Int64[np.ndarray, "tokens"]:

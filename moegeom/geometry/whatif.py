@@ -101,8 +101,7 @@ def smooth_activations(
 ) -> Float64[np.ndarray, "tokens experts"]:
     r"""How far each expert is switched on, s of :math:`u_i = (q_i - q_{[k]} + \epsilon)/\epsilon`.
 
-    1 for the chosen ones, above 0 for those less than eps below the k-th
-    (:func:`~moegeom.geometry.boundary.orders.near_tie_ladder` counts them), else 0. For eps = 0 the
+    1 for the chosen ones, above 0 for those less than eps below the k-th, else 0. For eps = 0 the
     hard choice: of equal scores across the border one side has 1 and the other 0.
     ``selection`` holds -inf where an expert may not run. Source: docs/theory.md A11.
     """

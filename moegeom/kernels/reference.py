@@ -10,7 +10,7 @@ from moegeom.core.router import GroupMask, Rule
 from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.geometry import keys, rounding
 from moegeom.geometry import selection as steps
-from moegeom.geometry.boundary import linear, orders
+from moegeom.geometry.boundary import linear
 from moegeom.geometry.histogram import bin_index
 from moegeom.geometry.load import entropy_nats, log_sum_exp, normalised_scores
 from moegeom.geometry.selection import SCORES
@@ -112,7 +112,6 @@ def rounding_sigmas(
 
 
 boundary_angle: Final = linear.boundary_angle
-near_ties: Final = orders.near_tie_ladder
 
 
 # ------------------------------------------------------------------------------------------- counts

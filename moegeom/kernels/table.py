@@ -52,7 +52,6 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("add_scores", 0.0, "sums of probabilities by population, block and expert", True),
     Kernel("rounding_sigmas", 1e-10, "nearest boundary in standard deviations of input rounding"),
     Kernel("boundary_angle", 1e-14, "angle to the nearest boundary, before the norm in front"),
-    Kernel("near_ties", 0.0, "experts that nearly tie at the border of the choice, by width"),
     Kernel("num_shared", 0.0, "number of experts that two choices have in common"),
     Kernel("count_pairs", 0.0, "tokens by block and pair of experts", True),
     Kernel("count_experts", 0.0, "chosen slots by population, block and expert", True),

@@ -149,29 +149,6 @@ def near_flips(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     }
 
 
-@metric(
-    scope="flip",
-    needs=("weight_moved_histogram",),
-    layers=(
-        figure(
-            "weight_moved_p99",
-            "99 % quantile over all tokens of the weight that leaves their experts",
-            "weight_moved",
-        ),
-    ),
-    invariances=("token_permutation",),
-)
-def weight_moved(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """Weight moved: how much of a token's routing weight leaves its experts under a variant.
-
-    0 for a token that keeps its set, else the weight of the experts that leave over that of all
-    that were chosen. The 99th percentile is over all tokens: with few flips it is 0. Quantiles are
-    those of a histogram with bins of 6 %.
-    """
-    (value,) = histogram.quantile(reductions["weight_moved_histogram"], np.array([0.99]))
-    return {"layers": {"weight_moved_p99": float(value)}}
-
-
 #: Pairs listed per router and variant, the most frequent ones.
 NUM_LISTED = 64
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.geometry import load as loads
-from moegeom.geometry.load import dropped_slot_share, load_cv, max_vio, rank_imbalance
+from moegeom.geometry.load import dropped_slot_share, rank_imbalance
 from moegeom.geometry.load import expert_capacity as capacity_of_expert
 from moegeom.metrics import stacked
 
@@ -145,40 +145,6 @@ def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         return {"layers": {}}
     vio = total / tiles * facts.router.num_experts - 1.0
     return {"layers": {"num_tiles": tiles, "max_vio_tile_mean": vio}}
-
-
-@metric(
-    needs=("expert_counts",),
-    layers=(
-        estimate(
-            "group_max_vio", "largest load of a group over the fair share, minus 1", "max_vio"
-        ),
-        estimate(
-            "group_load_cv_ddof0", "standard deviation over mean of the load of groups", "load_cv"
-        ),
-        count("busiest_group", "group with the largest load", "group"),
-    ),
-    invariances=("token_permutation",),
-)
-def group_load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """Load of groups of experts, for rules that keep some of the groups.
-
-    A group-limited rule keeps the best groups of a token and chooses among their experts; the load
-    of a group is what its devices carry. ``group_max_vio`` is the largest load of a group over the
-    fair share, minus 1. Missing for rules without groups.
-    """
-    groups = facts.router.rule.groups
-    counts = reductions["expert_counts"]
-    if groups is None or not counts.any():
-        return {"layers": {}}
-    load = counts.reshape(groups.num_groups, -1).sum(axis=1)
-    return {
-        "layers": {
-            "group_max_vio": float(max_vio(load)),
-            "group_load_cv_ddof0": float(load_cv(load)),
-            "busiest_group": int(np.argmax(load)),
-        }
-    }
 
 
 #: Factors in use for training with dropped tokens.

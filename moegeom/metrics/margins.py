@@ -25,9 +25,7 @@ from moegeom.geometry import histogram as bins
 from moegeom.geometry.statistics import jackknife_error
 from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.reduction import means
-from moegeom.kernels.reductions.choices import AMBIGUOUS, BOUNDED, TIES
-from moegeom.kernels.reductions.histograms import EXTRAS, FIRST_ORDER, LADDER
-from moegeom.metrics import stacked
+from moegeom.kernels.reductions.choices import AMBIGUOUS, BOUNDED
 
 #: Small quantiles, because it is the near tokens that flip; by the suffix of their column.
 QUANTILES = {"p001": 0.001, "p01": 0.01, "p50": 0.5}
@@ -403,92 +401,11 @@ def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     A token is ambiguous when its margin is at most a bound on what the order of summation can do to
     two selection scores (``float_bound`` of the formulas). It is a worst case: of the ambiguous
     tokens few really differ. All figures here hold for the others on any machine; exact ties go to
-    the lower expert number and are counted by ``num_exact_ties``.
+    the lower expert number.
     """
     counts = reductions["ambiguity"]
     bounded = counts[BOUNDED]
     return {"layers": {"ambiguous_share": counts[AMBIGUOUS] / bounded if bounded else None}}
-
-
-@metric(
-    needs=("token_counts", "margin_histogram"),
-    layers=(
-        count(
-            "num_exact_ties",
-            "tokens with margin exactly 0; the lower expert number was chosen",
-            "tokens",
-            formula="margin",
-        ),
-    ),
-    invariances=("token_permutation", "expert_relabelling"),
-)
-def exact_ties(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """Exact ties: tokens whose last chosen expert and first one left out have equal scores.
-
-    The margin is exactly 0 and the lower expert number is chosen, as everywhere here; an engine may
-    break the tie otherwise. Missing where no margin is known.
-    """
-    return {"layers": {"num_exact_ties": int(reductions["token_counts"][TIES])}}
-
-
-#: Orders from which on shares are told.
-_ORDERS = {2: "three", 3: "four", 4: "five"}
-
-
-@metric(
-    version=2,
-    needs=("orders",),
-    tables={
-        "orders": (
-            Column("width", "experts count as tied within this", "selection score"),
-            estimate(
-                "order_mean",
-                "mean order: experts in the widest tie across the border, less 1",
-                "order_eps",
-            ),
-            estimate(
-                "extra_experts_mean",
-                "mean number of experts left out by less than the width",
-                "extra_experts",
-                "experts",
-            ),
-            *(
-                estimate(
-                    f"order_{n}_share",
-                    f"share of tokens where {word} or more experts tie across the border",
-                    "order_eps",
-                )
-                for n, word in _ORDERS.items()
-            ),
-            figure("order_max", "largest order of a token of the sample", "order_eps"),
-        )
-    },
-    without_each=stacked("orders"),
-    invariances=("expert_relabelling", "common_row_shift"),
-)
-def orders(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """Orders: how many experts nearly tie at the border of the chosen set.
-
-    For a width eps, the order of a token is the number of experts, less one, in the widest run of
-    consecutive sorted selection scores that crosses the border and spans at most eps;
-    ``extra_experts`` are those left out by less than eps, which a smoothed router would run
-    besides. Order 1 is a near-tie of two, order 2 and more a corner where several boundaries meet;
-    at width 0 ties are exact. On a sample of at most 4096 tokens.
-    """
-    counts = reductions["orders"].astype(np.float64)
-    of_order = counts[..., FIRST_ORDER:]
-    total, order = of_order.sum(axis=-1), np.arange(of_order.shape[-1])
-    tokens = np.where(total > 0.0, total, np.nan)
-    largest = np.where(of_order > 0.0, order, 0).max(axis=-1)
-    return {
-        "orders": {
-            "width": LADDER,
-            "order_mean": of_order @ order / tokens,
-            "extra_experts_mean": counts[..., EXTRAS] / tokens,
-            **{f"order_{n}_share": of_order[..., n:].sum(axis=-1) / tokens for n in _ORDERS},
-            "order_max": np.where(total > 0.0, largest, np.nan),
-        }
-    }
 
 
 _UNIT = "rms of the input"

@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
-from moegeom.geometry.load import (
-    corrected_information_share,
-    expert_label_agreement,
-    load_entropy_nats,
-    same_label_agreement,
-)
+from moegeom.geometry.load import expert_label_agreement, load_entropy_nats, same_label_agreement
 from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions import choices as reduced
 from moegeom.kernels.reductions import histograms as of_scores
@@ -527,32 +522,3 @@ def token_identity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 def _with_ids(sample: SampleRows, *names: str) -> list[np.ndarray]:
     has_id = sample["token_id"] >= 0
     return [sample[name][has_id] for name in names]
-
-
-@metric(
-    needs=("token_sample", "top1"),
-    layers=(
-        figure(
-            "token_id_information_share",
-            "mutual information of token id and first choice over the entropy of the latter, "
-            "both less what shuffled ids show",
-            "token_id_information",
-        ),
-    ),
-    invariances=("expert_relabelling",),
-)
-def token_information(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """Information of the token id about the first choice, corrected for chance.
-
-    I(token id; first choice) over the entropy of the first choice, both less what the same ids
-    shuffled among the tokens would show on average: 0 for ids that tell nothing, 1 when the id
-    decides. Without that correction many rare ids give a large value by themselves. On a sample of
-    about 16 384 tokens with known ids. First choices are those of the highest selection score; a
-    recording of ids alone need not keep that order, so it has no value there.
-    """
-    sample = reductions["token_sample"]
-    has_id = (sample["token_id"] >= 0) & (sample["chosen"][:, 0] >= 0)
-    label, top1 = sample["token_id"][has_id], sample["chosen"][has_id][:, 0]
-    if facts.is_random or len(label) < 2 or "top1" not in reductions:
-        return {"layers": {}}
-    return {"layers": {"token_id_information_share": corrected_information_share(label, top1)}}

@@ -158,8 +158,7 @@ def flip_by_rounding(gap, dw_y, kappa):
 
 def near_ties(z, k, eps):
     """Order and extra experts of one token."""
-    order, extras = orders.near_tie_ladder(row(z), k, np.array([eps]))
-    return [order[0, 0], extras[0, 0]]
+    return [helpers.order_eps(row(z), k, eps)[0], helpers.extra_experts(row(z), k, eps)[0]]
 
 
 def distance_of_order_2(W, b, x, k):

@@ -4,23 +4,19 @@ choices all pairs of tokens, Python's sets, all permutations and scikit-learn.
 
 import itertools
 import math
-from itertools import combinations, permutations, product
+from itertools import combinations, permutations
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import scipy.stats
 from numpy.testing import assert_allclose, assert_array_equal, assert_array_less, assert_equal
 from scipy import optimize, stats
-from sklearn.metrics import adjusted_mutual_info_score, mutual_info_score
-from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information
 
 from moegeom.checks import statistics
 from moegeom.geometry import load
 from moegeom.geometry import statistics as errors_of
 from moegeom.geometry.load import chao1, expert_set_entropy_nats, good_turing_coverage
 from moegeom.metrics import METRICS
-from tests.by_day import by_day
 
 FREEDOMS = [1, 2, 7, 15, 200]
 
@@ -418,76 +414,10 @@ def test_labels_that_decide_agree_and_labels_that_never_repeat_tell_nothing():
     assert_equal(load.same_label_agreement(label, chosen, 9), 1.0)
     expected = np.where(np.arange(9) < 6, 1.0, np.nan)
     assert_array_equal(load.expert_label_agreement(label, chosen, 9), expected)
-    assert_allclose(load.corrected_information_share(label, label % 3), 1.0, rtol=1e-12)
     label, chosen, experts = routing(0, 30, 3, 8, 2)
     own = np.arange(30)
     assert np.isnan(load.same_label_agreement(own, chosen, experts))
     assert np.isnan(load.expert_label_agreement(own, chosen, experts)).all()
-    assert np.isnan(load.corrected_information_share(own, chosen[:, 0]))
-    assert np.isnan(load.corrected_information_share(label, np.zeros(30, dtype=np.int64)))
     none = label[:0], chosen[:0]
     assert np.isnan(load.same_label_agreement(*none, experts))
     assert np.isnan(load.expert_label_agreement(*none, experts)).all()
-    assert np.isnan(load.corrected_information_share(none[0], none[1][:, 0]))
-
-
-def corrected(label, top1, by_chance: float) -> float:
-    """From the information by scikit-learn and the entropy of the first choices by SciPy."""
-    room = scipy.stats.entropy(np.unique(top1, return_counts=True)[1]) - by_chance
-    own = mutual_info_score(label, top1) - by_chance
-    return own / room if abs(room) > 1e-9 else np.nan
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_expected_information_is_the_mean_over_all_permutations(seed):
-    random = np.random.default_rng(seed)
-    label, top1 = random.integers(0, 3, 7), random.integers(0, 4, 7)
-    information = [mutual_info_score(order, top1) for order in {*permutations(label.tolist())}]
-    expected = corrected(label, top1, np.mean(information))
-    assert_allclose(load.corrected_information_share(label, top1), expected, rtol=1e-9)
-
-
-def labels_of(kind, tokens):
-    random = np.random.default_rng(tokens)
-    return {
-        "rare": np.minimum(random.zipf(1.3, tokens), 50_000),
-        "own": np.arange(tokens),
-        "one": np.zeros(tokens, np.int64),
-        "two": (np.arange(tokens) < tokens // 3).astype(np.int64),
-        "even": np.arange(tokens) % 40,
-    }[kind]
-
-
-#: Kind of labels, tokens, experts.
-TABLES = list(
-    product(["rare", "own", "one", "two", "even"], [1, 2, 50, 4096, 16384], [1, 2, 7, 256])
-)
-TABLES_BY_DAY = {
-    "rare labels": ("rare", 4096, 256),
-    "labels that never repeat": ("own", 4096, 7),
-    "one label": ("one", 50, 2),
-    "two labels": ("two", 4096, 256),
-    "even labels of many tokens": ("even", 16384, 7),
-    "one token": ("rare", 1, 2),
-    "two tokens": ("even", 2, 7),
-    "one expert": ("rare", 50, 1),
-}
-
-
-@pytest.mark.parametrize(("kind", "tokens", "experts"), by_day(TABLES, TABLES_BY_DAY))
-def test_information_and_what_shuffles_show_are_those_of_scikit_learn(kind, tokens, experts):
-    label = labels_of(kind, tokens)
-    top1 = np.random.default_rng(1).integers(0, experts, tokens)
-    table = contingency_matrix(label, top1, sparse=True)
-    expected = corrected(label, top1, expected_mutual_information(table, tokens))
-    assert_allclose(load.corrected_information_share(label, top1), expected, 1e-9, 1e-10)
-
-
-@pytest.mark.parametrize("case", CASES[:3], ids=str)  # few labels occur once
-def test_the_corrected_share_is_scikit_learns_where_the_first_choice_has_less_entropy(case):
-    """Their normalisation by the smaller entropy is then ours."""
-    label, chosen, _ = routing(*case)
-    top1 = np.minimum(chosen[:, 0], 1)
-    found = load.corrected_information_share(label, top1)
-    theirs = adjusted_mutual_info_score(label, top1, average_method="min")
-    assert_allclose(found, theirs, rtol=1e-8, atol=1e-12)

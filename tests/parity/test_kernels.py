@@ -20,7 +20,6 @@ from moegeom.geometry.histogram import NUM_BINS, bin_edges
 from moegeom.geometry.rounding import row_spreads
 from moegeom.geometry.selection import margin, route
 from moegeom.kernels.batch import NUM_BLOCKS
-from moegeom.kernels.reductions.histograms import LADDER
 from moegeom.kernels.table import BACKENDS, KERNELS, device_kernels, load_kernels
 from tests.by_day import IS_NIGHT, by_day
 from tests.emulator.emulated_device import EmulatedDevice
@@ -255,10 +254,6 @@ def boundary_angle(case: Case) -> list[tuple]:
     ]
 
 
-def near_ties(case: Case) -> list[tuple]:
-    return [(scores, case.k, LADDER) for scores in (case.logits(), _masked(case))]
-
-
 def count_bins(case: Case) -> list[tuple]:
     values = np.abs(case.logits()[:, 0].astype(np.float64))
     corners = case.random.choice([0.0, -0.0, INF, 5e-324, 2.0**-40, 2.0**24, 1.0], case.tokens)
@@ -305,7 +300,6 @@ ARGUMENTS = {
         add_scores,
         rounding_sigmas,
         boundary_angle,
-        near_ties,
     )
 }
 

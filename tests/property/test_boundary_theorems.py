@@ -416,7 +416,6 @@ SCORES = st.integers(2, 9).flatmap(
         st.integers(1, experts),
     )
 )
-EPS = st.integers(0, 20).map(lambda n: n / 8)
 
 
 def spread_by_brute_force(scores, k, order):
@@ -434,27 +433,6 @@ def test_spreads_are_the_least_of_all_windows_and_ascend_from_the_margin(drawn):
     assert spreads == [spread_by_brute_force(scores, k, order) for order in counts]
     assert spreads[0] == margin(z, k)[0]
     assert spreads == sorted(spreads)
-
-
-@given(SCORES, EPS, EPS)
-def test_the_order_is_the_largest_whose_spread_fits_and_ascends_with_eps(drawn, eps, more):
-    scores, k = drawn
-    z = np.array([scores])
-    fitting = [n for n in range(1, len(scores)) if orders.tie_spread(z, k, n)[0] <= eps]
-    order, wider = orders.near_tie_ladder(z, k, np.array([eps, eps + more]))[0][0]
-    assert order == max(fitting, default=0)
-    assert order <= wider
-    renamed = np.random.default_rng(0).permutation(len(scores))
-    assert orders.near_tie_ladder(z[:, renamed], k, np.array([eps]))[0] == order
-
-
-@given(SCORES, EPS)
-def test_there_are_no_more_extra_experts_than_the_order(drawn, eps):
-    scores, k = drawn
-    order, extras = orders.near_tie_ladder(np.array([scores]), k, np.array([eps]))
-    assert extras <= order
-    ordered = sorted(scores, reverse=True)
-    assert extras == sum(ordered[k - 1] - z < eps for z in ordered[k:])
 
 
 # ----------------------------------------------------------------------------- distances of order n

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float, Float64, Int64
+from moegeom.core.shapes import Bool, Float, Float64
 from moegeom.geometry.boundary.linear import squared_row_distances
 from moegeom.geometry.gram import RANK_TOLERANCE
 
@@ -41,49 +41,6 @@ def tie_spread(
     if k >= experts or order < 1 or not starts.size:
         return np.full(len(ordered), np.inf)
     return (ordered[:, starts] - ordered[:, starts + order]).min(axis=1)
-
-
-def near_tie_ladder(
-    selection: Float[np.ndarray, "tokens experts"], k: int, ladder: Float64[np.ndarray, "steps"]
-) -> tuple[Int64[np.ndarray, "tokens steps"], Int64[np.ndarray, "tokens steps"]]:
-    """Orders, and experts beyond the k chosen ones, for every ``eps`` of a ladder.
-
-    The order is the largest n whose tie spread is at most eps, 0 when the margin is larger: nearly
-    tied experts on both sides of the border count, not ties inside the chosen set alone. At 0 ties
-    are exact (S0 Definition A.5, the largest order, F-01). What a smoothed router would run beside
-    the k chosen ones are those less than eps below the k-th: no more than the order, none for
-    eps = 0. Neither falls with eps; both are 0 for k = E.
-    Source: docs/theory.md A2, A11, A12. Oracle in tests: tie_spread for every n, and counts.
-    """
-    ordered = descending(selection)
-    orders = [_order_of(ordered, k, eps) for eps in ladder.tolist()]
-    extras = [_extras_of(ordered, k, eps) for eps in ladder.tolist()]
-    return np.stack(orders, axis=1), np.stack(extras, axis=1)
-
-
-def _order_of(
-    ordered: Float64[np.ndarray, "tokens experts"], k: int, eps: float
-) -> Int64[np.ndarray, "tokens"]:
-    tokens, experts = ordered.shape
-    orders = np.zeros(tokens, dtype=np.int64)
-    if k >= experts:
-        return orders
-    # for each first rank a <= k the window reaches as far as scores stay above z_[a] - eps
-    for first in range(k):
-        # differences, not sums: z_[a] - z_[b] <= eps is what tie_spread compares
-        with np.errstate(invalid="ignore"):  # experts masked at -inf
-            reach = (ordered[:, [first]] - ordered <= eps).sum(axis=1) - 1
-        np.maximum(orders, np.where(reach >= k, reach - first, 0), out=orders)
-    return orders
-
-
-def _extras_of(
-    ordered: Float64[np.ndarray, "tokens experts"], k: int, eps: float
-) -> Int64[np.ndarray, "tokens"]:
-    if k >= ordered.shape[1]:
-        return np.zeros(len(ordered), dtype=np.int64)
-    with np.errstate(invalid="ignore"):
-        return (ordered[:, [k - 1]] - ordered[:, k:] < eps).sum(axis=1).astype(np.int64)
 
 
 # ------------------------------------------------------------------------------------------- search

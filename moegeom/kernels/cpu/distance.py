@@ -10,7 +10,6 @@ import numpy as np
 
 from moegeom.geometry.boundary import linear
 from moegeom.geometry.boundary.linear import BELOW_ALL, NEVER, Cones, RowDistances, spread
-from moegeom.geometry.boundary.orders import descending
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, RowSpreads
 from moegeom.kernels.cpu import kernel
 
@@ -274,34 +273,3 @@ def boundary_angle(
     out = np.empty(len(logits))
     _least_sine(logits, chosen, cones.length, unit_length, out)
     return np.where(out <= 1.0, np.arcsin(np.minimum(out, 1.0)), np.inf)
-
-
-# ---------------------------------------------------------------------------------------- near-ties
-@kernel()
-def _near_ties(ordered, k, ladder, orders, extras):
-    tokens, experts = ordered.shape
-    for token in range(tokens):
-        z = ordered[token]
-        for step in range(len(ladder)):
-            eps, last, order = ladder[step], 0, 0
-            # the window of the next rank reaches at least as far
-            for first in range(k):
-                last = max(last, first)
-                while last + 1 < experts and z[first] - z[last + 1] <= eps:
-                    last += 1
-                if last >= k:
-                    order = max(order, last - first)
-            orders[token, step] = order
-            beyond = k
-            while beyond < experts and z[k - 1] - z[beyond] < eps:
-                beyond += 1
-            extras[token, step] = beyond - k
-
-
-def near_ties(selection: np.ndarray, k: int, ladder: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As :mod:`moegeom.geometry.boundary.orders`."""
-    shape = len(selection), len(ladder)
-    orders, extras = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    if k < selection.shape[1]:
-        _near_ties(descending(selection), k, ladder, orders, extras)
-    return orders, extras

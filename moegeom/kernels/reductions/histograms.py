@@ -95,17 +95,6 @@ ANGLE_HISTOGRAM = histogram("angle", use=Use(on_prior=True, is_sampled=True))
 ROUNDING_SIGMAS_HISTOGRAM = histogram("rounding_sigmas", use=Use(on_prior=True, is_sampled=True))
 
 
-def _moved(batch: TokenBatch) -> np.ndarray:
-    assert batch.flip is not None
-    return np.nan_to_num(batch.flip.weight_moved)
-
-
-#: Routing weight that a variant moves to other experts, in bins cut at powers of two.
-WEIGHT_MOVED_HISTOGRAM = histogram_of(
-    "weight_moved_histogram", ("flip",), _moved, use=Use(of_flip=True)
-)
-
-
 def _count_flipped(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
     assert batch.flip is not None and batch.effective_margin is not None
     row = np.flatnonzero(batch.flip.differs)
@@ -227,34 +216,6 @@ def _add_log_sum_exp(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) ->
 
 #: Sums of the log-sum-exp of the logits and of its square.
 LOG_SUM_EXP = counters("log_sum_exp", ("log_sum_exp",), lambda extent: (5,), _add_log_sum_exp)
-
-
-#: Widths in units of the selection score; at 0 ties are exact.
-LADDER = np.array([0.0, *2.0 ** np.arange(-8.0, 1.0, 2.0)])
-
-#: Last axis of the counters: extra experts, then tokens of order 0, 1, 2 ...
-EXTRAS, FIRST_ORDER = 0, 1
-
-
-def _count_orders(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
-    assert batch.selection is not None
-    (_, experts), top_k = batch.selection.shape, batch.chosen.shape[1]
-    orders, extras = kernels["near_ties"](batch.selection, top_k, LADDER)
-    for step in range(len(LADDER)):
-        counts[..., step, EXTRAS] += batch.count_labels(len(counts), extras[:, step])
-        # orders are below the number of experts: one more label beside population and block
-        place = batch.population, batch.block, FIRST_ORDER + orders[:, step]
-        np.add.at(counts[..., step, : FIRST_ORDER + experts], place, 1)
-
-
-#: Near-ties at the border of the chosen set, on a ladder of widths; for a sample of tokens.
-NEAR_TIES = counters(
-    "orders",
-    ("selection",),
-    lambda extent: (len(LADDER), FIRST_ORDER + extent.num_experts),
-    _count_orders,
-    use=Use(on_prior=True, is_sampled=True),
-)
 
 
 def _add_directions(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:

@@ -445,14 +445,14 @@ def test_a_far_cell_is_drawn_nearer_on_its_ray_and_the_title_says_so(tmp_path):
 def test_a_picture_of_nothing_is_a_picture(suffix, tmp_path):
     no_tokens = TokenMarks(np.zeros((0, 2)), np.zeros(0, bool))
     outside = plane(3, 1, frame=(50.0, 51.0, 50.0, 51.0))
-    nothing, no_number = np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+    nothing = np.zeros((0, 2), np.int64)
     one, whole = ((0, 1),), (np.array([0.0]), np.array([2 * np.pi]))
     undecided = np.full((2, 2), -1, np.int32), np.full((2, 2), 2, np.uint8)
     plane_of_nothing = dataclasses.replace(outside, tokens=no_tokens)
     assert written(plane_of_nothing, tmp_path, suffix, view="expert:0")
     for picture in (
         plane_of_nothing,
-        SpaceCells(CAPTION, np.zeros((1, 3)), one, nothing, no_number),
+        SpaceCells(CAPTION, np.zeros((1, 3)), one, nothing),
         CircleCells(CAPTION, one, *whole),
         RasterCells(CAPTION, FRAME, *undecided, ()),
     ):

@@ -24,7 +24,6 @@ from moegeom.metrics import METRICS
 from moegeom.variants.random_router import random_router
 from tests.array_source import ArraySource
 from tests.by_day import by_day
-from tests.oracle.helpers import extra_experts, order_eps
 from tests.unit.kernels.test_reductions import batch_of
 from tests.unit.metrics.theorems import THEOREMS
 from tests.unit.scan.made import SOFTMAX, SUM_TO_ONE, normal_rows, router_with
@@ -498,26 +497,6 @@ def test_a_metric_without_its_reduction_is_null_with_the_reason():
     (row,) = finished.rows["layers"]
     assert "load_cv_ddof0" not in row
     np.testing.assert_equal(row["num_duplicate_rows"], 0)
-
-
-def test_orders_and_extra_experts_are_means_over_the_tokens():
-    router = router_with(normal_rows(9, 16), Rule(3, "softmax", SOFTMAX))
-    values = normal_rows(3000, 16, seed=1) + np.float32(0.5)
-    metrics = [METRICS[name] for name in ("tokens", "orders")]
-    tables = measure_router(RouterRun(router, ArraySource({router.name: values}), metrics)).rows
-    assert {row["variant"] for row in tables["orders"]} == {"as_stored", "random"}
-    logits = values @ router.weight.T
-    rows = [row for row in tables["orders"] if row["variant"] == "as_stored"]
-    assert [row["width"] for row in rows] == [0.0, 2.0**-8, 2.0**-6, 2.0**-4, 0.25, 1.0]
-    for row in rows:
-        orders = order_eps(logits, 3, row["width"])
-        expected = {f"order_{least}_share": (orders >= least).mean() for least in (2, 3, 4)}
-        expected["order_mean"] = orders.mean()
-        expected["extra_experts_mean"] = extra_experts(logits, 3, row["width"]).mean()
-        for column, mean in expected.items():
-            np.testing.assert_allclose(row[column], mean, rtol=1e-3, atol=2e-3, err_msg=column)
-        assert row["order_max"] == orders.max()
-        assert row["order_mean_se"] > 0.0 or orders.max() == 0
 
 
 # ------------------------------------------------------------ rows of every size that float32 holds

@@ -153,11 +153,11 @@ def test_a_column_that_would_hold_nothing_is_not_written_and_is_none_to_who_asks
         table = pq.read_table(path)
         assert all(table[name].null_count < max(len(table), 1) for name in table.column_names), path
     opened, file = open_results(results), results / "layers.parquet"
-    assert opened.table("layers")["group_max_vio"].to_pylist() == [None] * 12
-    assert {row["group_max_vio"] for row in opened.rows("layers")} == {None}
+    assert opened.table("layers")["harm_kl"].to_pylist() == [None] * 12
+    assert {row["harm_kl"] for row in opened.rows("layers")} == {None}
     assert {*opened.columns("experts", ["selection_bias"])["selection_bias"]} == {None}
-    with pytest.raises(ResultsError, match="no column 'group_max'"):
-        opened.rows("layers")[0]["group_max"]
+    with pytest.raises(ResultsError, match="no column 'harm'"):
+        opened.rows("layers")[0]["harm"]
     pq.write_table(pq.read_table(file).drop_columns("num_dead"), file)
     with pytest.raises(ResultsError, match="no column 'num_dead'"):
         open_results(results).rows("layers")[0]["num_dead"]

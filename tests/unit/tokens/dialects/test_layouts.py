@@ -639,7 +639,7 @@ def test_load_of_counts_is_that_of_the_counts(recording, tmp_path):
     assert all(row["max_vio_global_se"] is None for row in layers)
     part = next(iter(results.run["parts"].values()))
     assert part["reasons"]["coactivation"].startswith("needs the choices of each token")
-    assert all(row["num_exact_ties"] is None for row in layers)
+    assert all(row["margin_p50"] is None for row in layers)
     with pytest.raises(UsageError, match="--per-token: m.gguf holds counts only"):
         scanned(tmp_path / "rows", str(tmp_path / "m.gguf"), per_token=True)
 
