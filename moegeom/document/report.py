@@ -9,7 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from moegeom.core.errors import ResultsError
 from moegeom.core.finding import Finding
 from moegeom.document.drawing import figure_named
 from moegeom.document.model import Document, Fact, View
@@ -21,7 +20,6 @@ from moegeom.results.reader import Results
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from moegeom.results.counts import ExpertCounts
 
 T = TypeVar("T")
 
@@ -142,41 +140,9 @@ class ScanReport(Report[Results]):
         summary = summarise(self.value)
         return (*summary.findings, *summary.notes)
 
-    def beside(self, other: ScanReport) -> Report[tuple[Results, Results]]:
-        """The two of them beside each other, A and B: findings, and the figures of each layer.
-
-        Raises
-        ------
-        ResultsError
-            When they have no router in common.
-        """
-        from moegeom.document.beside import beside_document
-
-        pair = (self.value, other.value)
-        a, b = ([router["name"] for router in one.run["routers"]] for one in pair)
-        if not {*a} & {*b}:
-            raise ResultsError(
-                f"{self.value.name} and {other.value.name} have no router in common: "
-                f"{', '.join(a[:3])} and {', '.join(b[:3])}.",
-                "Give results of two checkpoints of one architecture.",
-            )
-        return Report(pair, lambda two, view: beside_document(*two, view))
-
     def layers(self, variant: str = "as_stored", population: str = "all") -> pa.Table:
         """One row for each router; ``population`` such as ``domain=code`` counts some tokens."""
         return self.value.layers(variant, population)
-
-    def counts(self) -> ExpertCounts:
-        """How often each expert was chosen, [layers, experts], as load balancers take it.
-
-        Raises
-        ------
-        ResultsError
-            When the results are of weights alone, or routers have different numbers of experts.
-        """
-        from moegeom.results.counts import expert_counts
-
-        return expert_counts(self.value)
 
     def tables(self) -> list[str]:
         """Names of the tables."""

@@ -123,7 +123,6 @@ MADE: dict[str, Callable[[], Any]] = {
         MissingParts((2, 4, 5), 8, ("parts/1", "parts/3")), View(80)
     ),
     "document.results.results": lambda: mg.scan(f"{COLLAPSED}/step_1500"),
-    "document.beside.beside": lambda: mg.scan(EARLIER).beside(mg.scan(MODEL)),
 }
 
 

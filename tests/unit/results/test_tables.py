@@ -20,10 +20,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 import moegeom as mg
-from moegeom.core.errors import MoeGeomError, ResultsError, UsageError
+from moegeom.core.errors import MoeGeomError, ResultsError
 from moegeom.document.figures import space
 from moegeom.document.header import duration, size
 from moegeom.document.model import View
@@ -32,7 +31,6 @@ from moegeom.document.results import results_document
 from moegeom.engine.loop import Progress, read_snapshot, write_snapshot
 from moegeom.metrics import METRICS
 from moegeom.results import reader, run_file
-from moegeom.results.counts import expert_counts, write_counts
 from moegeom.results.reader import DERIVED, EMPTY_COLUMNS, is_results, open_results, with_derived
 from moegeom.results.run_file import fault
 from moegeom.results.schema import (
@@ -50,7 +48,7 @@ from moegeom.results.schema import (
 )
 from moegeom.studies.check.study import GateRequest, gate
 from tests.by_day import IS_NIGHT, by_day
-from tests.unit.document.records import SAMPLE, scanned_sample
+from tests.unit.document.records import SAMPLE
 from tests.unit.results.conftest import TOKENS
 
 #: Metrics of a scan: the others are measured by ``boundary-report``.
@@ -544,65 +542,3 @@ def test_a_table_of_rows_that_repeat_or_of_more_than_is_read_is_refused(results,
     )
     with pytest.raises(ResultsError, match="has [0-9]{3},[0-9]{3},000 values in [0-9]{2} "):
         open_results(results).rows("layers")
-
-
-@pytest.fixture(scope="module")
-def scanned():
-    return scanned_sample()
-
-
-def test_counts_are_those_of_the_recorded_choices(scanned):
-    counts, source = scanned.counts(), mg.recording(SAMPLE / "rec/step_1500").open()
-    num_tokens = source.facts.num_tokens
-    assert counts.routers == source.facts.routers
-    for row, router in zip(counts.counts, counts.routers, strict=True):
-        ids = source.read_chosen(router, 0, num_tokens)
-        np.testing.assert_array_equal(row, np.bincount(ids.ravel(), minlength=16))
-    np.testing.assert_array_equal(counts.counts.sum(axis=1), num_tokens * 4)
-
-
-def test_every_form_is_read_back_by_who_takes_it(scanned, tmp_path):
-    found = scanned.counts()
-    for ending in ("npy", "pt", "json", "jsonl"):
-        write_counts(found, tmp_path / f"c.{ending}")
-    weight = torch.load(tmp_path / "c.pt", weights_only=True)
-    assert (weight.dtype, tuple(weight.shape)) == (torch.int64, (3, 16))
-    read = [
-        np.load(tmp_path / "c.npy"),
-        weight.numpy(),
-        json.loads((tmp_path / "c.json").read_text()),
-    ]
-    for counts in read:
-        np.testing.assert_array_equal(counts, found.counts)
-    # what vLLM does with a record: loads of places, scattered to the experts that lie there
-    record = json.loads((tmp_path / "c.jsonl").read_text())
-    assert record["record_type"] == "eplb_load_stats"
-    load, places = (torch.tensor(record[key]) for key in ("expert_load", "p2l_map"))
-    logical = torch.zeros_like(load).scatter_add_(1, places, load)
-    np.testing.assert_array_equal(logical, found.counts)
-
-
-def test_weights_alone_have_no_counts_and_endings_are_told(scanned, tmp_path):
-    with pytest.raises(ResultsError, match="no tokens were counted at router text/0"):
-        mg.scan(SAMPLE / "step_1500").counts()
-    with pytest.raises(UsageError, match=r"expected a name that ends in \.npy, \.pt"):
-        write_counts(scanned.counts(), tmp_path / "c.csv")
-
-
-#: Values of one row of ``experts.parquet`` that no scan writes.
-DAMAGE = [
-    *(("num_slots", number) for number in (np.nan, 1.5, -1, -(2**62))),
-    *(("expert", number) for number in (16, 2**40, -1)),
-]
-
-
-def test_tables_that_hold_no_counts_are_refused(tmp_path):
-    mg.scan(SAMPLE / "step_1500", SAMPLE / "rec/step_1500", out=tmp_path / "out", layers="0")
-    table = pq.read_table(tmp_path / "out/experts.parquet")
-    for column, value in DAMAGE:
-        cells = table.column(column).to_pylist()
-        cells[3] = value
-        changed = table.set_column(table.schema.get_field_index(column), column, pa.array(cells))
-        pq.write_table(changed, tmp_path / "out/experts.parquet")
-        with pytest.raises(ResultsError):
-            expert_counts(open_results(tmp_path / "out"))

@@ -27,7 +27,6 @@ from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_too_many
 from moegeom.kernels.reduction import MOST_TOKENS, SettledCounts
 from moegeom.pipeline import scan
-from moegeom.results.counts import expert_counts
 from moegeom.results.reader import open_results
 from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.study import measure_boundary
@@ -160,7 +159,9 @@ def test_a_trace_of_places_is_shared_out_with_its_map(world, tmp_path):
     assert tables(merged) == tables(scan(request_for(world, tmp_path / "whole", **options)))
     experts = np.array(turned)[ids].transpose(1, 0, 2).reshape(MODEL.layers, -1)
     expected = [np.bincount(of_layer, minlength=MODEL.experts) for of_layer in experts]
-    np.testing.assert_array_equal(expert_counts(open_results(merged)).counts, expected)
+    of_experts = {"variant": "as_stored", "population": "all"}
+    columns = open_results(merged).columns("experts", ["num_slots"], **of_experts)
+    np.testing.assert_array_equal(columns["num_slots"], np.concatenate(expected))
     (tmp_path / "map.json").write_text(json.dumps(turned[::-1]))
     with pytest.raises(ResultsError, match="expert_map here are not those"):
         merge(parts, tmp_path / "again")
