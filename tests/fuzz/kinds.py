@@ -465,9 +465,9 @@ def use_trace(dialect: str) -> Use:
 
 
 def _expert_map(folder: Path) -> None:
-    """A trace of places, and a map in the longest of its forms."""
+    """A trace of places, and a map."""
     WRITERS["vllm arrays"].write(folder / "routes.npz", truth().written)
-    (folder / "map.json").write_text(test_alignment.of_ascend(test_alignment.plan(0, 64)))
+    (folder / "map.json").write_text(test_alignment.listed(test_alignment.plan(0, 64)))
 
 
 def use_expert_map(folder: Path, draw: random.Random) -> None:

@@ -8,7 +8,7 @@ at least once; anything else is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,7 @@ from moegeom.tokens.traces.trace import Dialect, Pieces, Place, RequestTrace, Tr
 #: Numbers that a message lists.
 _LISTED = 8
 
-_FORMS = (
-    "[[expert at each place] for each layer], one such list for all layers, "
-    '{"layer_list": [...]} of vllm-ascend, or a line with "initial_global_assignments"'
-)
+_FORMS = "[[expert at each place] for each layer], or one such list for all layers"
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,13 +230,9 @@ def _counts(
 
 
 def read_expert_map(path: Path) -> ExpertMap:
-    """The map in a file of JSON, in one of the forms that engines take.
+    """The map in a file of JSON: a list of experts by place for all layers, or one for each.
 
-    vLLM: a list of experts by place for all layers, or one for each (``expert_map_path`` and
-    ``initial_expert_map_path``, PRs 53022 and 49572), or a line of JSON with
-    ``initial_global_assignments`` by layer (``initial_mapping_path``, PR 41141). vllm-ascend: an
-    object with ``layer_list``, whose ``device_list`` has the ``device_expert`` of each device
-    (``expert_map_path``; vllm_ascend/eplb/core/eplb_utils.py, 61eb47b4d8).
+    As vLLM takes it (``expert_map_path`` and ``initial_expert_map_path``, PRs 53022 and 49572).
 
     Raises
     ------
@@ -250,71 +243,15 @@ def read_expert_map(path: Path) -> ExpertMap:
         raw = read_regular(path, MAP_BYTES, follows=True)
     try:
         value = json_value(raw)
-    except DocumentError:
-        value = _lines(raw, path.name)
-    if isinstance(value, dict):
-        value = _of_object(value, path.name)
+    except DocumentError as error:
+        raise RecordingError(
+            f"{path.name}: {error!s:.120}.", "Is it whole? Copy it again."
+        ) from None
     if isinstance(value, list) and value:
         layers = value if all(isinstance(layer, list) for layer in value) else [value]
         places = tuple(_places(layer, path.name, n) for n, layer in enumerate(layers))
         return ExpertMap(path.name, places, shared=len(places) == 1)
     raise RecordingError(f"{path.name}: no map of experts; expected {_FORMS}.")
-
-
-def _lines(raw: bytes, name: str) -> Any:
-    """The first record with a map, of a file of several lines."""
-    try:
-        records = [json_value(line) for line in raw.splitlines() if line.strip()]
-    except DocumentError as error:
-        raise RecordingError(f"{name}: {error!s:.120}.", "Is it whole? Copy it again.") from None
-    maps = [one for one in records if isinstance(one, dict) and _ASSIGNED in one]
-    if len(maps) != 1:
-        raise RecordingError(
-            f"{name}: {number_of(len(maps), 'line')} with '{_ASSIGNED}'; expected one."
-        )
-    return maps[0]
-
-
-_ASSIGNED = "initial_global_assignments"
-
-
-def _of_object(value: Mapping[str, Any], name: str) -> Any:
-    if isinstance(value.get(_ASSIGNED), dict):
-        return _by_number(value[_ASSIGNED].items(), name)
-    layers = value.get("layer_list")
-    if isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers):
-        count = value.get("moe_layer_count", len(layers))
-        if count != len(layers):
-            raise RecordingError(
-                f"{name}: lists {number_of(len(layers), 'layer')} and counts {quoted(count)}.",
-                "The file was cut, or put together from two.",
-            )
-        numbered = [
-            (layer.get("layer_id", n), _of_devices(layer, name)) for n, layer in enumerate(layers)
-        ]
-        return _by_number(numbered, name)
-    return None
-
-
-def _by_number(entries: Any, name: str) -> list[Any]:
-    """Layers in the order of their numbers, which must be 0, 1, 2, ..."""
-    numbered = {str(number): layer for number, layer in entries}
-    expected = [str(number) for number in range(len(numbered))]
-    if set(numbered) != set(expected) or len(numbered) != len(list(entries)):
-        raise RecordingError(
-            f"{name}: layers are numbered {quoted(sorted(numbered)[:_LISTED])}; expected 0 to "
-            f"{len(numbered) - 1}, each once."
-        )
-    return [numbered[number] for number in expected]
-
-
-def _of_devices(layer: Mapping[str, Any], name: str) -> Any:
-    devices = layer.get("device_list")
-    if not isinstance(devices, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("device_expert"), list) for one in devices
-    ):
-        raise RecordingError(f"{name}: a layer without lists of 'device_expert'.")
-    return [expert for device in devices for expert in device["device_expert"]]
 
 
 def _places(layer: Sequence[Any], name: str, number: int) -> Int64[np.ndarray, "places"]:

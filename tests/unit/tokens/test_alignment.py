@@ -16,7 +16,6 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces import alignment, source, trace
-from moegeom.tokens.traces.expert_map import read_expert_map
 from moegeom.tokens.traces.trace import RequestTrace, Trace
 from tests.array_source import ArraySource
 from tests.columns import columns_of
@@ -232,34 +231,6 @@ def listed(layers: np.ndarray) -> str:
     return json.dumps(layers.tolist())
 
 
-def of_ascend(layers: np.ndarray) -> str:
-    """As in the unit tests of eplb of vllm-ascend 61eb47b4d8."""
-    records = []
-    for number, layer in enumerate(layers):
-        devices = [
-            {"device_id": device, "device_expert": experts.tolist()}
-            for device, experts in enumerate(np.split(layer, DEVICES))
-        ]
-        record = {"layer_id": number, "device_count": DEVICES, "device_list": devices}
-        records.append(record)
-    return json.dumps({"moe_layer_count": len(layers), "layer_list": records})
-
-
-def of_initial_mapping(layers: np.ndarray) -> str:
-    """generate_static_mapping.py of vLLM PR 41141, behind a line of statistics."""
-    record = {
-        "record_type": "eplb_initial_mapping",
-        "version": 1,
-        "num_redundant_experts": layers.shape[1] - EXPERTS,
-        "num_slots": layers.shape[1],
-        "initial_global_assignments": {str(n): row.tolist() for n, row in enumerate(layers)},
-    }
-    return json.dumps({"record_type": "eplb_load_meta"}) + "\n" + json.dumps(record) + "\n"
-
-
-FORMS = {"list": listed, "vllm-ascend": of_ascend, "initial mapping": of_initial_mapping}
-
-
 def opened(path: Path | str, folder: Path):
     return written.opened(path, expert_map=str(folder / "map.json"))
 
@@ -301,12 +272,11 @@ def test_many_files_and_pieces_of_them_are_mapped_as_one_file_is(name, tmp_path,
     assert [one for one in run.facts.notes if "map.json" in one] == [note]
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("of_routers", [False, True])
-def test_every_form_of_a_map_is_read_for_all_layers_or_routers(form, of_routers, tmp_path):
+def test_a_map_is_read_for_all_layers_or_routers(of_routers, tmp_path):
     held, layers = truth(), plan(3)
     write_vllm(tmp_path / "r.jsonl", placed_requests(layers))
-    (tmp_path / "map.json").write_text(FORMS[form](layers[FIRST:] if of_routers else layers))
+    (tmp_path / "map.json").write_text(listed(layers[FIRST:] if of_routers else layers))
     source = opened(tmp_path / "r.jsonl", tmp_path)
     np.testing.assert_array_equal(chosen(source), held.routed)
 
@@ -361,10 +331,6 @@ DAMAGED = [
     (lambda m: "[[0, 1.5]]", "layer 0 holds"),
     (lambda m: "[[]]", "layer 0 holds"),
     (lambda m: listed(m)[:-9], "Is it whole"),
-    (lambda m: of_ascend(m).replace('"moe_layer_count": 4', '"moe_layer_count": 5'), "lists 4 layers and counts 5"),
-    (lambda m: of_ascend(m).replace('"layer_id": 3', '"layer_id": 2'), "expected 0 to 2, each once"),
-    (lambda m: of_ascend(m).replace("device_expert", "experts"), "without lists of 'device_expert'"),
-    (lambda m: 2 * of_initial_mapping(m), "2 lines with 'initial_global_assignments'"),
 ]  # fmt: skip
 
 
@@ -392,13 +358,3 @@ def test_a_trace_of_another_map_and_what_is_no_trace_are_refused(tmp_path):
     np.savez(tmp_path / "logits.npz", **logits)
     with pytest.raises(UsageError, match="--expert-map does not apply"):
         open_tokens(tmp_path / "logits.npz", "logits", routers=NAMES, expert_map="map.json")
-
-
-def test_the_example_of_vllm_is_read_as_vllm_reads_it(tmp_path):
-    """Its test of PR 41141: slots of two layers with one copy each."""
-    (tmp_path / "m.jsonl").write_text(
-        '{"record_type": "eplb_initial_mapping", "version": 1, "num_redundant_experts": 1, '
-        '"num_slots": 4, "initial_global_assignments": {"0": [0, 1, 2, 0], "1": [1, 2, 0, 1]}}\n'
-    )
-    found = read_expert_map(tmp_path / "m.jsonl")
-    np.testing.assert_array_equal(found.layers, [[0, 1, 2, 0], [1, 2, 0, 1]])
