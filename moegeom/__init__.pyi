@@ -113,8 +113,6 @@ def capacity(
     data_dims: int | Iterable[int] = ...,
     splits: int | Iterable[int] = ...,
     router_dim: int = ...,
-    out: str | Path | None = ...,
-    overwrite: bool = ...,
     exclude_first: int = ...,
     non_finite: Literal['fail', 'skip'] = ...,
     seed: int = ...,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from decimal import Decimal
 from reprlib import Repr
 from typing import SupportsInt
 
@@ -52,11 +51,6 @@ def all_of(count: SupportsInt, one: str, many: str = "") -> str:
 def these(count: SupportsInt, one: str, many: str = "") -> str:
     """``this row`` or ``these 2,048 rows``; ``many`` as in `number_of`."""
     return f"this {one}" if count == 1 else f"these {number_of(count, one, many)}"
-
-
-def integer_text(count: int) -> str:
-    """All digits of a whole number, also of one that is longer than ``str`` writes."""
-    return str(Decimal(count))
 
 
 def listed(values: Sequence[object], most: int = 8) -> str:

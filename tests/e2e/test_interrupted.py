@@ -180,7 +180,6 @@ WRITING = {
     "diff": "diff model model --tokens rec --layers 1 --out out",
     "cells": f"research cells {_ON} --subspace pca:2 --out out",
     "outputs": f"research outputs {_ON} --out out",
-    "capacity": "research capacity --experts 16 --top-k 4 --width 32 --hidden 64 --out out.parquet",
     "regions": f"research regions {_ON} --out out.parquet",
     "perturb": "research perturb model --tokens rec --at 0,5 --layers 1 --out out.parquet",
     "imbalance": "imbalance model --tokens rec --layers 1 --out out.npz",

@@ -15,8 +15,7 @@ from moegeom.document.rule_words import rule_facts
 from moegeom.document.study import Column, page, table_of
 from moegeom.document.summary import Summary
 from moegeom.geometry.capacity import log10_count
-from moegeom.research.capacity.record import MOST_FACES, AtDimension, Capacity, LayerCapacity
-from moegeom.research.capacity.study import rows_of
+from moegeom.research.capacity.record import AtDimension, Capacity, LayerCapacity
 
 #: Whole numbers up to here are printed in full; 10^x above.
 _IN_FULL = 10**7
@@ -222,10 +221,6 @@ def _ending(report: Capacity, rest: int) -> Iterator[str]:
     yield from (f"left out {router}: {why}." for router, why in report.left_out)
     if report.run is not None:
         yield from skipped(Summary(report.run, [], [], [], []))
-    if report.written:
-        yield f"Table written to {report.written}."
-        if any(layer.sizes.num_experts > MOST_FACES for layer in report.layers):
-            yield f"It has the ties of up to {MOST_FACES} experts; there are more."
 
 
 def _count(count: int | None, unknown: str = "") -> str:
@@ -243,6 +238,20 @@ def _power(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
+#: Counts of a layer that may have hundreds of digits, of which JSON has the logarithms.
+_COUNTS = ("num_sets", "num_edges", "num_facets")
+
+
+def _at_record(at: AtDimension) -> Mapping[str, Any]:
+    return {
+        "dims": at.dims,
+        "most_cells_log10": log10_count(at.most_cells),
+        "expected_cells": at.expected_cells,
+        "regions_log10": None if at.regions is None else log10_count(at.regions),
+        "published_log10": {n: log10_count(count) for n, count in vars(at.published).items()},
+    }
+
+
 def _record(report: Capacity) -> Mapping[str, Any]:
     return {
         "name": report.name,
@@ -253,13 +262,20 @@ def _record(report: Capacity) -> Mapping[str, Any]:
                 "is_linear": layer.is_linear,
                 "width_origin": layer.width_origin,
                 "dims_origin": layer.dims_origin,
-                "rows": rows_of(layer),
+                **{f"{name}_log10": log10_count(getattr(layer, name)) for name in _COUNTS},
+                "free_from": layer.free_from,
+                "at": [_at_record(at) for at in layer.at],
+                "splits": [dataclasses.asdict(split) for split in layer.splits],
+                "parameters": dataclasses.asdict(layer.parameters),
+                "published_parameters": dataclasses.asdict(layer.published_parameters),
+                "expert_macs": layer.expert_macs,
+                "macs": dataclasses.asdict(layer.macs),
+                "published_macs": dataclasses.asdict(layer.published_macs),
             }
             for layer in report.layers
         ],
         "router_dim": report.router_dim,
         "left_out": report.left_out,
-        "written": report.written,
         **({} if report.run is None else rule_facts(report.run)),
         "run": report.run,
     }

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from moegeom.core.option import option
-from moegeom.engine.request import CHECKPOINT, StudyRequest
+from moegeom.engine.request import CHECKPOINT, TokensRequest
 from moegeom.geometry import capacity as formulas
 
 
 @dataclass(frozen=True)
-class CapacityRequest(StudyRequest):
+class CapacityRequest(TokensRequest):
     """The options of ``capacity``, each with what it means."""
 
     checkpoint: str = option(f"Sizes of a checkpoint: {CHECKPOINT}.", "")
@@ -29,7 +28,6 @@ class CapacityRequest(StudyRequest):
     )
     splits: tuple[int, ...] = option("Cut each expert into so many [default: 1,2,4,8].", ())
     router_dim: int = option("Length of vectors that a projection gives.", 128, min=1)
-    out: Path | None = option("Write every count: FILE.parquet.")
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,6 @@ class SplitExperts:
     gains: tuple[SplitGain, ...]
 
 
-#: Ties of up to so many experts are counted.
-MOST_FACES = 65
-
-
 @dataclass(frozen=True)
 class LayerCapacity:
     """Counts, bounds and costs for layers of the same sizes.
@@ -133,4 +127,3 @@ class Capacity:
     router_dim: int
     left_out: tuple[tuple[str, str], ...] = ()
     run: Mapping[str, Any] | None = None
-    written: str | None = None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router, format_layers
-from moegeom.core.text import integer_text, number_of
+from moegeom.core.text import number_of
 from moegeom.engine.parameters import option_of, shared_fields
 from moegeom.geometry import capacity as formulas
 from moegeom.research.capacity.record import (
-    MOST_FACES,
     AtDimension,
     Capacity,
     CapacityRequest,
@@ -22,7 +21,6 @@ from moegeom.research.capacity.record import (
     SplitExperts,
     SplitGain,
 )
-from moegeom.studies.written import refuse_out, write_rows
 
 if TYPE_CHECKING:
     from moegeom.core.tokens import SourceFacts
@@ -43,7 +41,7 @@ def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
     Raises
     ------
     UsageError
-        When the options cannot be meant, or ``out`` exists or cannot be written.
+        When the options cannot be meant.
     RouterError
         When a checkpoint does not say how wide its experts are, or contradicts itself.
     RecordingError
@@ -57,15 +55,7 @@ def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
     [(2, 43557), (4, 8303321)]
     """
     _check(request)
-    if request.checkpoint:
-        report = _of_checkpoint(request, watch)
-    else:
-        report = _of_sizes(request)
-    if request.out is not None:
-        rows = [row for layer in report.layers for row in rows_of(layer)]
-        write_rows(request.out, rows, columns=COLUMNS)
-        report = dataclasses.replace(report, written=request.out.name)
-    return report
+    return _of_checkpoint(request, watch) if request.checkpoint else _of_sizes(request)
 
 
 def _of_sizes(request: CapacityRequest) -> Capacity:
@@ -242,8 +232,6 @@ def _check(request: CapacityRequest) -> None:
             raise UsageError(
                 f"{option_of(name)}: expected numbers from 1 to {most:,}, at most {_MOST_ENTRIES}."
             )
-    if request.out is not None:
-        refuse_out(request.out, request.overwrite, (".parquet",))
 
 
 # ---------------------------------------------------------------------------------------- one layer
@@ -375,162 +363,3 @@ def _split(sizes: LayerSizes, split: int, at: Sequence[AtDimension]) -> SplitExp
         gains.append(SplitGain(there.dims, published, cells=gain, regions=more))
     sets = formulas.split_sets_log10(sizes.num_experts, sizes.top_k, split)
     return SplitExperts(split, num_experts, k, width, sets, tuple(gains))
-
-
-# -------------------------------------------------------------------------------------------- table
-#: ``document`` is what a paper prints; the others hold.
-Kind = Literal["exact", "upper_bound", "expected", "document"]
-
-#: Columns: name, type as Arrow calls it, unit, text.
-COLUMNS: tuple[tuple[str, str, str, str], ...] = (
-    ("router", "string", "", "routers of these sizes; missing for sizes that were typed"),
-    ("quantity", "string", "", "what is counted"),
-    ("data_dim", "int64", "dimensions", "of the affine set that the data lie on; missing: any"),
-    ("split", "int64", "", "into how many parts each expert is cut; missing: not cut"),
-    ("value", "string", "", "whole numbers in full, others in seven digits"),
-    ("log10", "double", "", "decimal logarithm of the value; of a gain, that of the ratio"),
-    ("kind", "string", "", "exact, upper_bound, expected, or document: as a paper prints it"),
-    ("note", "string", "", "what to know of this row"),
-)
-
-_GATED = "sign patterns of the gate pre-activations, because gated experts are not piecewise linear"
-
-
-def rows_of(layer: LayerCapacity) -> list[dict[str, Any]]:
-    """Rows by the names of :data:`COLUMNS`."""
-    on_data = (
-        row | {"data_dim": at.dims}
-        for at in layer.at
-        for row in (*_cell_rows(layer, at), *_region_rows(layer, at))
-    )
-    rows = (*_set_rows(layer), *on_data, *_rows_of_splits(layer), *_cost_rows(layer))
-    return [{"router": layer.routers or None, **row} for row in rows]
-
-
-def _row(
-    quantity: str,
-    kind: Kind,
-    value: float | None,
-    note: str = "",
-    *,
-    data_dim: int | None = None,
-    split: int | None = None,
-    log10: float | None = None,
-) -> dict[str, Any]:
-    if log10 is None and value is not None and value > 0:
-        log10 = formulas.log10_count(value) if isinstance(value, int) else math.log10(value)
-    if isinstance(value, int):
-        text = integer_text(value)
-    else:
-        text = None if value is None or not math.isfinite(value) else f"{value:.7g}"
-    return {
-        "quantity": quantity,
-        "data_dim": data_dim,
-        "split": split,
-        "value": text,
-        "log10": log10 if log10 is not None and math.isfinite(log10) else None,
-        "kind": kind,
-        "note": note or None,
-    }
-
-
-def _gain_row(
-    quantity: str, kind: Kind, log10: float | None, note: str, **where: int
-) -> dict[str, Any]:
-    """A ratio that may be beyond float64: its logarithm, and its value where there is one."""
-    value = None if log10 is None or not -300.0 < log10 < 300.0 else 10.0**log10
-    return _row(quantity, kind, value, note, log10=log10, **where)
-
-
-def _set_rows(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
-    yield _row("expert_sets", "exact", layer.num_sets)
-    yield _row("hypersimplex_edges", "exact", layer.num_edges)
-    yield _row("hypersimplex_facets", "exact", layer.num_facets)
-    num_experts, k = layer.sizes.num_experts, layer.sizes.top_k
-    for n in range(min(num_experts, MOST_FACES)):
-        note = f"strata of order {n}: ties of {n + 1} experts" if n else "expert sets"
-        yield _row(f"hypersimplex_faces_{n}", "exact", formulas.face_count(k, num_experts, n), note)
-    free = "dimension from which on the bound of cells allows every set"
-    yield _row("free_from_dimension", "exact", layer.free_from, free)
-
-
-def _cell_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]]:
-    num_experts, k = layer.sizes.num_experts, layer.sizes.top_k
-    notes = []
-    if formulas.is_every_set_possible(num_experts, k, at.dims):
-        notes.append("attained by some rows and biases")
-    if not layer.is_linear:
-        notes.append("of a linear router of these sizes; this one is not linear")
-    yield _row("cells", "upper_bound", at.most_cells, "; ".join(notes))
-    orders = formulas.total_cells(num_experts, at.dims, is_central=False)
-    yield _row("cells_of_all_k", "exact", orders, "k = 0 to E, general position")
-    slow = "not computed: too many dimensions for the integral" if at.expected_cells is None else ""
-    yield _row("cells_of_a_gaussian_router", "expected", at.expected_cells, slow)
-
-
-def _region_rows(layer: LayerCapacity, at: AtDimension) -> Iterator[dict[str, Any]]:
-    sizes, printed = layer.sizes, at.published
-    active = sizes.top_k * sizes.width
-    leading = formulas.log_leading_zaslavsky(active, at.dims) / math.log(10.0)
-    dense = formulas.log10_count(printed.dense)
-    yield _row("regions_dense", "document", printed.dense, "Phi(k N, d): exact, general position")
-    far = f"m^d / d! of m = k N neurons; Phi(m, d) is 10^{dense - leading:+.4f} times as many"
-    yield _row("regions_dense_leading", "document", None, far, log10=leading)
-    yield _row("regions_top_1", "document", printed.top_1)
-    yield _row("regions_top_k", "document", printed.top_k, _claim(at))
-    yield _row("regions_normalised", "document", printed.normalised, "experts of width N / k")
-    notes = [_GATED] if sizes.is_gated else []
-    if at.regions is None:
-        notes.append("not computed: too many chosen experts for the sum")
-    elif at.dims <= _MOST_EXPECTED_DIMS:
-        growth = formulas.leading_regions(sizes.num_experts, sizes.top_k, sizes.width, at.dims)
-        apart = formulas.log10_count(at.regions) - (
-            formulas.log10_count(growth.numerator) - formulas.log10_count(growth.denominator)
-        )
-        notes.append(f"10^{apart:+.4f} times its leading term in N")
-    yield _row("regions", "upper_bound", at.regions, "; ".join(notes))
-    vertices = formulas.zonotope_vertices(active, at.dims)
-    beside = (
-        f"2 Phi(k N - 1, d); 10^{formulas.log10_count(vertices) - dense:+.4f} times Phi(k N, d)"
-    )
-    yield _row("zonotope_vertices", "exact", vertices, beside)
-
-
-def _claim(at: AtDimension) -> str:
-    """Whether the published count of k experts can be attained."""
-    if at.regions is None or not at.exceeds:
-        return ""
-    more = formulas.log10_count(at.published.top_k) - formulas.log10_count(at.regions)
-    return f"published as attained up to a constant; at least 10^{more:.4f} times what is possible"
-
-
-def _rows_of_splits(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
-    thumb = "per-expert rule of thumb; the bound itself needs k N >= d"
-    for at in layer.at if layer.splits else ():
-        split = formulas.largest_split(layer.sizes.width, at.dims)
-        yield _row("largest_split", "document", split, thumb, data_dim=at.dims)
-    spurious, bounds = "its factor g^-d is spurious: k N does not change", "ratio of two bounds"
-    for split in layer.splits:
-        sizes = f"{split.num_experts} experts of {split.width}, top-{split.top_k}"
-        yield _gain_row("gain_of_sets", "exact", split.sets, sizes, split=split.split)
-        for gain in split.gains:
-            where = {"split": split.split, "data_dim": gain.dims}
-            yield _gain_row("gain_as_published", "document", gain.published, spurious, **where)
-            yield _gain_row("gain_of_cells", "upper_bound", gain.cells, bounds, **where)
-            yield _gain_row("gain_of_regions", "upper_bound", gain.regions, bounds, **where)
-
-
-def _cost_rows(layer: LayerCapacity) -> Iterator[dict[str, Any]]:
-    one_matrix = "one matrix per expert, no router"
-    for name, counts in vars(layer.published_parameters).items():
-        for which, count in vars(counts).items():
-            yield _row(f"parameters_{which}_{name}", "document", count, one_matrix)
-    for which, count in vars(layer.parameters).items():
-        yield _row(f"parameters_{which}", "exact", count, "experts, shared experts, router")
-    macs = "FLOP: twice as many"
-    yield _row("macs_experts", "exact", layer.expert_macs, macs)
-    for name, count in vars(layer.macs).items():
-        yield _row(f"macs_{name}_router", "exact", count, macs)
-    for name, count in vars(layer.published_macs).items():
-        end = "" if name == "experts" else "_router"
-        yield _row(f"macs_{name}{end}_as_published", "document", count, "called FLOP there")

@@ -41,7 +41,7 @@ CALLS = {
     "continuity": functools.partial(in_python, mg.continuity, ON_TOKENS | {"layers": 0}),
     "regions": functools.partial(in_python, mg.regions, ON_TOKENS | {"layers": 0, "segments": 4}),
     "outputs": functools.partial(in_python, mg.outputs, ON_TOKENS),
-    "capacity": functools.partial(in_python, mg.capacity, {"out": "counts.parquet"}),
+    "capacity": functools.partial(in_python, mg.capacity, {}),
 }
 
 REFUSED = {
@@ -111,7 +111,6 @@ REFUSED = {
         (SIZES | {"tokens": "rec"}, "tokens goes with checkpoint"),
         (SIZES | {"layers": 0}, "layers goes with checkpoint"),
         (SIZES | {"out": "counts.csv"}, "expected a name that ends in .parquet"),
-        (SIZES | {"out": "nowhere/counts.parquet"}, "the folder nowhere does not exist"),
         ({"checkpoint": CKPT, "experts": 4}, "experts goes without checkpoint"),
         ({"checkpoint": CKPT, "shared": 4}, "shared goes without checkpoint"),
         ({"checkpoint": CKPT, "splits": 5}, "splits 5: does not divide"),

@@ -23,14 +23,12 @@ from safetensors.numpy import load_file, save_file
 import moegeom as mg
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, RouterError, UsageError
-from moegeom.core.text import integer_text
 from moegeom.core.tokens import TILE
 from moegeom.engine.jumps import ExactRouter, why_no_jumps
 from moegeom.geometry.capacity import expected_diagram, most_regions
 from moegeom.geometry.gram import cosines, gram_score
 from moegeom.geometry.space import mean_energy_share, mean_energy_share_error
 from moegeom.research.attention.document import attention_figures, document
-from moegeom.research.capacity.study import rows_of
 from moegeom.research.outputs import study as outputs_study
 from moegeom.research.outputs.document import _figure, outputs_figures
 from moegeom.router.attention.tensors import attention_families, load_attention_family
@@ -48,11 +46,6 @@ SIZES = {"experts": 16, "top_k": 4, "width": 20, "hidden": 64}
 def layer_of(*sources, **options):
     (layer,) = mg.capacity(*sources, **options).value.layers
     return layer
-
-
-def rows(layer, quantity, **where):
-    of_quantity = [row for row in rows_of(layer) if row["quantity"] == quantity]
-    return [row for row in of_quantity if all(row[key] == value for key, value in where.items())]
 
 
 def size_of(model: Path, pattern: str) -> int:
@@ -78,7 +71,6 @@ def test_sizes_give_the_counts_of_the_formulas_the_whole_input_last():
     (layer,) = report.value.layers
     assert not any(at.exceeds for at in layer.at)
     assert "impossible" not in report.text(100)
-    assert all(row["note"] is None for row in rows(layer, "regions_top_k"))
 
 
 def test_a_checkpoint_says_its_sizes_and_no_byte_of_an_expert_is_read():
@@ -96,8 +88,6 @@ def test_a_checkpoint_says_its_sizes_and_no_byte_of_an_expert_is_read():
     (layer,) = report.value.layers
     assert (layer.sizes.width, layer.sizes.shared_width, layer.is_linear) == (16, 16, False)
     assert "not linear" in report.text(100)
-    (cells,) = rows(layer, "cells", data_dim=2)
-    assert "of a linear router" in cells["note"]
     names = r"layers\.1\.mlp\.(experts|shared_experts|gate)\..*weight"
     assert layer.parameters.total == size_of(GROUPED / "step_1500", names)
 
@@ -113,46 +103,17 @@ def test_tokens_say_on_how_many_dimensions_they_lie():
     assert [at.dims for at in one.at] == [3]
 
 
-def test_the_file_holds_every_digit_and_its_kinds_are_the_four(tmp_path):
-    out = tmp_path / "capacity.parquet"
-    report = mg.capacity(experts=64, top_k=8, width=1024, hidden=2048, gated=True, out=out)
-    (layer,) = report.value.layers
-    table = pq.read_table(out).to_pylist()
-    assert {row["kind"] for row in table} == {"exact", "upper_bound", "expected", "document"}
-    (dense,) = (r for r in table if (r["quantity"], r["data_dim"]) == ("regions_dense", 2048))
-    assert len(dense["value"]) == math.floor(dense["log10"]) + 1 > 1900
-    for row in table:
-        value = row["value"] or ""
-        if value.isdecimal() and len(value) < 300 and int(value) > 0:
-            np.testing.assert_allclose(math.log10(int(value)), row["log10"], rtol=1e-12)
-    assert table == json.loads(report.json())["layers"][0]["rows"]
-    (regions,) = rows(layer, "regions", data_dim=2)
-    assert "gate pre-activations" in regions["note"]
-    (claim,) = rows(layer, "regions_top_k", data_dim=2)
-    assert "times what is possible" in claim["note"]
-    assert report.value.written == "capacity.parquet"
+def test_the_record_has_logarithms_of_counts_of_any_length():
+    report = mg.capacity(experts=64, top_k=8, width=1024, hidden=2048, gated=True)
+    (layer,) = json.loads(report.json())["layers"]
+    whole = layer["at"][-1]
+    assert (whole["dims"], whole["published_log10"]["dense"] > 1900) == (2048, True)
+    for at, own in zip(layer["at"], report.value.layers[0].at, strict=True):
+        np.testing.assert_allclose(at["most_cells_log10"], math.log10(own.most_cells), rtol=1e-12)
+    np.testing.assert_allclose(layer["num_sets_log10"], math.log10(math.comb(64, 8)), rtol=1e-12)
 
 
-def test_whole_numbers_of_any_length_are_written():
-    assert integer_text(8) == "8"
-    for digits in (4299, 4300, 4301, 12_345):
-        count = 10 ** (digits - 1) + 7
-        assert integer_text(count) == "1" + "0" * (digits - 2) + "7"
-        assert integer_text(-count) == f"-{integer_text(count)}"
-
-
-def test_a_file_is_replaced_only_when_asked_and_tokens_without_inputs_are_refused(tmp_path):
-    out = tmp_path / "counts.parquet"
-    out.write_text("mine")
-    with pytest.raises(mg.MoeGeomError, match="exists already"):
-        mg.capacity(**SIZES, out=out)
-    many = mg.capacity(**SIZES | {"experts": 66}, out=tmp_path / "many.parquet")
-    assert "It has the ties of up to 65 experts; there are more." in many.text()
-    few = mg.capacity(**SIZES, out=tmp_path / "few.parquet")
-    assert "there are more" not in few.text()
-    assert out.read_text() == "mine"
-    mg.capacity(**SIZES, out=out, overwrite=True)
-    assert pq.read_table(out).num_rows > 50
+def test_tokens_without_inputs_are_refused():
     logits = np.random.default_rng(0).standard_normal((3, 200, 16))
     with pytest.raises(mg.MoeGeomError, match="that takes router inputs") as caught:
         mg.capacity(CKPT, mg.recording(logits, stage="logits"))
