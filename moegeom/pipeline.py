@@ -244,7 +244,7 @@ def _answered(out: Path, watch: Watch | None) -> Path:
 def with_tokens(request: ScanRequest, opened: Session, watch: Watch | None = None) -> Session:
     """The session with the tokens of a scan; a first pass over many files is gone on with."""
     with first_pass_of(request, opened.routers, watch.say if watch else None) as company:
-        return opened.on(request.tokens, request.prior, company)
+        return opened.on(request.tokens, company)
 
 
 def _work(routers: Sequence[Router], source: TokenSource | None, passes: int) -> dict[str, int]:

@@ -142,14 +142,9 @@ def baseline_of(results: ResultsView) -> Baseline:
     Raises
     ------
     UsageError
-        When the results lack what a baseline needs, or come from a synthetic prior.
+        When the results lack what a baseline needs.
     """
     run = results.run
-    if run["tokens"] and run["tokens"]["is_synthetic"]:
-        raise UsageError(
-            "a baseline of a synthetic prior would be compared with real tokens.",
-            "Make it from a recording, or without tokens.",
-        )
     experts: dict[str, list[Mapping[str, Any]]] = {}
     for row in results.rows("experts"):
         if (row["variant"], row["population"]) == ("as_stored", "all"):

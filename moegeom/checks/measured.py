@@ -14,7 +14,7 @@ from moegeom.checks.baseline import Baseline, BaselineRouter
 from moegeom.checks.profile import Threshold
 from moegeom.core.errors import ResultsError
 from moegeom.core.finding import Severity
-from moegeom.core.row_keys import is_domain, is_stored_whole, is_whole
+from moegeom.core.row_keys import ALL, is_domain, is_stored_whole
 from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.core.text import listing, number_of
 from moegeom.results.reader import ResultsView
@@ -211,11 +211,11 @@ def measured_results(
         if is_domain(row["population"]):
             by_domain.setdefault(row["router"], []).append(row)
     return Measured(
-        layers=[row for row in stored if is_whole(row["population"])],
+        layers=[row for row in stored if row["population"] == ALL],
         random={
             row["router"]: row
             for row in layers
-            if row["variant"] == "random" and is_whole(row["population"])
+            if row["variant"] == "random" and row["population"] == ALL
         },
         experts=by_expert,
         domains=by_domain,

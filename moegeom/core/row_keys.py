@@ -35,11 +35,6 @@ def is_domain(population: str) -> bool:
     return population.startswith("domain=")
 
 
-def is_whole(population: str) -> bool:
-    """True for everything that was measured together: all tokens, or all those of a prior."""
-    return population == ALL or population.startswith("prior=")
-
-
 # ------------------------------------------------------------------------------------------ variant
 #: The routers as the checkpoint stores them, and their random router.
 AS_STORED, RANDOM = "as_stored", "random"
@@ -56,7 +51,7 @@ SIDES = (RUN_B, CHECKPOINT_B)
 
 def is_stored_whole(row: Mapping[str, Any]) -> bool:
     """True for a row of the router as stored, of everything that was measured together."""
-    return row["variant"] == AS_STORED and is_whole(row["population"])
+    return row["variant"] == AS_STORED and row["population"] == ALL
 
 
 def under_random(variant: str) -> str:
@@ -78,4 +73,4 @@ def row_order(name: str) -> tuple[int, list[tuple[str, int]], bool]:
     base = name.removeprefix(RANDOM).removeprefix("+") or AS_STORED if is_random(name) else name
     first = (AS_STORED, *SIDES)
     place = first.index(base) if base in first else len(first) + (base == OUTLIERS)
-    return 0 if is_whole(base) else place, natural(base), is_random(name)
+    return 0 if base == ALL else place, natural(base), is_random(name)

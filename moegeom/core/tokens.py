@@ -97,7 +97,6 @@ class SourceFacts:
     fingerprint: str = ""
     num_documents: int | None = None
     size_bytes: int = 0
-    is_synthetic: bool = False
     outputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     oddities: tuple[Oddity, ...] = ()
@@ -118,7 +117,7 @@ class SampleCounts:
 
 
 class TokenSource(Protocol):
-    """A recording, a foreign file or a prior, readable in any order and any ranges."""
+    """A recording or a foreign file, readable in any order and any ranges."""
 
     @property
     def facts(self) -> SourceFacts: ...

@@ -10,7 +10,7 @@ from typing import Any
 
 from moegeom.core.errors import UsageError
 from moegeom.core.registry import Rooms
-from moegeom.core.row_keys import ALL, AS_STORED, is_whole
+from moegeom.core.row_keys import ALL, AS_STORED
 from moegeom.core.text import half_width
 from moegeom.document.chart import Chart, Numbers
 from moegeom.document.place import place
@@ -32,12 +32,6 @@ class FigureResults:
         return [router["name"] for router in self.results.run["routers"]]
 
     @cached_property
-    def population(self) -> str:
-        """What was measured as a whole: all tokens, or those of a prior."""
-        columns = self.results.columns("layers", ["population"], variant=AS_STORED)
-        return next((name for name in columns["population"] if is_whole(name)), ALL)
-
-    @cached_property
     def names(self) -> dict[str, str]:
         """What a screen calls each router: ``3``, or the whole name where that is ambiguous."""
         return {router: place(router, self.routers) for router in self.routers}
@@ -57,8 +51,8 @@ class FigureResults:
     def columns(
         self, table: str, names: Sequence[str], **equal: str | Sequence[str]
     ) -> dict[str, list[Any]]:
-        """Columns of the whole population of the routers as stored, unless ``equal`` says more."""
-        where = {"variant": AS_STORED, "population": self.population} | equal
+        """Columns of all tokens of the routers as stored, unless ``equal`` says more."""
+        where = {"variant": AS_STORED, "population": ALL} | equal
         return self.results.columns(table, names, **where)
 
     def by_router(

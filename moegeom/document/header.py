@@ -92,11 +92,6 @@ def tokens_line(summary: Summary) -> str:
     tokens, trust = summary.run["tokens"], summary.run["trust"] or {}
     if tokens is None:
         return "none"
-    if tokens["is_synthetic"]:
-        return (
-            f"{tokens['num_tokens']:,} drawn from {tokens['name']}: geometry only, "
-            "no load, no entropy"
-        )
     documents = tokens["num_documents"]
     where = f" in {documents:,} document{'' if documents == 1 else 's'}" if documents else ""
     origin = {

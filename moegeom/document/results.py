@@ -113,8 +113,6 @@ def _limits(summary: Summary) -> list[str]:
             "Weights alone cannot tell: they depend on where the tokens of this model lie.",
             f"To record tokens: {recording_hint(run['routers'])}",
         ]
-    if run["tokens"]["is_synthetic"]:
-        return ["Geometry under a synthetic distribution of inputs: real tokens lie elsewhere."]
     documents = run["tokens"]["num_documents"]
     lost, total = num_non_finite(run), run["tokens"]["num_tokens"]
     if total and lost == total:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from moegeom.core.errors import ResultsError
 from moegeom.core.finding import SEVERITY_ORDER, Finding, Severity, Verdict
-from moegeom.core.row_keys import OUTLIERS, is_whole
+from moegeom.core.row_keys import ALL, OUTLIERS
 from moegeom.core.text import number_of, quoted
 from moegeom.document.place import place
 from moegeom.document.verdict_text import places
@@ -87,7 +87,7 @@ def _severity(cell: object) -> Severity:
 def summarise(results: Results) -> Summary:
     """What the first screen needs, from a results directory."""
     rows = results.rows("layers")
-    layers = [row for row in rows if is_whole(row["population"])]
+    layers = [row for row in rows if row["population"] == ALL]
     listed = [
         Finding(
             _severity(row["severity"]),

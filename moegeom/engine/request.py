@@ -391,7 +391,7 @@ class BudgetTerms:
 
 @dataclass(frozen=True)
 class ScanRequest(TokensRequest, ShareTerms, RunBTerms, OutTerms, RunTerms, MeasureOptions):
-    """What was asked for. ``tokens`` and ``prior`` exclude each other; with neither, weights only.
+    """What was asked for. Without ``tokens``, weights only.
 
     ``run_b`` are choices of another run for the same tokens; ``checkpoint_b`` is a second
     checkpoint, whose routers choose for the same inputs. With ``experts`` those behind the routers
@@ -414,7 +414,6 @@ class ScanRequest(TokensRequest, ShareTerms, RunBTerms, OutTerms, RunTerms, Meas
         outside_plan="where results go",
     )
     _: dataclasses.KW_ONLY
-    prior: str | None = option("isotropic-rms: synthetic tokens; geometry only, labelled.")
     checkpoint_b: str | None = option(
         "A second checkpoint: its routers on the same inputs.",
         outside_plan="a path; what its routers are stands beside it",

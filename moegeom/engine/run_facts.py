@@ -22,7 +22,7 @@ from moegeom.core.extras import is_installed
 from moegeom.core.files import reading
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
-from moegeom.core.row_keys import AS_STORED, CHECKPOINT_B, RANDOM, RUN_B, is_whole, under_random
+from moegeom.core.row_keys import ALL, AS_STORED, CHECKPOINT_B, RANDOM, RUN_B, under_random
 from moegeom.core.shapes import Float
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
@@ -357,7 +357,7 @@ def variant_rows(
         how = arithmetic(name)
         facts = {key: getattr(how, key) for key in ("text", "engine", "version", "source", "ties")}
         described |= dict.fromkeys((name, under_random(name)), facts)
-    tokens = {row["variant"]: row["num_tokens"] for row in layers if is_whole(row["population"])}
+    tokens = {row["variant"]: row["num_tokens"] for row in layers if row["population"] == ALL}
     rows = []
     for name, num_tokens in tokens.items():
         row = {**described.get(name, {}), "variant": name, "seed": request.seed}

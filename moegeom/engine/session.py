@@ -54,15 +54,11 @@ class Session:
 
     @classmethod
     def open(
-        cls,
-        request: TokensRequest,
-        prior: str | None = None,
-        with_listed: bool = False,
-        with_varying: bool = False,
+        cls, request: TokensRequest, with_listed: bool = False, with_varying: bool = False
     ) -> Session:
         """Reads the routers, opens the tokens and tests whether they belong together.
 
-        ``prior`` draws tokens instead; ``with_listed`` keeps routers of which nothing but recorded
+        ``with_listed`` keeps routers of which nothing but recorded
         choices can be measured, ``with_varying`` those whose tokens choose different numbers of
         experts.
 
@@ -74,7 +70,7 @@ class Session:
         session = cls.of(
             request.checkpoint, request, with_listed=with_listed, with_varying=with_varying
         )
-        return session.on(request.tokens, prior)
+        return session.on(request.tokens)
 
     @classmethod
     def of(
@@ -110,9 +106,7 @@ class Session:
             _refuse_varying(store, chosen)
         return cls(terms, location, store, routers, chosen, started)
 
-    def on(
-        self, tokens: Tokens | None, prior: str | None = None, company: Company | None = None
-    ) -> Session:
+    def on(self, tokens: Tokens | None, company: Company | None = None) -> Session:
         """The same with these tokens, without listed routers of which they hold no choices.
 
         ``company`` goes with the first pass over traces.
@@ -123,7 +117,7 @@ class Session:
             One of its subclasses: tokens that cannot be read, or cannot be believed.
         """
         whole = self.routers.routers
-        source = open_source(self.terms, tokens, self.chosen, whole, prior, company)
+        source = open_source(self.terms, tokens, self.chosen, whole, company)
         routers, chosen = heard_routers(self.routers, source), self.chosen
         if routers is not self.routers:
             chosen = tuple(select_layers(routers, self.terms.layers))

@@ -26,16 +26,13 @@ from moegeom.kernels.reduction import MOST_TOKENS
 from moegeom.kernels.reductions.samples import CAPACITY
 from moegeom.results.plans import FILES_FOLDER, PLAN_FILE, is_begun
 from moegeom.tokens.files import TokenFiles
-from moegeom.tokens.memory import HeldArrays, IsotropicRmsPrior
+from moegeom.tokens.memory import HeldArrays
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.source import Request as Asked
 from moegeom.tokens.traces.alignment import RunB, match_run_b
 from moegeom.tokens.traces.source import CountedSource, TraceSource
 from moegeom.tokens.traces.survey import FileJournal
-
-#: Tokens drawn from a synthetic prior when none are recorded.
-PRIOR_TOKENS = 16_384
 
 #: Options of the file of A in a hint; each has a sister for B.
 _OF_TOKENS = re.compile(r"(--(?:stage|dialect|expert-map|map))(?![\w-])")
@@ -46,21 +43,13 @@ def open_source(
     tokens: Tokens | None,
     routers: Sequence[Router],
     whole: Sequence[Router],
-    prior: str | None = None,
     company: Company | None = None,
 ) -> TokenSource | None:
-    """The tokens to route: a recording, a trace, foreign files, or a synthetic prior.
+    """The tokens to route: a recording, a trace, or foreign files.
 
     ``whole`` are all routers of the checkpoint, which a trace is held against; ``company`` goes
     with the first pass over it.
     """
-    if prior is not None:
-        if tokens is not None:
-            raise UsageError("--prior and --tokens exclude each other.")
-        if prior != IsotropicRmsPrior.name:
-            raise UsageError(f"Unknown prior '{prior}'.", f"Known: {IsotropicRmsPrior.name}.")
-        shapes = tuple((router.name, router.gain, router.hidden_size) for router in routers)
-        return IsotropicRmsPrior(shapes, PRIOR_TOKENS, terms.seed)
     names, all_routers = tuple(router.name for router in routers), known_routers(whole)
     if isinstance(tokens, HeldArrays):
         return tokens.open(Asked(terms.stage, terms.router_map, names, all_routers))

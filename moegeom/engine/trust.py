@@ -154,7 +154,7 @@ def examine(
 
 
 def _rms(router: Router, source: TokenSource) -> RmsTest | None:
-    if source.facts.stage != "router_input" or router.norm is None or source.facts.is_synthetic:
+    if source.facts.stage != "router_input" or router.norm is None:
         return None
     stop = min(FIRST_TOKENS, source.facts.num_tokens)
     values = source.read_values(router.name, 0, stop)
@@ -164,7 +164,7 @@ def _rms(router: Router, source: TokenSource) -> RmsTest | None:
 
 def _is_behind_norm(router: Router, source: TokenSource) -> bool:
     """True when inputs that are said to lie in front of the norm are what the norm gives."""
-    if source.facts.stage != "pre_norm" or router.norm is None or source.facts.is_synthetic:
+    if source.facts.stage != "pre_norm" or router.norm is None:
         return False
     values = source.read_values(router.name, 0, min(FIRST_TOKENS, source.facts.num_tokens))
     if values.shape[1] != router.hidden_size:
@@ -210,7 +210,7 @@ def _blank(router: Router, source: TokenSource) -> str:
     inputs of a norm are its test's to judge; a router whose rows are equal has such logits.
     """
     stage = source.facts.stage
-    if stage not in ("logits", "top_logits", "pre_norm") or source.facts.is_synthetic:
+    if stage not in ("logits", "top_logits", "pre_norm"):
         return ""
     if stage != "pre_norm" and (router.weight == router.weight[0]).all():
         return ""

@@ -56,14 +56,12 @@ class Accumulator(Protocol):
 class Use:
     """Where a reduction means something, and what it costs.
 
-    ``on_prior``: of synthetic inputs too, which say where boundaries are and not which tokens come.
     ``of_random_router``: of the random router too; else it says nothing there, too much, or costs
     too much. ``is_sampled``: it costs as much as the product, or more, so that a sample of the
     tokens is enough. ``of_flip``: it is about another choice beside that of the router;
     ``of_random_flip``: about that of the random router too.
     """
 
-    on_prior: bool = False
     of_random_router: bool = True
     is_sampled: bool = False
     of_flip: bool = False

@@ -48,9 +48,8 @@ def finish_router(
     metrics: Sequence[Metric],
     missing: Mapping[str, str],
     variant: str = "as_stored",
-    whole: str = ALL,
 ) -> Finished:
-    """Rows of every metric for the population ``whole`` and for each population with tokens.
+    """Rows of every metric for all tokens and for each population with tokens.
 
     ``missing`` says why a reduction is absent. A column with ``has_se`` gets ``<name>_se``, the
     delete-one jackknife over the blocks that hold tokens; missing with fewer than two blocks. A
@@ -68,7 +67,7 @@ def finish_router(
             reasons[metric.name] = missing[absent[0]]
     rows: Rows = {}
     rows_by_place: _Known = {}
-    for index, population in _present(tokens, populations, whole):
+    for index, population in _present(tokens, populations):
         of_block = tokens.sum(axis=0) if index is None else tokens[index]
         for metric in metrics:
             if metric.name in reasons or (metric.scope == "weights" and index is not None):
@@ -83,9 +82,9 @@ def finish_router(
 
 
 def _present(
-    tokens: Int64[np.ndarray, "populations blocks"], populations: Sequence[str], whole: str
+    tokens: Int64[np.ndarray, "populations blocks"], populations: Sequence[str]
 ) -> list[tuple[int | None, str]]:
-    labels: list[tuple[int | None, str]] = [(None, whole)]
+    labels: list[tuple[int | None, str]] = [(None, ALL)]
     counts = tokens.sum(axis=1).tolist()
     for index, (name, number) in enumerate(zip(populations, counts, strict=False)):
         # a stream with a single unlabelled population would only repeat the whole

@@ -142,9 +142,6 @@ class Plan:
     recorded_effects: Sequence[str]
 
 
-#: Why a synthetic prior gives some metrics no value.
-PRIOR = "a synthetic prior says where boundaries are, not which tokens come (geometry only)"
-
 #: Scopes of metrics of one choice, as the router is stored.
 ONE_CHOICE = ("router", "noise", "exposure")
 
@@ -407,14 +404,13 @@ def _finished_rows(
     run: RouterRun, passes: Sequence[Pass], progress: Mapping[str, Progress]
 ) -> tuple[Rows, dict[str, str]]:
     missing = _missing(run)
-    whole = f"prior={run.source.facts.name}" if run.source.facts.is_synthetic else ALL
     names = passes[0].task.populations.names
     jumps, flip_jumps = _jumps(run, passes, progress, missing)
     states = progress[MAIN].states | _states(progress, "sampled") | jumps
     if "harm" not in missing:
         states["harm"] = _harm_state(passes[0].task)
     metrics = [metric for metric in run.metrics if metric.scope not in OF_VARIANTS]
-    finished = finish_router(run.router, states, names, metrics, missing, whole=whole)
+    finished = finish_router(run.router, states, names, metrics, missing)
     rows = finished.rows
     random = next((planned for planned in passes if planned.name == RANDOM), None)
     if random is not None:
@@ -424,12 +420,10 @@ def _finished_rows(
         )
         metrics = [metric for metric in run.metrics if metric.scope in ONE_CHOICE]
         router = random.task.prepared.router
-        extend_rows(
-            rows, finish_router(router, states, names, metrics, absent, "random", whole).rows
-        )
+        extend_rows(rows, finish_router(router, states, names, metrics, absent, "random").rows)
     reasons = dict(finished.reasons)
     if run.compares:
-        extend_rows(rows, _flip_rows(run, passes, progress, flip_jumps, whole))
+        extend_rows(rows, _flip_rows(run, passes, progress, flip_jumps))
         metrics = [metric for metric in run.metrics if metric.scope in OF_VARIANTS]
         reasons |= {
             metric.name: missing[need]
@@ -488,7 +482,6 @@ def _flip_rows(
     passes: Sequence[Pass],
     progress: Mapping[str, Progress],
     flip_jumps: Mapping[str, State],
-    whole: str,
 ) -> Rows:
     """Rows of the metrics that compare, for each variant, and their tokens."""
     metrics = [m for m in run.metrics if m.scope in OF_VARIANTS or m.needs == ("token_counts",)]
@@ -505,7 +498,7 @@ def _flip_rows(
             if name not in states
         }
         names = planned.task.populations.names
-        finished = finish_router(router, states, names, metrics, absent, planned.name, whole)
+        finished = finish_router(router, states, names, metrics, absent, planned.name)
         extend_rows(rows, finished.rows)
         if run.folder is not None:
             write_bitmap(run.folder, planned.name, states["flip_bits"])
@@ -548,8 +541,6 @@ def _missing(run: RouterRun) -> dict[str, str]:
         lacking = [need for need in REDUCTIONS[name].needs if need in absent]
         if lacking:
             missing[name] = absent[lacking[0]]
-        elif facts.is_synthetic and not REDUCTIONS[name].use.on_prior:
-            missing[name] = PRIOR
         elif run.noise is None and "noise" in REDUCTIONS[name].needs:
             missing[name] = "no noise on the inputs was asked for"
     return missing
@@ -558,8 +549,7 @@ def _missing(run: RouterRun) -> dict[str, str]:
 def _why_no_jumps(run: RouterRun) -> str:
     if run.experts is None:
         return "no experts were read (--experts)"
-    is_prior = run.source.facts.is_synthetic
-    return PRIOR if is_prior else why_no_jumps(run.router, run.source.facts)
+    return why_no_jumps(run.router, run.source.facts)
 
 
 def task_of(

@@ -197,7 +197,6 @@ class _Tokens(TypedDict):
     fingerprint: NotRequired[str]
     num_documents: int | None
     size_bytes: int
-    is_synthetic: bool
     outputs: NotRequired[list[str]]
     notes: NotRequired[list[str]]
     oddities: NotRequired[list[_Oddity]]

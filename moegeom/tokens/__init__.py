@@ -1,1 +1,1 @@
-"""Recordings, foreign token files and priors: everything that is a ``TokenSource``."""
+"""Recordings and foreign token files: everything that is a ``TokenSource``."""

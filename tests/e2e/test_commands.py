@@ -16,7 +16,6 @@ import pytest
 from safetensors.numpy import save_file
 from typer.main import get_command
 
-from moegeom.results.reader import open_results
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from moegeom_cli.app import app
 from moegeom_cli.command import BRANCHES, Group, command_names
@@ -136,8 +135,6 @@ REFUSED = [
     (("balance", "model"), "moegeom imbalance"),
     (("scan", "model", "--tokns", "rec"), "--tokns"),
     (("scan", "model", "--format", "xml"), "xml"),
-    (("scan", "model", "--prior", "gaussian"), "isotropic-rms"),
-    (("scan", "model", "--prior", "isotropic-rms", "--tokens", "rec"), "--prior"),
     (("scan", "model", "--layers", "one"), "one"),
     (("scan", "model", "--layers", "7-3"), "7-3"),
     (("scan", "model", "--layers", "99"), "0"),
@@ -173,21 +170,6 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     finished = run_in(tmp_path, "bash", "-c", command)
     assert finished.stdout.splitlines()[-1] == "0", finished.stderr
     assert "Traceback" not in finished.stderr
-
-
-def test_a_prior_gives_geometry_and_no_load(moegeom, place):
-    prior = ("--prior", "isotropic-rms", "--layers", "1", "--out", "prior")
-    screen = moegeom(place, "scan", "model", *prior, code=0).out
-    assert "geometry only, no load, no entropy" in screen
-    (head,) = (line for line in screen.splitlines() if line.startswith("layer "))
-    assert "margin" in head
-    assert "load" not in head
-    assert "busiest" not in head
-    rows = open_results(place / "prior").rows("layers")
-    (name,) = {row["population"] for row in rows if row["num_tokens"]}
-    assert "isotropic-rms" in name
-    for column in ("load_cv_ddof0", "load_entropy_nats", "max_vio_global", "num_dead"):
-        assert {row[column] for row in rows} == {None}
 
 
 def test_the_example_of_a_command_is_parsed_by_it():

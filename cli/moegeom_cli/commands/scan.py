@@ -17,7 +17,7 @@ def scan(request: ScanRequest, screen: ScreenOptions, plots: PlotOptions) -> int
     from moegeom.pipeline import scan
     from moegeom.results.reader import open_results
 
-    with screen.watching("tokens" if request.tokens or request.prior else "routers") as watch:
+    with screen.watching("tokens" if request.tokens else "routers") as watch:
         written = scan(request, watch)
     if request.part is not None:
         return screen.show_part(written)

@@ -37,7 +37,7 @@ TOKEN_COUNTS = counters(
     ("chosen",),
     lambda extent: (2,),
     _count_tokens,
-    use=Use(on_prior=True, of_flip=True, of_random_flip=True),
+    use=Use(of_flip=True, of_random_flip=True),
 )
 
 
@@ -108,11 +108,7 @@ def _count_ambiguous(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) ->
 
 #: Tokens whose choice two correct float32 engines may make differently.
 AMBIGUITY = counters(
-    "ambiguity",
-    ("margin", "float_bound", "input_norm"),
-    lambda extent: (2,),
-    _count_ambiguous,
-    use=Use(on_prior=True),
+    "ambiguity", ("margin", "float_bound", "input_norm"), lambda extent: (2,), _count_ambiguous
 )
 
 

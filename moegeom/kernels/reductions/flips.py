@@ -35,11 +35,7 @@ def _count_expected(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> 
 
 #: Expected number of tokens that rounding the router input to bfloat16 flips.
 BF16_SWITCH = counters(
-    "bf16_flip",
-    ("distance", "noise_scale", "input_norm"),
-    lambda extent: (2,),
-    _count_expected,
-    use=Use(on_prior=True),
+    "bf16_flip", ("distance", "noise_scale", "input_norm"), lambda extent: (2,), _count_expected
 )
 
 
@@ -51,11 +47,7 @@ def _probabilities(batch: TokenBatch) -> np.ndarray:
 
 #: Expected flips under rounding of each coordinate of the input; for a sample.
 ROUNDING_SWITCH = sums(
-    "rounding_flip",
-    ("rounding_sigmas",),
-    1,
-    _probabilities,
-    use=Use(on_prior=True, is_sampled=True),
+    "rounding_flip", ("rounding_sigmas",), 1, _probabilities, use=Use(is_sampled=True)
 )
 
 
@@ -238,5 +230,5 @@ def _nearest(batch: TokenBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 #: Which boundary is nearest: tokens by (expert out, expert in), population and block.
 BOUNDARY_PAIRS = pair_counts(
-    "boundary_pairs", ("distance", "pair"), _nearest, use=Use(on_prior=True, of_random_router=False)
+    "boundary_pairs", ("distance", "pair"), _nearest, use=Use(of_random_router=False)
 )

@@ -20,7 +20,7 @@ from moegeom.kernels.reduction import (
 )
 
 #: Margins in bins cut at powers of two.
-MARGIN_HISTOGRAM = histogram("margin", use=Use(on_prior=True))
+MARGIN_HISTOGRAM = histogram("margin")
 
 
 def _effective_margin(batch: TokenBatch) -> np.ndarray:
@@ -35,7 +35,7 @@ TIGHTNESS_HISTOGRAM = histogram_of(
 
 
 #: Boundary distances in bins cut at powers of two.
-DISTANCE_HISTOGRAM = histogram("distance", use=Use(on_prior=True))
+DISTANCE_HISTOGRAM = histogram("distance")
 
 
 def _in_units(distance: np.ndarray, unit: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ def _relative(batch: TokenBatch) -> np.ndarray:
 
 #: Boundary distances over the length of the router input, in bins cut at powers of two.
 RELATIVE_DISTANCE_HISTOGRAM = histogram_of(
-    "relative_distance_histogram", ("distance", "input_norm"), _relative, use=Use(on_prior=True)
+    "relative_distance_histogram", ("distance", "input_norm"), _relative
 )
 
 
@@ -62,10 +62,7 @@ def _sigmas(batch: TokenBatch) -> np.ndarray:
 
 #: Boundary distances in standard deviations of bfloat16 rounding of the input, in bins.
 NOISE_SIGMAS_HISTOGRAM = histogram_of(
-    "noise_sigmas_histogram",
-    ("distance", "noise_scale", "input_norm"),
-    _sigmas,
-    use=Use(on_prior=True),
+    "noise_sigmas_histogram", ("distance", "noise_scale", "input_norm"), _sigmas
 )
 
 
@@ -82,17 +79,15 @@ def _widths(batch: TokenBatch) -> np.ndarray:
 
 #: How wide the bracket of each boundary distance is: upper over lower bound less 1, in bins.
 #: The first bin holds the exact ones alone.
-BRACKET_HISTOGRAM = histogram_of(
-    "bracket_histogram", ("distance", "distance_upper"), _widths, use=Use(on_prior=True)
-)
+BRACKET_HISTOGRAM = histogram_of("bracket_histogram", ("distance", "distance_upper"), _widths)
 
 
 #: Angle to the nearest boundary before the norm, in bins cut at powers of two; for a sample.
-ANGLE_HISTOGRAM = histogram("angle", use=Use(on_prior=True, is_sampled=True))
+ANGLE_HISTOGRAM = histogram("angle", use=Use(is_sampled=True))
 
 
 #: Nearest boundary in standard deviations of the rounding of each coordinate; for a sample.
-ROUNDING_SIGMAS_HISTOGRAM = histogram("rounding_sigmas", use=Use(on_prior=True, is_sampled=True))
+ROUNDING_SIGMAS_HISTOGRAM = histogram("rounding_sigmas", use=Use(is_sampled=True))
 
 
 def _count_flipped(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from moegeom.core.errors import ResultsError
 from moegeom.core.option import argument, option
-from moegeom.core.row_keys import is_random, is_whole, under_random
+from moegeom.core.row_keys import ALL, is_random, under_random
 from moegeom.core.tokens import InputNoise
 from moegeom.document.study import mean_of
 from moegeom.document.summary import Summary, summarise
@@ -26,7 +26,6 @@ class BoundaryRequest(ScanRequest):
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
         *(*MeasureOptions.PYTHON_ONLY, "batch_tokens", "per_token", "what_ifs", "what_if_batch"),
-        "prior",
     )
 
     checkpoint: str = argument(
@@ -150,7 +149,7 @@ def boundary_report_of(results: Results) -> BoundaryReport:
     ResultsError
         When they hold none: a scan without ``--arith``.
     """
-    whole = [row for row in results.rows("layers") if is_whole(row["population"])]
+    whole = [row for row in results.rows("layers") if row["population"] == ALL]
     measured = [row for row in whole if row.get("flipped_share") is not None]
     facts = {row["variant"]: row for row in results.rows("variants")}
     names = [name for name in facts if not is_random(name)]
@@ -184,7 +183,7 @@ def _most(swaps: Sequence[Row], variant: str) -> list[Row]:
     """The pairs with the largest share of the exchanges at their router, both ways together."""
     shares: dict[tuple[str, int, int], float] = {}
     for row in swaps:
-        if row["variant"] == variant and is_whole(row["population"]):
+        if row["variant"] == variant and row["population"] == ALL:
             pair = row["router"], *sorted((row["expert_out"], row["expert_in"]))
             shares[pair] = shares.get(pair, 0.0) + row["share"]
     return [

@@ -59,7 +59,7 @@ def measure_boundary(request: BoundaryRequest, watch: Watch | None = None) -> Pa
     names = request.arithmetics or USUAL
     for name in (*names, *([request.reference] if request.reference else ())):
         arithmetic(name)  # an unknown name ends here, before anything is read
-    opened = Session.open(request, request.prior, with_listed=True)
+    opened = Session.open(request, with_listed=True)
     if request.experts:
         announce_experts(opened, request.yes, watch)
     noise, unique = asked_noise(request.noise, opened), tuple(dict.fromkeys(names))

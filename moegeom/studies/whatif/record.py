@@ -28,7 +28,7 @@ class WhatIfRequest(ScanRequest):
     ENDING: ClassVar[str] = "whatif"
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
-        *(*MeasureOptions.PYTHON_ONLY, "batch_tokens", "per_token", "reference", "noise", "prior"),
+        *(*MeasureOptions.PYTHON_ONLY, "batch_tokens", "per_token", "reference", "noise"),
         *("checkpoint_b", "experts", *OF_RUN_B),
     )
 

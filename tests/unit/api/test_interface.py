@@ -102,7 +102,6 @@ def test_an_error_names_the_parameter_or_what_is_not_there(tmp_path):
     assert "exclude_first" in refusal(mg.scan, CKPT, exclude_first=1).message
     assert refusal(mg.scan, CKPT, seed="one").message == "seed 'one': expected int."
     assert refusal(mg.scan, CKPT, REC, per_token=True).hint == "Name a folder: out."
-    assert "--" not in str(refusal(mg.scan, CKPT, REC, prior="isotropic-rms"))
     assert "--" not in str(refusal(mg.check, CKPT, select="MGX"))
     held = mg.recording(np.zeros((4, 64)))
     assert refusal(held.open, CKPT).hint.startswith("Add stage, one of")

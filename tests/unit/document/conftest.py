@@ -44,7 +44,7 @@ def run() -> dict:
 @pytest.fixture(scope="session")
 def run_on_tokens(run) -> dict:
     tokens = {"name": "rec", "stage": "router_input", "num_tokens": 4096, "num_documents": 64}
-    tokens |= {"size_bytes": 3_360_000, "is_synthetic": False}
+    tokens |= {"size_bytes": 3_360_000}
     trust = {"fingerprint": "matches", "rms_median": 1.0, "share_reproduced": 0.99996}
     return {**run, "tokens": tokens, "trust": trust | {"overridden": []}}
 

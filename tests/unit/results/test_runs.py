@@ -129,7 +129,7 @@ def test_another_plan_is_refused_and_named_and_the_old_one_goes_on_at_any_pace(
 
 #: Another value for every field of a request that stands in the plan: of the tokens, of another run
 #: of them, and of what is measured.
-TOKENS_OF = {"stage": "pre_norm", "dialect": "vllm", "expert_map": "other", "prior": "gaussian"}
+TOKENS_OF = {"stage": "pre_norm", "dialect": "vllm", "expert_map": "other"}
 RUN_B = {"run_b": "other", "stage_b": "ids", "dialect_b": "vllm", "expert_map_b": "other"}
 MEASURED = {"layers": "0", "seed": 5, "per_token": True, "experts": True, "exclude_first": 3}
 ARITHMETIC = {"backend": "reference", "arithmetics": ("tf32",), "reference": "tf32"}

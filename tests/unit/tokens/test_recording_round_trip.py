@@ -21,7 +21,6 @@ from safetensors.numpy import load_file, save_file
 
 from moegeom.core.errors import InternalError, RecordingError, UsageError
 from moegeom.core.tokens import OUTPUT_KINDS, TokenColumns
-from moegeom.tokens.memory import IsotropicRmsPrior
 from moegeom.tokens.recording.facts import (
     RecordedCheckpoint,
     RecordingFacts,
@@ -114,7 +113,6 @@ def test_facts_are_read_back_and_stand_in_the_file_as_the_format_says(recording)
     assert facts.domains == ("code", "prose")
     assert (facts.has_documents, facts.num_documents, facts.has_chosen) == (True, 3, True)
     assert facts.size_bytes == sum(f.stat().st_size for f in path.iterdir())
-    assert not facts.is_synthetic
     text = (path / "recording.json").read_text()
     assert str(path.parent) not in text
     document = json.loads(text)
@@ -168,8 +166,7 @@ def test_what_is_not_there_is_a_clear_error_or_a_bug_of_the_caller(tmp_path, rec
         source.read_values("text/0", 90, 101)
     with pytest.raises(InternalError, match="100"):
         source.read_output("text/0", "shared_output", 90, 101)
-    prior = IsotropicRmsPrior((("text/0", None, 8),), 50, 0)
-    for one in (source, ArraySource(values), prior):
+    for one in (source, ArraySource(values)):
         with pytest.raises(InternalError, match="shared_output, routed_output, expert_output"):
             one.read_output("text/0", "shared_outputs", 0, 1)
     with pytest.raises(InternalError, match="block_output"):
