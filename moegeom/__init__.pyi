@@ -413,7 +413,6 @@ def perturb(
     *,
     watch: Watch | None = ...,
     noise: str | InputNoise | Mapping[str, InputNoise] | None = ...,
-    cov: str | Path | None = ...,
     drift: bool = ...,
     time: float = ...,
     at: int | Iterable[int] = ...,

@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -437,46 +436,6 @@ def _factors(
         of_all = of_all * (num_experts - s) // (s + 1)
 
 
-def leading_regions(num_experts: int, k: int, width: int, dims: int) -> Fraction:
-    r"""What ``most_regions`` grows like as the experts become wide.
-
-    .. math:: \frac{N^d}{d!} \sum_{t \le \min(k, d)} \binom E t\, t!\, {d \brace t}
-
-    with the Stirling numbers of the second kind; 1 for d = 0. For k >= d it is
-    :math:`(E N)^d / d!`, the capacity of a dense layer of all E N neurons: no set of experts adds
-    to that. Raises ValueError as ``most_regions``. Source: docs/theory.md B6; oracle in tests: the
-    limit of the ratio, and that closed form.
-    """
-    _refuse(num_experts, k, dims, width)
-    onto = 0
-    for t in range(min(k, dims) + 1):
-        terms = ((-1) ** i * math.comb(t, i) * (t - i) ** dims for i in range(t + 1))
-        onto += math.comb(num_experts, t) * sum(terms)
-    return Fraction(width**dims * onto, math.factorial(dims))
-
-
-def zonotope_vertices(num_generators: int, dims: int) -> int:
-    r"""Vertices of a zonotope of m generators in general position in d + 1 dimensions, exactly.
-
-    :math:`2 \Phi(m - 1, d)`: regions of m hyperplanes through 0 in d + 1 dimensions. The m affine
-    hyperplanes on d dimensions that are a slice of them have :math:`\Phi(m, d)`, more than half as
-    many. Raises ValueError for m < 1 and d < 0. Source: S1 Proposition 4.10 (by duality);
-    docs/theory.md B5; oracle in tests: the hull of all sums of generators, by Qhull.
-    """
-    if num_generators < 1 or dims < 0:
-        raise ValueError(f"{num_generators} generators on {dims} dimensions")
-    return 2 * zaslavsky(num_generators - 1, dims)
-
-
-def log_leading_zaslavsky(num_hyperplanes: int, dims: int) -> float:
-    r"""Natural logarithm of :math:`m^d / d!`, to which :math:`\Phi(m, d)` is equal for m >> d only.
-
-    For m >= 1 and d >= 0. For 16384 neurons in 7168 dimensions it is too large by
-    :math:`e^{1863}`. Source: S1 Proposition 4.10; docs/theory.md B3.
-    """
-    return dims * math.log(num_hyperplanes) - math.lgamma(dims + 1)
-
-
 # ------------------------------------------ experts cut into g: (E, k, N) becomes (g E, g k, N / g)
 def split_sets_log10(num_experts: int, k: int, split: int) -> float:
     r"""How many times more expert sets there are, :math:`\log_{10} \binom{gE}{gk} / \binom E k`.
@@ -503,18 +462,6 @@ def published_split_log10(num_experts: int, k: int, split: int, dims: float) -> 
     _refuse(num_experts, k, dims, split=split)
     sets = (split - 1) * k * math.log(math.e * num_experts / k)
     return (sets - (dims + 0.5) * math.log(split)) / math.log(10.0)
-
-
-def largest_split(width: int, dims: int) -> int:
-    r"""The rule of thumb :math:`\lfloor N / d \rfloor`: an expert keeps a neuron per dimension.
-
-    Each expert alone then still spans d dimensions; the count of regions itself asks for
-    k N >= d only, which no split changes. Raises ValueError for N < 1 and d < 1. Source: S1
-    Corollary 5.3; docs/theory.md B8.
-    """
-    if width < 1 or dims < 1:
-        raise ValueError(f"{width} neurons on {dims} dimensions")
-    return width // dims
 
 
 # -------------------------------------------------------------------------------------------- costs

@@ -105,13 +105,6 @@ def _rows(source: FigureResults, routers: Sequence[str]) -> dict[str, dict[str, 
     return matrices
 
 
-def cosines_of(source: FigureResults, routers: Sequence[str]) -> dict[str, Matrix]:
-    """Cosines of centred rows by router, of those that have them; nan on the diagonal."""
-    if not source.has("matrices", "values"):
-        return {}
-    return _whole(_rows(source, routers)["row_cosine"])
-
-
 def _whole(rows: Mapping[str, Rows]) -> dict[str, Matrix]:
     """Whole matrices by router; nan on the diagonal and where nothing is known."""
     matrices = {}

@@ -212,8 +212,7 @@ def _limits(report: Perturbed) -> Iterator[str]:
     yield (
         "Chances are those of the median token, simulated without bias in time; 'half': 1/2. "
         "'drift': standard deviation a coordinate by then, in shares of the token's rms. Inputs "
-        "drift at random, each coordinate on its own without --cov; a model may move them "
-        "otherwise."
+        "drift at random, each coordinate on its own; a model may move them otherwise."
     )
     yield from _errors(report)
     if report.has_drift:

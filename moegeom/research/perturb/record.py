@@ -21,7 +21,6 @@ class PerturbRequest(BudgetTerms, StudyRequest):
     noise: str | InputNoise | Mapping[str, InputNoise] | None = option(
         "Noise on the inputs: share of their rms, or a second recording [default: 0.1]."
     )
-    cov: Path | None = option("Noise by a factor of its covariance, (D,) or (D, r): npz.")
     drift: bool = option("Drift by what all tokens of the second recording share.", False)
     time: float = option("The last time, in units of noise.", 4.0)
     at: tuple[int, ...] = option("Numbers of tokens, such as 3,17 [default: a sample of 64].", ())

@@ -44,7 +44,6 @@ from moegeom.research.perturb.record import (
 from moegeom.studies.boundary.study import asked_noise, second_recording
 from moegeom.studies.study import each
 from moegeom.studies.written import write_rows
-from moegeom.tokens.foreign.npy import read_numbers
 
 #: Noise where none is asked for, as a share of the rms of each input.
 USUAL = 0.1
@@ -113,8 +112,6 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
 
 def _check(request: PerturbRequest) -> None:
     """Raises UsageError for what cannot be meant, before anything is read."""
-    if request.cov is not None and request.noise is not None:
-        raise UsageError("--noise and --cov exclude each other: both say what moves the inputs.")
     if request.drift and (request.noise is None or _is_number(request.noise)):
         raise UsageError(
             "--drift: what all tokens have in common takes a second recording.",
@@ -154,10 +151,6 @@ def _moving(
     request: PerturbRequest, opened: Session, routers: Sequence[Router]
 ) -> tuple[str, Mapping[str, Moved | str]]:
     """The noise in words, and by router what moves its inputs, or why it is left out."""
-    if request.cov is not None:
-        factors = _read_factors(request.cov, routers)
-        text = f"covariance F F' per unit of time, F of {request.cov.name}"
-        return text, {name: Moved(factor, False, None) for name, factor in factors.items()}
     noise = asked_noise(str(USUAL) if request.noise is None else request.noise, opened)
     assert noise is not None
     if isinstance(noise, InputNoise):
@@ -199,32 +192,6 @@ def _drifting(
     both = np.intersect1d(a.token, b.token)
     drift = (b.at(both).inputs.astype(np.float64) - a.at(both).inputs).mean(axis=0)
     return Moved(noise.scale * math.sqrt(1.0 - noise.systematic_share), False, None, drift)
-
-
-def _read_factors(
-    path: Path, routers: Sequence[Router]
-) -> dict[str, Float64[np.ndarray, "hidden"] | Float64[np.ndarray, "hidden noises"]]:
-    """A diagonal (D,) or a factor (D, r) for each router: by its name, or the one of the file."""
-    arrays = {name: array.astype(np.float64) for name, array in read_numbers(path).items()}
-    factors = {}
-    for router in routers:
-        name = router.name if router.name in arrays else next(iter(arrays), "")
-        if not arrays or (name != router.name and len(arrays) > 1):
-            raise UsageError(
-                f"--cov {path}: no array is called {router.name}.",
-                f"It holds {', '.join(list(arrays)[:4]) or 'none'}; one for all, or one for each. "
-                "numpy.savez writes one: F (D,) or (D, r) moves inputs by F times normal numbers.",
-            )
-        factor = arrays[name]
-        if factor.ndim not in (1, 2) or len(factor) != router.hidden_size or not factor.size:
-            raise UsageError(
-                f"--cov {path}: array {name} has the shape {factor.shape}; router {router.name} "
-                f"needs ({router.hidden_size},) or ({router.hidden_size}, r)."
-            )
-        if not np.isfinite(factor).all() or not factor.any():
-            raise UsageError(f"--cov {path}: array {name} is not finite, or 0 throughout.")
-        factors[router.name] = factor
-    return factors
 
 
 # --------------------------------------------------------------------------------------------- file
@@ -294,13 +261,13 @@ _TOGETHER = 8
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """What moves the inputs of one router: ``factor`` of the covariance per unit of time, in units
+    """What moves the inputs of one router: ``factor`` of normal numbers per unit of time, in units
     of the input or, ``is_relative``, of the rms of each; ``drift`` of the input.
 
     ``size`` is the standard deviation in shares of the rms, None where it is not isotropic.
     """
 
-    factor: float | Float64[np.ndarray, "hidden"] | Float64[np.ndarray, "hidden noises"]
+    factor: float
     is_relative: bool
     size: float | None
     drift: Float64[np.ndarray, "hidden"] | None = None
@@ -426,7 +393,7 @@ class _Cells:
             np.maximum(rms, _NO_LENGTH) if moved.is_relative else None,
         )
         flats = {}
-        if isinstance(moved.factor, float) and drift is None and rule.is_affine:
+        if drift is None and rule.is_affine:
             flats = {
                 order: diffusion.flats_of(weight, order)
                 for order in request.orders
@@ -559,8 +526,7 @@ class _Cells:
             generator,
             self.drift,
         )
-        factor = self.moved.factor
-        scale = float(self.barriers.scale[row]) * (factor if isinstance(factor, float) else 1.0)
+        scale = float(self.barriers.scale[row]) * self.moved.factor
         bounds = {
             order: diffusion.union_bound(self.logits[row], flats, width, horizon, scale) / horizon
             for order, flats in self.flats.items()

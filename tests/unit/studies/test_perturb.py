@@ -279,22 +279,3 @@ def test_equal_recordings_move_nothing_and_logits_are_refused(tmp_path):
     np.savez(logits, **{f"text/{layer}": made for layer in range(3)})
     with pytest.raises(RecordingError, match="takes router inputs"):
         sample(tokens=str(logits), stage="logits")
-
-
-def test_a_covariance_is_read_for_all_routers_or_for_each(tmp_path):
-    each, one = tmp_path / "each.npz", tmp_path / "one.npz"
-    size = np.full(64, 0.1)
-    np.savez(one, F=size)
-    np.savez(each, **{f"text/{layer}": np.diag(size) for layer in range(3)})
-    options = {"layers": "1", "at": (5,)}
-    first, second = (sample(cov=path, **options).routers[0].curve for path in (one, each))
-    np.testing.assert_allclose([at.upper for at in first], [at.upper for at in second], rtol=1e-6)
-    wrong = {
-        "shape": {"F": np.ones((3, 2))},
-        "no array": {"F": size, "G": size},
-        "not finite": {"F": np.zeros(64)},
-    }
-    for message, arrays in wrong.items():
-        np.savez(one, **arrays)
-        with pytest.raises(UsageError, match=message):
-            sample(cov=one, **options)

@@ -56,7 +56,6 @@ REFUSED = {
         ({"orders": (4,)}, "--orders 4"),
         ({"orders": ()}, "--orders"),
         ({"at": (5, 99_999)}, "--at 99999: .* holds tokens 0 to 4,095"),
-        ({"noise": "0.1", "cov": Path("f.npz")}, "exclude each other"),
         ({"drift": True}, "takes a second recording"),
         ({"noise": "-1"}, "--noise -1"),
         ({"out": Path("paths.csv")}, "ends in .parquet"),
