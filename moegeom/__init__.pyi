@@ -148,7 +148,6 @@ def cells(
     out: str | Path | None = ...,
     plot: str | Path | None = ...,
     view: str = ...,
-    band: float | None = ...,
     frame: float | None = ...,
     pixels: int = ...,
     caption: bool = ...,

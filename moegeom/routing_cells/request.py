@@ -21,7 +21,7 @@ class CellsRequest(StudyRequest, WorkerOptions):
 
     PYTHON_ONLY: ClassVar[tuple[str, ...]] = (
         *(*StudyRequest.PYTHON_ONLY, "random_routers"),
-        *("band", "frame", "pixels", "width", "dpi"),
+        *("frame", "pixels", "width", "dpi"),
     )
 
     checkpoint: str = argument(f"Checkpoint: {CHECKPOINT}; or --weights with --top-k.", default="")
@@ -42,7 +42,6 @@ class CellsRequest(StudyRequest, WorkerOptions):
     out: Path | None = option("Folder for cells.parquet and facets.parquet.")
     plot: Path | None = option("Picture: .svg, .pdf or .png.")
     view: str = option("cells, expert:E or tropical (the surface of e_k).", "cells")
-    band: float | None = option("Shade in the picture what lies within so far of a facet.")
     frame: float | None = option(
         "Half the side of what the picture shows; without it there is room for the tokens."
     )
@@ -104,7 +103,6 @@ def _typed(name: str) -> str:
 #: Options that mean nothing without another one, and what they are when they are not given.
 _GOES_WITH: dict[str, tuple[str, object]] = {
     "view": ("plot", "cells"),
-    "band": ("plot", None),
     "frame": ("plot", None),
     "caption": ("plot", False),
 }

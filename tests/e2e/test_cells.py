@@ -300,7 +300,6 @@ MEANT = [
     ({"random_routers": 1001}, "random_routers 1001: expected 0 to 1,000"),
     ({"expert_set": (0, 1, 2), "random_routers": 3}, "--expert-set goes without random_routers"),
     ({"pixels": 4}, "pixels 4: expected 8 to 4,096"),
-    ({"band": 0.1}, "band goes with --plot"),
 ]
 
 

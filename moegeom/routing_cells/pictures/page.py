@@ -260,12 +260,6 @@ def cell_colours(
     return chosen
 
 
-def shaded(colour: str) -> str:
-    """The colour with three tenths of ink mixed in."""
-    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(INK[1:]), strict=True)
-    return "#" + "".join(f"{round(0.7 * value + 0.3 * ink):02x}" for value, ink in pairs)
-
-
 #: Expert sets that are named; their letters.
 LETTERS = "ABCDEFGHIJKL"
 

@@ -48,11 +48,9 @@ from moegeom.routing_cells.pictures.page import (
     letter_labels,
     percent_text,
     picture_of,
-    shaded,
     token_discs,
     token_keys,
 )
-from moegeom.routing_cells.plane.polygons import CellSides, Frame, cut_frame
 from moegeom.routing_cells.plane.raster import PixelState
 from moegeom.routing_cells.request import CellsRequest
 
@@ -291,23 +289,15 @@ _SERVED, _BORDER, _INNER = "#f3c28b", "#d55e00", "#9a9a9a"
 
 
 def plane_picture(cells: PlaneCells, request: CellsRequest) -> Picture:
-    """Polygons by expert set, named facets, tokens, and the strip along the facets."""
+    """Polygons by expert set, named facets, and tokens."""
     page = frame_page(cells.frame, request)
     colours = cell_colours(cells.expert_sets, cells.facet_cells)
     fills = [PALETTE[colour] for colour in colours]
-    keys, polygons = (
-        token_keys(cells.tokens, cells.frame),
-        [Polygons("cells", cells.polygons, fills)],
-    )
-    if request.band:
-        inner = [eroded(polygon, cells.frame, request.band) for polygon in cells.polygons]
-        strips = Polygons("bands", cells.polygons, [shaded(fill) for fill in fills])
-        polygons = [strips, Polygons("cells", inner, fills)]
-        keys = (Key(f"within {request.band:g} of a facet", shaded(PALE)), *keys)
+    keys = token_keys(cells.tokens, cells.frame)
     legend = legend_of(cells.expert_sets, areas(cells), colours, *keys)
     letters = _letters(cells, page, legend.letters)
     shapes = [
-        *polygons,
+        Polygons("cells", cells.polygons, fills),
         Segments("facets", cells.facet_ends, width=_line_width(cells, page)),
         *token_discs(cells.tokens),
         *_names(cells, page, letters),
@@ -592,23 +582,6 @@ def _edges(
     return normal, np.where(length > 0, np.sum(normal * polygon, 1), np.inf)
 
 
-def eroded(
-    polygon: Float64[np.ndarray, "corners 2"], frame: Frame, band: float
-) -> Float64[np.ndarray, "rest 2"]:
-    """The points of a cell at least ``band`` from its facets; the edge of the frame is no facet."""
-    normal, offset = _edges(polygon)
-    slack = 1e-9 * max(frame[1] - frame[0], frame[3] - frame[2])
-    middle = (polygon + np.roll(polygon, -1, axis=0)) / 2
-    is_frame = np.zeros(len(polygon), bool)
-    for axis, limits in ((0, frame[:2]), (1, frame[2:])):
-        is_straight = np.abs(normal[:, axis]) > 1 - 1e-12
-        is_frame |= is_straight & (np.abs(middle[:, axis, None] - limits).min(1) <= slack)
-    is_side = np.isfinite(offset)
-    inwards = np.where(is_frame, 0.0, band)
-    sides = CellSides(-normal[is_side], (offset - inwards)[is_side], [-1] * int(is_side.sum()))
-    return cut_frame(sides, frame)[0] if len(polygon) else polygon
-
-
 def hull(points: Float64[np.ndarray, "points 2"]) -> Float64[np.ndarray, "corners 2"]:
     """Corners of the convex hull, counter-clockwise; none of points that span no area."""
     from scipy.spatial import ConvexHull, QhullError
@@ -693,17 +666,12 @@ def check_picture(request: CellsRequest) -> None:
 
     And for a file that could not be written: before the picture is computed, not after it.
     """
-    (view, _), width, band, dpi = request.parsed_view, request.width, request.band, request.dpi
+    (view, _), width, dpi = request.parsed_view, request.width, request.dpi
     if not _WIDTHS[0] <= width <= _WIDTHS[1]:
         raise UsageError(
             f"A picture of {width:g} mm was asked for, {_WIDTHS[0]:g} to {_WIDTHS[1]:g} "
             "mm are possible.",
             f"One column is {_ONE_COLUMN:g} mm, two are {_TWO_COLUMNS:g} mm.",
-        )
-    if band is not None and not 0 <= band < np.inf:
-        raise UsageError(
-            f"Band {band} of a picture: half a width, 0 or more, was expected.",
-            "It is in units of the plane, as on its axes.",
         )
     if not 30 <= dpi <= 2400:
         raise UsageError(

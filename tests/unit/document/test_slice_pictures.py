@@ -132,7 +132,7 @@ BY_TOP_K = {1: plane(9, 1), 2: PLANE}
 PICTURES = {"plane": PLANE, "raster": raster(), "space": space(), "circle": circle()}
 #: Every view of every kind of picture.
 WAYS = {
-    "cells": ("plane", {"view": "cells", "band": 0.05, "width": 183.0}),
+    "cells": ("plane", {"view": "cells", "width": 183.0}),
     "expert": ("plane", {"view": "expert:3"}),
     "tropical": ("plane", {"view": "tropical"}),
     "raster": ("raster", {}),
@@ -203,7 +203,6 @@ NO_OPTIONS = [
     ("plane", {"view": "expert:7"}),
     ("plane", {"width": 5.0}),
     ("plane", {"width": float("nan")}),
-    ("plane", {"band": -1.0}),
     ("plane", {"dpi": 10**6}),
     ("circle", {"view": "tropical"}),
 ]
@@ -228,10 +227,9 @@ def test_a_polygon_is_drawn_for_every_cell_within_the_frame_and_for_no_other(fra
     picture = plane(frame=frame)
     inside = sum(size > 0 for size in views.areas(picture))
     assert 1 < inside < len(picture.expert_sets) or frame == FRAME
-    for band in (None, 1e-4):
-        svg = written(picture, tmp_path, ".svg", band=band)
-        assert len(layer(svg, "cells")) == inside
-        assert len(layer(svg, "facets")) == len(picture.facet_ends)
+    svg = written(picture, tmp_path, ".svg")
+    assert len(layer(svg, "cells")) == inside
+    assert len(layer(svg, "facets")) == len(picture.facet_ends)
 
 
 def test_tokens_are_filled_exactly_where_the_cell_is_their_own(tmp_path):
@@ -347,29 +345,6 @@ def test_the_title_says_whether_the_region_is_convex(top_k, expert, tmp_path):
     content = written(BY_TOP_K[top_k], tmp_path, ".svg", view=f"expert:{expert}").decode()
     assert titles[is_convex] in re.sub(r"<[^>]*>|\s+", " ", content)
     assert ("not a convex" in content) == (is_convex is False)
-
-
-def test_what_is_left_of_a_cell_is_away_from_its_facets_and_reaches_the_edge_of_the_frame():
-    band, generator = 0.07, np.random.default_rng(5)
-    for cell, polygon in enumerate(PLANE.polygons):
-        rest = views.eroded(polygon, PLANE.frame, band)
-        ends = PLANE.facet_ends[(PLANE.facet_cells == cell).any(1)]
-        if len(polygon) < 3:
-            continue
-        shares = generator.dirichlet(np.ones(len(polygon)), 400)
-        points = shares @ polygon
-        along = ends[:, 1] - ends[:, 0]
-        normal = np.stack([-along[:, 1], along[:, 0]], 1) / np.hypot(*along.T)[:, None]
-        away = np.abs(np.sum((points[:, None] - ends[:, 0]) * normal, -1)).min(1)
-        inside = np.array([is_inside(rest, point) for point in points])
-        is_clear = np.abs(away - band) > 1e-9
-        np.testing.assert_array_equal(inside[is_clear], (away > band)[is_clear])
-
-
-def is_inside(polygon, point) -> bool:
-    along, to = np.roll(polygon, -1, axis=0) - polygon, point - polygon
-    is_left = along[:, 0] * to[:, 1] - along[:, 1] * to[:, 0] >= -1e-12
-    return len(polygon) >= 3 and bool(is_left.all())
 
 
 def test_names_of_facets_have_each_expert_on_its_own_side_and_do_not_touch():
