@@ -96,7 +96,7 @@ def test_ids_give_the_same_load_and_expert_sets_and_nothing_about_margins(router
     row = made.row_of(made.tables(measured)["layers"])
     same = ("load", "expert_sets")
     np.testing.assert_equal(only(row, same), figures(INPUTS, router, same))
-    absent = ("margins", "boundary_distance", "bf16_flip", "ambiguity", "exact_ties")
+    absent = ("margins", "boundary_distance", "bf16_flip", "ambiguity")
     assert set(only(row, absent).values()) == {None}
     reasons = measured.facts["reasons"]
     assert set(absent[:4]) <= set(reasons)

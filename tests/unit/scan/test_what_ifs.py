@@ -26,10 +26,7 @@ KINDS = """
 """.split()
 
 #: Enough metrics to see every token and every slot of it.
-FEW = [
-    METRICS[name]
-    for name in ("tokens", "load", "set_sizes", "coactivation", "flips", "weight_moved")
-]
+FEW = [METRICS[name] for name in ("tokens", "load", "set_sizes", "coactivation", "flips")]
 
 #: Columns that say whose a row is.
 OF_ROWS = {"variant", "router"}
