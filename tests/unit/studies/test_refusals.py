@@ -109,7 +109,6 @@ REFUSED = {
         (SIZES | {"shared": -1}, "shared -1: expected 0"),
         (SIZES | {"tokens": "rec"}, "tokens goes with checkpoint"),
         (SIZES | {"layers": 0}, "layers goes with checkpoint"),
-        (SIZES | {"out": "counts.csv"}, "expected a name that ends in .parquet"),
         ({"checkpoint": CKPT, "experts": 4}, "experts goes without checkpoint"),
         ({"checkpoint": CKPT, "shared": 4}, "shared goes without checkpoint"),
         ({"checkpoint": CKPT, "splits": 5}, "splits 5: does not divide"),
