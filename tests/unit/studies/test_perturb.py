@@ -63,22 +63,7 @@ def test_of_two_experts_everything_is_known():
     assert (found.elsewhere, found.unfinished) == (0.0, 0.0)
 
 
-def test_noise_is_the_same_in_any_shape_and_in_shares_of_the_rms_at_any_length():
-    router, inputs = router_of(), inputs_of(1)[:3]
-    size = np.full(router.hidden_size, 0.2)
-    found = looked_at(router, inputs, Moved(0.2, False, None))
-    for factor in (size, np.diag(size)):
-        other = looked_at(router, inputs, Moved(factor, False, None))
-        for mine, theirs in zip(found.tokens, other.tokens, strict=True):
-            assert mine.nearest == theirs.nearest
-            for a, b in zip(mine.curve, theirs.curve, strict=True):
-                np.testing.assert_allclose([a.lower, a.upper], [b.lower, b.upper], rtol=1e-6)
-    # noise that no row sees moves nothing
-    rows, last = router.weight.copy(), np.zeros(router.hidden_size)
-    rows[:, -1], last[-1] = 0.0, 1.0
-    still = looked_at(router_of(weight=rows), inputs, Moved(last, False, None))
-    assert np.isinf(still.half.simulated)
-    assert (still.exits, still.elsewhere, still.unfinished) == ((), None, 1.0)
+def test_noise_in_shares_of_the_rms_is_the_same_at_any_length():
     inputs, moved = inputs_of(1)[:4], Moved.by(InputNoise(0.1))
     found = looked_at(router_of(), inputs, moved)
     longer = looked_at(router_of(), 8.0 * inputs, moved)
