@@ -423,10 +423,10 @@ def _same(
             for name in left.keys() - skipped:
                 where = f"{metric.name}: {table}.{name} of {left['population']}"
                 near = max(rtol, rtol_error) if name.endswith("_se") else rtol
-                _equal(left[name], right.get(name), near, where)
+                _assert_equal(left[name], right.get(name), near, where)
 
 
-def _equal(left: Any, right: Any, rtol: float, where: str) -> None:
+def _assert_equal(left: Any, right: Any, rtol: float, where: str) -> None:
     if left is None or right is None or isinstance(left, str | bool):
         same = left == right or (left != left and right != right)
         assert same, f"{where}: {left} and {right}"
