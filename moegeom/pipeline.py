@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from moegeom.checkpoint.remote.url import scheme_of
 from moegeom.checks import NO_NAME, judge, measured_results
 from moegeom.core.errors import InternalError, RouterError, UsageError
+from moegeom.core.files import read_regular
 from moegeom.core.metric import Metric
 from moegeom.core.router import Router, RouterSet
 from moegeom.core.row_keys import AS_STORED, is_domain
@@ -23,6 +24,7 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenSource
 from moegeom.engine.checkpoint_b import CheckpointB, open_checkpoint_b
 from moegeom.engine.choice import ChoicesAlone
+from moegeom.engine.cluster import parts_by_ray
 from moegeom.engine.devices.choice import ON_THE_PROCESSOR, DeviceChoice, choose_devices
 from moegeom.engine.out import (
     RUNS,
@@ -144,6 +146,9 @@ def scan(
         plan = merged.same_plan(plan)
     if request.part is not None:
         return _scan_part(setting, plan, out)
+    if request.engine is not None:
+        with parts_by_ray(request, source, _part_files, watch) as parts:
+            return scan(dataclasses.replace(request, engine=None), watch, opened, parts)
     with ResultsWriter(out, plan, by_topic(metrics), request.restart, request.overwrite) as writer:
         if watch:
             work = _work(chosen, source, setting.num_passes)
@@ -186,6 +191,17 @@ def _scan_part(setting: ScanSetting, plan: Mapping[str, Any], out: Path) -> Path
             for _ in _measured([RouterJob(router) for router in group], folding):
                 pass  # what it folded is written
     return out
+
+
+#: Bytes of the states of one pass that a worker sends.
+_MOST_STATE = 1 << 33
+
+
+def _part_files(request: ScanRequest) -> dict[str, bytes]:
+    """A part as the contents of its files by name: what a worker of a cluster sends back."""
+    with tempfile.TemporaryDirectory(prefix="moegeom-") as folder:
+        written = scan(dataclasses.replace(request, out=Path(folder) / "part"))
+        return {path.name: read_regular(path, _MOST_STATE) for path in written.iterdir()}
 
 
 def merge(request: MergeRequest, watch: Watch | None = None) -> Path | MissingParts:

@@ -171,7 +171,9 @@ def is_part(path: Path) -> bool:
 
 
 #: Fields of a request that do not go into parts: where, and how fast.
-_NOT_TOLD = frozenset("out part restart overwrite remote device num_workers batch_tokens".split())
+_NOT_TOLD = frozenset(
+    "out part engine restart overwrite remote device num_workers batch_tokens".split()
+)
 
 
 def parameters_of_part(request: ScanRequest) -> dict[str, Any]:

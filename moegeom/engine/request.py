@@ -263,7 +263,8 @@ class ShareTerms:
     """How a scan is shared out between machines.
 
     ``part``, such as 3/64, folds that share of the tokens alone, for
-    :func:`moegeom.pipeline.merge`.
+    :func:`moegeom.pipeline.merge`; ``engine`` ``ray`` or ``ray:ADDRESS`` has the workers of a
+    cluster fold such parts.
     """
 
     IS_SHARED: ClassVar[bool] = True
@@ -272,6 +273,10 @@ class ShareTerms:
         "One of n parts, for moegeom merge.",
         metavar="I/N",
         outside_plan="results are those of all parts",
+    )
+    engine: str | None = option(
+        "ray, or ray:ADDRESS: workers of a cluster fold parts.",
+        outside_plan="who does it, not what",
     )
 
 

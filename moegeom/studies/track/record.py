@@ -33,3 +33,4 @@ class TrackRequest(RunTerms):
     out: Path | None = option("Where results stay [default: runs/<folder of them>.track].")
     expert: int | None = option("Also show the load of this expert.", min=0)
     fail_on: Severity | None = option(FAIL_ON)
+    engine: str | None = option("ray, or ray:ADDRESS: workers of a cluster fold each step.")

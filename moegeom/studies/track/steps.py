@@ -284,7 +284,9 @@ def _measured(
     watch: Watch | None,
 ) -> MeasuredStep:
     out, chosen_file = (folder / f"{candidate.name}.{end}" for end in ("moegeom", "choices.npz"))
-    scanned = ScanRequest(str(candidate.path), out=out, tokens=tokens, **request.shared_terms())
+    scanned = ScanRequest(
+        str(candidate.path), out=out, tokens=tokens, engine=request.engine, **request.shared_terms()
+    )
     is_gone = _is_gone(tokens)
     old = _kept_results(out)
     is_same = believes_results(scanned, folder) and _is_same(out, old, opened, scanned)

@@ -3,8 +3,11 @@ somebody else wrote opens, fetches and writes nothing but what a part may name.
 """
 
 import dataclasses
+import functools
 import json
+import os
 import shutil
+import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +20,10 @@ from hypothesis import strategies as st
 
 from moegeom.core.errors import OutputError, RecordingError, ResultsError, UsageError
 from moegeom.core.tokens import TILE, SourceFacts
+from moegeom.engine.cluster import parts_by_ray
 from moegeom.engine.parts import PART_FILE, MissingParts, Share, parse_part
 from moegeom.engine.request import ScanRequest
+from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_too_many
 from moegeom.kernels.reduction import MOST_TOKENS, SettledCounts
 from moegeom.pipeline import scan
@@ -28,6 +33,7 @@ from moegeom.studies.boundary.study import measure_boundary
 from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.open import open_tokens
 from moegeom_cli.streams import Silence
+from tests.by_day import by_day
 from tests.unit.scan.made import merge
 
 MODEL = SyntheticModel(hidden=32, experts=8, top_k=2, layers=2)
@@ -202,6 +208,9 @@ def test_what_is_no_part_or_cannot_be_cut_or_told_to_another_machine_is_refused(
         scan(request_for(world, tmp_path / "part", part="1/2", per_token=True))
     with pytest.raises(UsageError, match="it needs --tokens"):
         scan(request_for(world, tmp_path / "part", part="1/2", tokens=None))
+    for engine in ("dask", "rays", ""):
+        with pytest.raises(UsageError, match="expected ray"):
+            scan(request_for(world, tmp_path / "out", engine=engine))
     assert not [*tmp_path.iterdir()]
     for text in ("0/3", "4/3", "1", "1/0", "-1/3", "1/3/5", "a/b", "1/9999999"):
         with pytest.raises(UsageError, match="expected i/n"):
@@ -230,6 +239,38 @@ def test_more_tokens_than_sums_hold_are_refused_before_and_after():
         SettledCounts.of({"counts": counts}).select(None, None)
     counts[0, 1] -= 2**30
     assert SettledCounts.of({"counts": counts}).select(None, None) == 2**63 - 2**30
+
+
+@pytest.mark.parametrize("num_workers", by_day([1, 2, 4, 8], [2]))
+def test_killed_workers_are_replaced_and_the_tables_stay(
+    num_workers, world, whole, tmp_path, monkeypatch
+):
+    """And nothing of the working directory runs there."""
+    import ray
+
+    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_cpus=num_workers))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moegeom.py").write_text(f"open({str(tmp_path / 'RAN')!r}, 'w').close()")
+    killed = tmp_path / "killed"
+    killed.mkdir()
+
+    def fragile(request: ScanRequest) -> dict[str, bytes]:
+        from moegeom.pipeline import _part_files
+
+        number = (request.part or "").partition("/")[0]
+        if number in ("1", "2") and not (killed / number).exists():
+            (killed / number).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _part_files(request)
+
+    request = request_for(world, tmp_path / "merged", engine="ray")
+    source = Session.open(request).source
+    with parts_by_ray(request, source, fragile, None) as parts:
+        assert len(parts.parts) == min(2 * num_workers, 3)
+        merged = scan(request_for(world, tmp_path / "merged"), merged=parts)
+    assert sorted(path.name for path in killed.iterdir()) == ["1", "2"]
+    assert tables(merged) == whole
+    assert not (tmp_path / "RAN").exists()
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +308,7 @@ def forged(part: Path, folder: Path, /, **fields: object) -> Path:
 
 #: Fields that no writer of parts writes; ADDRESS is one that somebody listens at.
 FOREIGN = {
+    "engine": ["ray", "ray:ADDRESS", "ray:ray://ADDRESS"],
     "checkpoint": [None, 3, ["a"], {"a": 1}, ""],
     "checkpoint_b": ["https://ADDRESS/model", "hf://owner/name"],
     "tokens": ["https://ADDRESS/rec", ["https://ADDRESS/rec", "rec"], 7, {"a": "b"}, ["rec"]],
