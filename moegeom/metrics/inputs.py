@@ -283,11 +283,15 @@ MOST_TOKENS, LEAST_TOKENS = 500, 50
 #: Nearest tokens that are asked for their choice.
 NEIGHBOURS = 10
 
+#: Directions whose coordinates are kept: those that van der Maaten and Hinton 2008 draw t-SNE from.
+MOST_DIRECTIONS = 30
+
 
 @metric(
     needs=("input_sample",),
     layers=(
         Column("plane_share", "share of the variance of the inputs in their widest plane"),
+        Column("widest_share", f"the same in their {MOST_DIRECTIONS} widest directions"),
         Column(
             "near_same_choice",
             f"share of the {NEIGHBOURS} nearest tokens with the same first choice",
@@ -309,6 +313,12 @@ NEIGHBOURS = 10
             Column("x", "coordinate on the widest direction of the inputs", "input"),
             Column("y", "coordinate on the second", "input"),
             Column("margin", "k-th minus (k+1)-th selection score of the token", "selection score"),
+            Column(
+                "widest",
+                f"coordinates of a token on the {MOST_DIRECTIONS} widest directions of the inputs",
+                "input",
+                "list",
+            ),
         )
     },
     is_for_figures=True,
@@ -319,7 +329,9 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     ``x`` and ``y`` are coordinates on the two principal components of the router inputs, the mean
     taken off, in units of the input; experts are the rows of the effective router on the same axes,
     scaled to the spread of the tokens. A plane shows what it can: ``plane_share`` is the part of
-    the variance in it, and figures that do not depend on any plane stand beside it.
+    the variance in it, and figures that do not depend on any plane stand beside it. ``widest`` are
+    the coordinates of a token on the 30 widest directions, of which ``widest_share`` is the part of
+    the variance: enough to draw maps that keep near tokens near, such as t-SNE.
     ``near_same_choice`` is the share of the 10 nearest tokens, in the full space, with the same
     first choice, by chance the sum of squared shares of first choices; ``choice_silhouette`` says
     how much nearer tokens are to those of their own first choice than to the next, -1 to 1.
@@ -331,12 +343,12 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not facts.is_whole or tokens < LEAST_TOKENS:
         return {"layers": {}}
     inputs, first = sample["input"][:tokens].astype(np.float64), sample["first"][:tokens]
-    wide = space.principal_components(inputs, 2)
-    plane = wide.points
+    wide = space.principal_components(inputs, max(min(MOST_DIRECTIONS, inputs.shape[1]), 2))
+    plane, on_plane = wide.points[:, :2], wide.axes[:2]
     apart = space.distances(inputs)
     same, chance = space.neighbours_of_same_label(apart, first, NEIGHBOURS)
     rows = effective_rows(facts.router.weight, facts.router.gain)
-    experts = rows.centred @ wide.axes.T if rows.centred.shape[1] == inputs.shape[1] else None
+    experts = rows.centred @ on_plane.T if rows.centred.shape[1] == inputs.shape[1] else None
     table = {
         "expert": first,
         "is_expert": np.zeros(tokens, np.bool_),
@@ -344,6 +356,7 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         "x": plane[:, 0],
         "y": plane[:, 1],
         "margin": sample["margin"][:tokens],
+        "widest": wide.points.tolist(),
     }
     if experts is not None and np.abs(experts).max(initial=0.0) > 0.0:
         experts *= np.abs(plane).max() / np.abs(experts).max()
@@ -352,9 +365,11 @@ def sample(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         marks = (own, np.ones(len(own), np.bool_), np.full(len(own), -1), *experts.T, blank)
         joined = zip(table.items(), marks, strict=False)
         table |= {name: np.concatenate([column, mark]) for (name, column), mark in joined}
+        table["widest"] = [*wide.points.tolist(), *([None] * len(own))]
     return {
         "layers": {
-            "plane_share": float(wide.shares.sum()),
+            "plane_share": float(wide.shares[:2].sum()),
+            "widest_share": float(wide.shares.sum()),
             "near_same_choice": same,
             "near_same_choice_chance": chance,
             "choice_silhouette": space.silhouette(apart, first),

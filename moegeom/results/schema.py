@@ -93,6 +93,7 @@ _LIST_TYPES = {
     "routers": pa.string(),
     "row_projections": pa.float32(),
     "values": pa.float32(),
+    "widest": pa.float32(),
 }
 
 #: Tables that are read to draw figures, and are too long to be printed.

@@ -23,6 +23,7 @@ import pytest
 
 import moegeom as mg
 from moegeom.core.errors import MoeGeomError, ResultsError
+from moegeom.document.figures import space
 from moegeom.document.header import duration, size
 from moegeom.document.model import View
 from moegeom.document.render import RENDERERS, render
@@ -46,7 +47,7 @@ from moegeom.results.schema import (
     without_empty,
 )
 from moegeom.studies.check.study import GateRequest, gate
-from tests.by_day import by_day
+from tests.by_day import IS_NIGHT, by_day
 from tests.unit.document.records import SAMPLE
 from tests.unit.results.conftest import TOKENS
 
@@ -293,6 +294,13 @@ def show(results, forms=FORMS):
     for name in forms:
         render(results_document(opened, View()), name)
     gate(GateRequest(str(results)))
+
+
+@pytest.fixture(autouse=True)
+def maps(monkeypatch):
+    """By day points are drawn where they are: t-SNE takes longer than all the rest."""
+    if not IS_NIGHT:
+        monkeypatch.setattr(space, "embedding", lambda points: np.resize(points, (len(points), 2)))
 
 
 def test_what_a_scan_writes_is_as_it_must_be_and_known_to_its_reader(disk):
