@@ -328,6 +328,8 @@ def imbalance(
     *,
     watch: Watch | None = ...,
     out: str | Path | None = ...,
+    experts: bool = ...,
+    yes: bool = ...,
     overwrite: bool = ...,
     exclude_first: int = ...,
     non_finite: Literal['fail', 'skip'] = ...,

@@ -1,17 +1,18 @@
-"""What experts compute, and how far they lie apart."""
+"""What experts compute, how many directions of the data they respond to, how far they lie apart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moegeom.core.shapes import Float, Float32, Float64, Int64, Integer
-from moegeom.geometry.gram import cosines
+from moegeom.geometry.gram import RANK_TOLERANCE, cosines
 from moegeom.geometry.noise import spacing
 from moegeom.geometry.rows import drawn_errors
+from moegeom.geometry.space import distinct_rows
 
 Array = Float[np.ndarray, "*shape"]
 
@@ -247,6 +248,278 @@ def mixed_output(
             total = np.zeros((len(inputs), outputs.shape[1]))
         np.add.at(total, token, outputs)
     return np.zeros(inputs.shape) if total is None else total
+
+
+# --------------------------------------------------------------------------------------- directions
+@dataclass(frozen=True, eq=False)
+class DataDirections:
+    """Orthonormal ``axes`` of the data and the standard deviation along each, descending."""
+
+    axes: Float64[np.ndarray, "hidden dims"]
+    deviations: Float64[np.ndarray, "dims"]
+
+
+def data_directions(
+    rows: Float[np.ndarray, "tokens hidden"], share: float = 0.99, most: int | None = None
+) -> DataDirections:
+    """The least principal directions that hold a ``share`` of the variance, ``most`` of them.
+
+    None of them where all rows are equal. Oracle in tests: covariances that are known.
+    """
+    values = rows.astype(np.float64)
+    if not np.ptp(values, axis=0).any():
+        return DataDirections(np.zeros((rows.shape[1], 0)), np.zeros(0))
+    values -= values.mean(axis=0)
+    if len(values) < values.shape[1]:
+        squares, vectors = np.linalg.eigh(values @ values.T)
+    else:
+        squares, vectors = np.linalg.eigh(values.T @ values)
+    sizes, axes = np.sqrt(np.maximum(squares[::-1], 0.0)), vectors.T[::-1]
+    shares = np.cumsum(sizes**2) / (sizes**2).sum()
+    number = min(int(np.searchsorted(shares, share) + 1), len(sizes) if most is None else most)
+    axes, sizes = axes[:number], sizes[:number]
+    if len(values) < values.shape[1]:
+        axes = (axes @ values) / np.maximum(sizes, np.finfo(float).tiny)[:, None]
+    return DataDirections(axes.T, sizes / math.sqrt(len(rows)))
+
+
+def ranks_on_data(
+    weight: Float[np.ndarray, "neurons hidden"], data: Sequence[DataDirections]
+) -> list[tuple[int, float]]:
+    r"""Rank and effective rank of :math:`A V \mathrm{diag}(\sigma)`, A the rows of an expert.
+
+    For each of ``data``, V its directions and :math:`\sigma` their deviations. The rank counts
+    singular values s above 1e-7 of the largest, the effective rank is :math:`\exp(-\sum p \ln p)`,
+    :math:`p = s / \sum s`: at most the rank, and equal to it where all are equal. Both 0 where the
+    rows see nothing of the data. Source: Roy and Vetterli 2007. Oracle in tests: diagonal cases.
+    """
+    values = weight.astype(np.float64)
+    return [_ranks(_sizes(values @ (one.axes * one.deviations))) for one in data]
+
+
+#: Numbers that are added up at a time in float32.
+_BLOCK = 256
+
+
+def _sizes(seen: Float[np.ndarray, "neurons dims"]) -> Float64[np.ndarray, "sizes"]:
+    """Singular values, ascending; roots of the eigenvalues of whichever products are fewer."""
+    side = seen if len(seen) <= seen.shape[1] else seen.T
+    gram = np.zeros((len(side), len(side)))
+    for start in range(0, side.shape[1], _BLOCK):
+        block = side[:, start : start + _BLOCK]
+        gram += block @ block.T
+    return np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0))
+
+
+def _ranks(sizes: Float64[np.ndarray, "sizes"]) -> tuple[int, float]:
+    sizes = sizes[sizes > RANK_TOLERANCE * sizes.max(initial=0.0)]
+    share = sizes / sizes.sum()
+    return len(sizes), float(np.exp(-(share * np.log(share)).sum())) if len(sizes) else 0.0
+
+
+def ranks_in_float32(
+    weight: Float[np.ndarray, "neurons hidden"],
+    data: DataDirections,
+    root: Float32[np.ndarray, "hidden dims"],
+) -> tuple[int, float]:
+    r"""As :func:`ranks_on_data`, by products in float32 where these prove that the rank is full.
+
+    ``root`` is a triangular L with :math:`L L^T = V \mathrm{diag}(\sigma^2) V^T`
+    (:func:`triangular_root`), half of which is 0. Sums of n products, in m blocks, are off by
+    :math:`\gamma = (n + m + 3) u` of the sum of their sizes, :math:`u = 2^{-24}`. So A L is off by
+    :math:`\gamma |A|_F |L|_F`, which moves no singular value by more (Weyl), and its products by
+    :math:`\gamma |A L|_F^2`. The effective rank is then right to a few parts in a million.
+    Oracle in tests: :func:`ranks_on_data`.
+    """
+    own = weight.astype(np.float32, copy=False)
+    own = own[own.any(axis=1)]  # rows of zeros have no part in it
+    if not len(own):
+        return 0, 0.0
+    seen = np.zeros((len(own), root.shape[1]), np.float32)
+    for start in range(0, len(root), _BLOCK):
+        there, last = slice(start, start + _BLOCK), min(start + _BLOCK, seen.shape[1])
+        seen[:, :last] += own[:, there] @ root[there, :last]
+    sizes = _sizes(seen)
+    unit = (_BLOCK + max(root.shape) / _BLOCK + 3.0) * 2.0**-24
+    total, moved = float((sizes**2).sum()), float(np.linalg.norm(own) * np.linalg.norm(root))
+    least = math.sqrt(max(float(sizes[0]) ** 2 - unit * total, 0.0)) - unit * moved
+    if least > RANK_TOLERANCE * math.sqrt(total):
+        return _ranks(sizes)
+    return ranks_on_data(own, [data])[0]
+
+
+def triangular_root(data: DataDirections) -> Float32[np.ndarray, "hidden dims"]:
+    """That of the covariance along the directions, for :func:`ranks_in_float32`."""
+    _, root = np.linalg.qr((data.axes * data.deviations).T)
+    return np.ascontiguousarray(root.T, np.float32)
+
+
+#: Tokens whose surroundings are looked at, and neighbours of each.
+_PLACES, _NEIGHBOURS = 64, 32
+
+#: Inputs among which neighbours are looked for.
+_AMONG = 2048
+
+#: Experts that are looked at there, and random matrices that stand beside the experts.
+_EXPERTS, _RANDOM = 16, 3
+
+#: Products of numbers that the ranks of one expert, and of all of them, may take, and those of one
+#: around all places over the neighbours: 1, 10 and 0.3 seconds of one core, about.
+_OF_ONE, _OF_ALL, _OF_PLACES = 3.5e10, 3e11, 1e10 / _NEIGHBOURS
+
+
+@dataclass(frozen=True)
+class ExpertRanks:
+    """Neurons of experts on the ``dims`` directions that hold 99 % of the variance of the inputs of
+    ``num_tokens``.
+
+    Ranks and effective ranks of ``num_looked_at`` gate matrices there; ``effective_random`` is that
+    of random matrices of their shape. The local figures are medians around ``num_places`` tokens,
+    on as many directions as the inputs have dimensions; None where those are not known, and over 16
+    experts at most. Medians have a standard error where they are not over all experts.
+    ``width_over_dimension`` is neurons over the larger end of the dimension.
+    """
+
+    width: int
+    num_looked_at: int
+    num_tokens: int
+    dims: int
+    rank_min: int
+    rank_median: float
+    effective_min: float
+    effective_median: float
+    effective_median_se: float | None
+    effective_random: float
+    num_places: int
+    local_dims: int | None
+    local_median: float | None
+    local_median_se: float | None
+    local_random: float | None
+    width_over_dimension: float | None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether an expert has fewer neurons than the data dimensions."""
+        return self.width_over_dimension is not None and self.width_over_dimension < 1.0
+
+
+@dataclass(frozen=True)
+class RanksPlan:
+    """Which ``experts`` ranks are taken of, and on how many inputs: wide ones cost too much."""
+
+    experts: tuple[int, ...]
+    num_tokens: int
+    num_places: int
+    num_random: int
+
+    @classmethod
+    def of(cls, num_experts: int, width: int, hidden: int, num_tokens: int, seed: int) -> RanksPlan:
+        """All experts on all inputs where these are narrow; else half of the inputs, or a quarter
+        and so on, and as many drawn experts as the products of :data:`_OF_ALL` are enough for.
+        """
+
+        def products(tokens: int) -> float:
+            dims = min(tokens, hidden)
+            side = min(width, dims)
+            return float(dims) * width * (hidden + side) + 4.0 * side**3
+
+        while num_tokens > _NEIGHBOURS and products(num_tokens) > _OF_ONE:
+            num_tokens = -(-num_tokens // 2)
+        most, num_random = int(_OF_ALL / products(num_tokens)), _RANDOM
+        if most < num_experts + num_random:
+            most, num_random = max(most - 1, 2), 1
+        some = np.random.default_rng([seed, num_experts]).permutation(num_experts)[:most]
+        places = min(_PLACES, max(int(_OF_PLACES / (width * hidden)), 8))
+        return cls(tuple(some.tolist()), num_tokens, places, num_random)
+
+
+def expert_ranks(
+    gates: Iterable[tuple[int, Float[np.ndarray, "neurons hidden"]]],
+    num_experts: int,
+    plan: RanksPlan,
+    inputs: Float[np.ndarray, "tokens hidden"],
+    dimension: tuple[float, float] | None,
+    seed: int,
+) -> ExpertRanks | None:
+    """Ranks of gate matrices, those of the plan, on the widest directions, and of some of them
+    where 64 of the tokens are.
+
+    ``dimension`` is the range of the intrinsic dimension of the inputs. None where these do not
+    differ.
+    """
+    some = inputs[:: -(-len(inputs) // plan.num_tokens)]
+    whole = data_directions(some)
+    if not len(whole.deviations):
+        return None
+    random, root = np.random.default_rng(seed), triangular_root(whole)
+    near = _local(inputs, dimension, plan.num_places, random)
+    places = [one.axes * one.deviations for one in near]
+    local = np.hstack(places).astype(np.float32) if places else None
+    ends = np.cumsum([axes.shape[1] for axes in places])[:-1]
+
+    def around(weight: Float[np.ndarray, "neurons hidden"]) -> float:
+        if local is None:
+            return math.nan
+        seen = np.split((weight.astype(np.float32, copy=False) @ local), ends, axis=1)
+        return float(np.median([_ranks(_sizes(part.astype(np.float64)))[1] for part in seen]))
+
+    def error(values: list[float]) -> float | None:
+        """Of the median of a normal sample of all experts."""
+        left = 1.0 - len(values) / num_experts
+        return (
+            float(np.std(values) * math.sqrt(math.pi / 2.0 / len(values) * left)) if left else None
+        )
+
+    ranks, medians, width = [], [], 0
+    for expert, weight in gates:
+        ranks.append(ranks_in_float32(weight, whole, root))
+        if expert in plan.experts[:_EXPERTS]:
+            medians.append(around(weight))
+        width = len(weight)
+    of_random = []
+    for _ in range(plan.num_random):
+        weight = random.standard_normal((width, inputs.shape[1]), np.float32)
+        of_random.append((ranks_in_float32(weight, whole, root)[1], around(weight)))
+    rank, effective = (np.array(values) for values in zip(*ranks, strict=True))
+    random_effective, random_around = np.mean(of_random, axis=0).tolist()
+    return ExpertRanks(
+        width=width,
+        num_looked_at=len(rank),
+        num_tokens=len(some),
+        dims=len(whole.deviations),
+        rank_min=int(rank.min()),
+        rank_median=float(np.median(rank)),
+        effective_min=float(effective.min()),
+        effective_median=float(np.median(effective)),
+        effective_median_se=error(effective.tolist()),
+        effective_random=random_effective,
+        num_places=len(places),
+        local_dims=places[0].shape[1] if places else None,
+        local_median=float(np.median(medians)) if places else None,
+        local_median_se=error(medians) if places else None,
+        local_random=random_around if places else None,
+        width_over_dimension=None if dimension is None else width / dimension[1],
+    )
+
+
+def _local(
+    inputs: Float[np.ndarray, "tokens hidden"],
+    dimension: tuple[float, float] | None,
+    most: int,
+    random: np.random.Generator,
+) -> Iterator[DataDirections]:
+    """As many directions around each of some tokens as the data have dimensions."""
+    if dimension is None:
+        return
+    from sklearn.neighbors import NearestNeighbors
+
+    rows = inputs[np.sort(random.permutation(len(inputs))[:_AMONG])].astype(np.float64)
+    rows = rows[distinct_rows(rows)]
+    dims = min(math.ceil(dimension[1]), _NEIGHBOURS - 1, rows.shape[1])
+    places = random.permutation(len(rows))[:most]
+    near = NearestNeighbors(n_neighbors=min(_NEIGHBOURS + 1, len(rows)), algorithm="brute")
+    for neighbours in near.fit(rows).kneighbors(rows[places], return_distance=False):
+        yield data_directions(rows[neighbours], 1.0, dims)
 
 
 # ------------------------------------------------------------------------------------------ overlap

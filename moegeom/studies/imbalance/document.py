@@ -338,6 +338,7 @@ def _pushes(imbalance: Imbalance, view: View) -> Iterator[Block]:
 def _limits(imbalance: Imbalance) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
     units = _plural(imbalance.unit)
+    yield from _experts(imbalance)  # what was asked for first: a page cuts the last ones
     yield (
         "'rows': inputs of any direction; 'mean', 'cov.': what the mean and the covariance of the "
         "tokens add; 'rest': the non-Gaussian remainder. The four parts sum to MaxVio; the four "
@@ -447,6 +448,42 @@ def _cones(imbalance: Imbalance) -> Iterator[str]:
         f"takes {percent(cones.modal)} of directions and {percent(first.tokens.modal_share)} of "
         "tokens."
     )
+
+
+def _experts(imbalance: Imbalance) -> Iterator[str]:
+    """What experts tell apart of the data: narrow ones, then the layer of least rank."""
+    summary = study_summary(imbalance)
+    pairs = [(router.router, router.experts) for router in imbalance.routers if router.experts]
+    if narrow := [name for name, ranks in pairs if ranks.is_narrow]:
+        yield (
+            f"{summary.places(narrow)}: experts have fewer neurons than the inputs have "
+            "dimensions, and cannot tell all directions apart."
+        )
+    if not pairs:
+        return
+    name, ranks = min(pairs, key=lambda one: one[1].effective_median / one[1].effective_random)
+    over = around = ""
+    if ranks.width_over_dimension is not None:
+        over = f", {ranks.width_over_dimension:.3g} for each dimension of the inputs"
+    if ranks.local_dims is not None:
+        which = "a token" if ranks.num_places == 64 else f"{ranks.num_places} tokens"
+        around = (
+            f"; around {which}, on {number_of(ranks.local_dims, 'direction')}, "
+            f"{ranks.local_median:.3g}{_error(ranks.local_median_se)} and {ranks.local_random:.3g}"
+        )
+    of_some = "" if ranks.effective_median_se is None else f" of {ranks.num_looked_at} drawn"
+    yield (
+        f"Experts of layer {summary.place(name)} have {number_of(ranks.width, 'neuron')}{over}. On "
+        f"the {number_of(ranks.dims, 'direction')} that hold 99 % of the variance of "
+        f"{number_of(ranks.num_tokens, 'token')} their "
+        f"effective rank is {ranks.effective_median:.3g}{_error(ranks.effective_median_se)} "
+        f"({ranks.effective_min:.3g} the least{of_some}), of random rows "
+        f"{ranks.effective_random:.3g}{around}."
+    )
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f" ± {value:.1g}"
 
 
 # --------------------------------------------------------------------------------------------- text

@@ -14,6 +14,7 @@ from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import StudyRequest
 from moegeom.geometry.balancing import Centring, HeldOut, Loads
 from moegeom.geometry.border_shares import ConeShares, NearBoundaries
+from moegeom.geometry.experts import ExpertRanks
 from moegeom.geometry.reference_laws import Attribution, ChoiceFigures, LawFigures, Parted
 
 
@@ -25,6 +26,8 @@ class ImbalanceRequest(StudyRequest):
         "Write the laws, FILE.parquet, or the biases that even the loads and those that take the "
         "mean away, FILE.npz or FILE.safetensors."
     )
+    experts: bool = option("Read the experts: their rank where tokens are.", False)
+    yes: bool = option("Read more than 2 GB of experts.", False)
 
 
 Cause = Literal["mean input", "covariance", "rows", "rest", "unknown", "few", "even"]
@@ -157,6 +160,7 @@ class RouterImbalance:
     None without inputs. ``dimension`` is the range of the intrinsic dimension of the inputs,
     ``reach`` what affine sets of both ends meet, rounded up, ``cones`` how large the visited cells
     are, and ``near`` what counting boundaries says of the share near one; of linear rules.
+    ``experts`` is None unless they were asked for.
     """
 
     router: str
@@ -179,6 +183,7 @@ class RouterImbalance:
     cause: Cause
     centring: Centring
     evening: Evening
+    experts: ExpertRanks | None = None
 
     @property
     def tokens(self) -> ChoiceFigures:

@@ -13,13 +13,15 @@ import numpy as np
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
-from moegeom.core.shapes import Float, Float64, Int32
+from moegeom.core.shapes import Float, Float32, Float64, Int32
 from moegeom.engine.choice import compared_scores, group_masked
 from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS
 from moegeom.engine.prepared import PreparedRouter, boundary_ends, prepare, unavailable
 from moegeom.engine.sample import Sample
+from moegeom.engine.search_pace import SearchPace
 from moegeom.geometry import balancing, border_shares, load, reference_laws
 from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
+from moegeom.geometry.experts import RanksPlan, expert_ranks
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.geometry.space import (
     blocked_moments,
@@ -32,6 +34,8 @@ from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
+from moegeom.router.expert_tensors import ExpertTensors, open_experts
+from moegeom.studies.announced import announce_bytes
 from moegeom.studies.imbalance import STUDY
 from moegeom.studies.imbalance.record import (
     PARTS,
@@ -77,7 +81,10 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
     RecordingError
         When the recording does not hold the scores of all experts, or records none of the routers.
     UsageError
-        When ``out`` exists or cannot be written, and without tokens.
+        When ``out`` exists or cannot be written, without tokens, and when more than 2 GB of experts
+        are to be read without ``yes``.
+    RouterError
+        When there are no experts beside a router whose experts are asked for.
 
     Examples
     --------
@@ -98,9 +105,20 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
                 "A bias also brings in experts that were not chosen. Record router inputs, or all "
                 "logits.",
             )
+    tensors: dict[str, ExpertTensors] = {}
+    plans: dict[str, RanksPlan] = {}
     most = min(source.facts.num_tokens, SAMPLE_TOKENS)
+    if request.experts:
+        few = min(most, SMALL_SAMPLE_TOKENS)
+        for router in recorded:
+            one = tensors[router.name] = open_experts(opened.store, router)
+            plans[router.name] = RanksPlan.of(
+                one.num_experts, one.width, router.hidden_size, few, request.seed
+            )
+        read = [one.bytes_of(plans[name].experts, gate_alone=True) for name, one in tensors.items()]
+        announce_bytes(sum(read), "of experts are", request.yes, watch)
     if watch:
-        watch.start(len(recorded) * most * _WORK)
+        watch.start(len(recorded) * most * _WORK * (2 if tensors else 1))
     kernels, level = load_kernels(request.backend), LEVEL / len(recorded)
     routers, samples = [], []
     for router in recorded:
@@ -112,7 +130,11 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         # without its inputs, the largest arrays there are: no more than one router's at a time
         counts = {name: getattr(sample, name) for name in ("num_non_finite", "num_outliers")}
         samples.append(Sample(token=sample.token, **counts))
-        routers.append(router_imbalance(router, sample, kernels, level, request, work=work))
+        gates = None
+        if router.name in tensors:
+            plan = plans[router.name]
+            gates = plan, _gates(tensors[router.name], plan.experts, watch, most * _WORK)
+        routers.append(router_imbalance(router, sample, kernels, level, request, gates, work=work))
         work.advance(work.left)
     if request.out is not None and request.out.suffix == ".parquet":
         write_rows(request.out, (row for one in routers for row in _law_rows(one)), recorded)
@@ -187,20 +209,32 @@ def sampled(router: Router) -> tuple[str, ...]:
     return (*names, "distance") if is_linear else names
 
 
+#: The gates of some experts, each with its number.
+Gates = Iterator[tuple[int, Float32[np.ndarray, "neurons hidden"]]]
+
+
+def _gates(tensors: ExpertTensors, experts: Sequence[int], watch: Watch | None, work: int) -> Gates:
+    """The gate of some experts; what is done with them is so much of the progress."""
+    pace = SearchPace(watch, None, f"{tensors.router}: the ranks of its experts")
+    for expert in pace.parts(sorted(experts), lambda _: work // len(experts)):
+        yield expert, tensors.read_gate(expert)[0]
+
+
 def router_imbalance(
     router: Router,
     sample: Sample,
     kernels: Kernels,
     level: float,
     request: ImbalanceRequest,
+    gates: tuple[RanksPlan, Gates] | None = None,
     near: float | None = None,
     work: _Work | None = None,
 ) -> RouterImbalance:
     """The laws beside the tokens, what each makes of the figures, and what evening would cost.
 
-    ``level`` is the probability with which an even router may be called uneven. ``near`` is
-    the distance that counts as near a boundary; that of the nearest tenth of the tokens where it
-    is None.
+    ``level`` is the probability with which an even router may be called uneven; of the experts
+    ``gates`` the ranks are measured. ``near`` is the distance that counts as near a boundary; that
+    of the nearest tenth of the tokens where it is None.
     """
     seed, prepared = request.seed, prepare(router)
     distance = sample.distance
@@ -230,9 +264,12 @@ def router_imbalance(
     limit = load.max_vio_limit([before], level, seed)
     centring, max_vio = balancing.centring(routed), laws[-1].figures.max_vio
     cause = cause_of(max_vio, limit, tokens, router, parts, max_vio - centring.max_vio)
-    pull_random, dimension, cones, bounds = (None, None), None, None, None
+    pull_random, dimension, ranks, cones, bounds = (None, None), None, None, None, None
     if inputs is not None:
         pull_random, dimension = _pull_of_random(rows, inputs), dimension_range(inputs, seed)
+        if gates is not None:
+            plan, of_some = gates
+            ranks = expert_ranks(of_some, experts, plan, inputs, dimension, seed)
     # cells are cones; few of many sets say nothing of their sizes
     is_seen = np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN
     if prepared.coordinates is not None and is_seen:
@@ -260,6 +297,7 @@ def router_imbalance(
         cause=cause,
         centring=centring,
         evening=_evening(router, routed, unit, cause, level, seed, work),
+        experts=ranks,
     )
 
 

@@ -18,6 +18,7 @@ from moegeom.core.tokens import TopLogits
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import draw_sample
 from moegeom.geometry.balancing import Loads
+from moegeom.geometry.experts import RanksPlan, expert_ranks
 from moegeom.geometry.reference_laws import LAWS, LogitLaw, attributed, reference_laws
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
@@ -316,6 +317,82 @@ def test_cells_of_visited_sets_are_shares_of_directions_and_of_sizes_without_any
     assert cones.correlation > 0.8
     lean = (inputs + 3.0 * rows[0]).astype(np.float32)
     assert looked_at(router, lean, 2**16).cones.correlation < cones.correlation - 0.2
+
+
+def ranks_of(gates, inputs, dimension=(3.0, 9.5), seed=0, plan=None):
+    _, width, hidden = np.shape(gates)
+    plan = plan or RanksPlan.of(len(gates), width, hidden, len(inputs), seed)
+    some = ((expert, gates[expert]) for expert in sorted(plan.experts))
+    return expert_ranks(some, len(gates), plan, inputs, dimension, seed)
+
+
+def test_experts_that_see_few_directions_have_few_ranks():
+    router, random = router_of(), np.random.default_rng(2)
+    inputs = inputs_of(48)
+    gates = random.standard_normal((3, 6, router.hidden_size)).astype(np.float32)
+    gates[1, 2:] = 0.0
+    ranks = ranks_of(gates, inputs)
+    assert (ranks.rank_min, ranks.rank_median) == (2, 6.0)
+    assert ranks.effective_min < 2.0 + 1e-6 < ranks.effective_median < 6.0
+    assert ranks.effective_median == pytest.approx(ranks.effective_random, rel=0.1)
+    assert (ranks.local_dims, ranks.width_over_dimension) == (10, 6 / 9.5)
+    assert ranks.is_narrow
+    assert ranks_of(gates, inputs, None).local_dims is None
+
+
+def test_of_many_experts_some_are_looked_at_around_tokens_and_the_error_is_that_of_drawing_them():
+    router, random, inputs = router_of(), np.random.default_rng(3), inputs_of(48)
+    shape = (96, 6, router.hidden_size)
+    gates = random.standard_normal(shape) * random.standard_normal((96, 6, 1)) ** 2
+    some = [ranks_of(gates, inputs, seed=seed) for seed in range(40)]
+    every = np.median([ranks_of([g], inputs).local_median for g in gates])
+    drawn = np.array([ranks.local_median for ranks in some])
+    errors = np.array([ranks.local_median_se for ranks in some])
+    assert np.abs(drawn - every).mean() < 2.0 * errors.mean()
+    assert errors.mean() / 2.0 < drawn.std() < 2.0 * errors.mean()
+    assert ranks_of(gates[:16], inputs).local_median_se is None
+    assert {ranks.rank_min for ranks in some} == {6}
+
+
+def test_of_wide_experts_drawn_ones_are_ranked_on_fewer_tokens_with_the_error_of_drawing_them():
+    assert RanksPlan.of(96, 6, 8, 4096, 0) == RanksPlan(
+        tuple(np.random.default_rng([0, 96]).permutation(96).tolist()), 4096, 64, 3
+    )
+    for experts, width, hidden in ((256, 2048, 7168), (128, 2880, 2880), (8, 14336, 4096)):
+        wide = RanksPlan.of(experts, width, hidden, 4096, 1)
+        assert 256 <= wide.num_tokens < 4096
+        assert 2 <= len(wide.experts) == len(set(wide.experts)) <= experts
+        half = RanksPlan.of(experts, 2 * width, hidden, 4096, 1)
+        assert len(half.experts) * half.num_tokens < len(wide.experts) * wide.num_tokens
+    random, inputs = np.random.default_rng(3), inputs_of(48)
+    gates = random.standard_normal((96, 6, inputs.shape[1]))
+    gates *= random.standard_normal((96, 6, 1)) ** 2
+    drawn = [
+        ranks_of(gates, inputs, None, seed, RanksPlan(tuple(order[:24].tolist()), 48, 64, 3))
+        for seed in range(60)
+        for order in [np.random.default_rng(seed).permutation(96)]
+    ]
+    every = ranks_of(gates, inputs, None)
+    assert every.effective_median_se is None
+    assert every.num_looked_at == 96 and {one.num_looked_at for one in drawn} == {24}
+    medians = np.array([one.effective_median for one in drawn])
+    error = np.mean([one.effective_median_se for one in drawn])
+    assert abs(medians.mean() - every.effective_median) < error
+    assert error / 2.0 < medians.std() < 2.0 * error
+    few = ranks_of(gates, inputs, None, 0, RanksPlan((0, 1), 5, 64, 1))
+    assert (few.num_tokens, few.rank_min) == (5, 4)
+
+
+def test_experts_are_read_when_they_are_asked_for(monkeypatch):
+    (router,) = sample(BALANCED, layers="0", experts=True).routers
+    ranks = router.experts
+    assert (ranks.width, ranks.rank_min, ranks.is_narrow) == (32, 32, False)
+    assert ranks.effective_min < ranks.effective_median < ranks.effective_random
+    assert whole(OF_BALANCED).routers[0].experts is None
+    monkeypatch.setattr("moegeom.studies.announced._UNASKED", 1000)
+    with pytest.raises(UsageError, match="of experts are to be read") as refusal:
+        sample(BALANCED, layers="0", experts=True)
+    assert "--yes" in refusal.value.hint
 
 
 def test_laws_and_biases_are_written(tmp_path):
