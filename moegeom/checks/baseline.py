@@ -214,7 +214,10 @@ def _router_of(
         projections=projections,
         mean_projections=mean,
         samples=None if None in samples else [str(sample) for sample in samples],
-        **{name: vector(column) for name, column in _VECTORS.items()},
+        selection_bias=vector(_VECTORS["selection_bias"]),
+        logit_bias=vector(_VECTORS["logit_bias"]),
+        load=vector(_VECTORS["load"]),
+        load_error=vector(_VECTORS["load_error"]),
     )
 
 

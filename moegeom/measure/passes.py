@@ -15,7 +15,7 @@ import numpy as np
 from moegeom.core.errors import RecordingError, RouterRuleError
 from moegeom.core.metric import NO_FLIPS_MADE, Metric
 from moegeom.core.router import Router
-from moegeom.core.row_keys import ALL, CHECKPOINT_B, RUN_B, under_random
+from moegeom.core.row_keys import CHECKPOINT_B, RUN_B, under_random
 from moegeom.core.shapes import Int64
 from moegeom.core.tokens import TILE, InputNoise, MadeFlips, StoredValues, TokenSource
 from moegeom.engine.batch import LazyBatch
@@ -768,9 +768,7 @@ def _tried(made: MadeWhatIf, run: RouterRun, task: Task) -> tuple[Rows, dict[str
         return {}, {}
     names = task.populations.names
     with one_blas_thread():
-        finished = finish_router(
-            made.router, progress.states, names, metrics, missing, made.name, ALL
-        )
+        finished = finish_router(made.router, progress.states, names, metrics, missing, made.name)
     return finished.rows, finished.reasons
 
 

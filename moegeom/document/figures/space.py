@@ -303,7 +303,8 @@ def _draw_tsne(source: FigureResults) -> Iterator[Chart]:
         (router, "token", *of_token, *place)
         for of_token, place in zip(labels, zip(x, y, strict=True), strict=True)
     ]
-    cosine = cosines_of(source, [router]).get(router)
+    has_cosines = source.has("matrices", "values")
+    cosine = _whole(_rows(source, [router])["row_cosine"]).get(router) if has_cosines else None
     rows_at = None if cosine is None else embedding(points_of(cosine))
     if rows_at is not None:
         x, y = rows_at.T.tolist()

@@ -99,12 +99,12 @@ class _Text:
         is_other = np.diff(label, prepend=label[:1] - 1) != 0
         starts = np.flatnonzero(is_other)
         number = np.maximum(_LEAST_TOKENS, -(-len(token) // _MOST_UNITS))
-        kept, last = [], -number
+        firsts, last = [], -number
         for start in starts.tolist():
             if start - last >= number and len(token) - start >= min(number, len(token)):
-                kept.append(start)
+                firsts.append(start)
                 last = start
-        self._starts = np.array(kept or [0])
+        self._starts = np.array(firsts or [0])
         self.unit = np.searchsorted(self._starts, np.arange(len(token)), side="right") - 1
         self._label = label
 
