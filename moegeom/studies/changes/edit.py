@@ -111,6 +111,7 @@ class Edit:
     ``meaning`` is a sentence for routers of a rule: whether tokens choose other experts. ``fit``
     and ``fit_bias`` propose parameters, ``fit_places`` for routers with other numbers of rows;
     ``of_rest`` tells it of what all fits together leave.
+    ``of_some`` is its meaning for some rows or columns alone, where that is another.
     ``judge`` is the state and sentence of a sign-off, ``gate`` what ``check`` makes of it beside a
     baseline, None where it is no fault by itself or a check of its own judges it.
     """
@@ -124,6 +125,7 @@ class Edit:
     of_rest: Callable[[RowPair], Iterable[EditFit]] = lambda pair: ()
     fit_places: Callable[[Router, Router], Iterable[PlacedRows]] = lambda a, b: ()
     gate: Callable[[Change], Severity | None] = lambda change: None
+    of_some: str = ""
 
     def change(
         self,
@@ -143,6 +145,7 @@ class Edit:
         phrase = self.phrase.replace("{kind}", kind).strip()
         phrase += f", {where}" if where else ""
         meaning = self.meaning if isinstance(self.meaning, str) else self.meaning(rule)
+        meaning = self.of_some if where and self.of_some else meaning
         return Change(self.name, phrase, meaning, size, detail, evidence, subject)
 
 

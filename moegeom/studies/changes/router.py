@@ -160,14 +160,15 @@ def _experts(
         return [], [f"{all_of(number, 'expert')} moved along"]
     detail = f"samples of {stayed} of {number} experts are where they were"
     if is_permuted and stayed:
-        left = LEFT_BEHIND.change(b.rule, detail=detail, stayed=stayed, followed=followed)
+        counts = {"stayed": stayed, "followed": followed}
+        left = LEFT_BEHIND.change(b.rule, detail=detail, subject="experts", **counts)
         return [left], []
     if is_permuted:
         return [], ["the weights of the experts changed too: samples do not tell where they are"]
     if stayed == number:
         return [], [all_of(number, "expert where it was", "experts where they were")]
     if sorted(before) == sorted(after):
-        return [MOVED_ALONE.change(b.rule, detail=detail, stayed=stayed)], []
+        return [MOVED_ALONE.change(b.rule, detail=detail, subject="experts", stayed=stayed)], []
     return [], [f"{number - stayed} of {number} experts have other weights"]
 
 

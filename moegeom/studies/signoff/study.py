@@ -480,7 +480,10 @@ class JudgedRouter:
 
     @property
     def have_rows_failed(self) -> bool:
-        return any(j.state == "failed" and one.subject == "rows" for one, j in self.changes)
+        return any(
+            j.state == "failed" and one.subject == "rows" and one.word != PRUNED.name
+            for one, j in self.changes
+        )
 
     @property
     def rotation(self) -> tuple[Change, Judgement] | None:

@@ -75,12 +75,16 @@ def _scaled_meaning(rule: Rule) -> str:
     return "beside a bias, or with groups, a common factor changes choices."
 
 
+#: What a factor of some rows or columns means, whatever the rule.
+_OF_SOME = "these rows or columns count otherwise beside the others: choices change."
+
 SCALED = Edit(
     "scaled",
     "scaled {kind}",
     _scaled_meaning,
     fit=lambda pair: _common(pair, 1.0),
     gate=error_if_exact,
+    of_some=_OF_SOME,
 )
 
 NEGATED = Edit(
@@ -247,7 +251,6 @@ def _of_list(*subjects: Subject) -> Callable[[RowPair], Iterator[EditFit]]:
                 effective_rows_of(edit.router, pair.place),
                 3.0 + edit.bits,
                 kind=edit.text,
-                detail=f"rows W diag(g) moved by {percent(pair.change_size)}",
                 size=pair.change_size,
                 evidence={"edit": edit.name},
             )
@@ -293,14 +296,13 @@ def _other_order(pair: RowPair) -> Iterator[EditFit]:
         effective_rows_of(edited, pair.place),
         math.lgamma(moved + 1) / math.log(2.0),
         kind=f"columns in another order ({moved} of {hidden})",
-        detail=f"rows W diag(g) moved by {percent(pair.change_size)}",
         size=pair.change_size,
     )
 
 
 COLUMNS_MOVED = Edit(
     "columns moved",
-    "{kind}",
+    "{kind}, rows moved by {size}",
     "each column reads another number of the router input: choices change.",
     fit=_other_order,
     gate=error,

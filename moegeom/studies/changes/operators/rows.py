@@ -263,6 +263,8 @@ def _judge(change: Change, pair: Exported) -> Judgement:
     if pair.experts_followed:
         text = "each row is one of A's and its expert came along: all that a prune may change."
         return Judgement("passed", text)
+    if pair.experts_followed is False:
+        return Judgement("failed", "each row is one of A's; its expert did not come along.")
     text = "each row is one of A's; samples of experts do not tell whether these came along."
     return Judgement("inconclusive", text)
 
