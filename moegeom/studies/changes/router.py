@@ -160,8 +160,9 @@ def _experts(
         return [], [f"{all_of(number, 'expert')} moved along"]
     detail = f"samples of {stayed} of {number} experts are where they were"
     if is_permuted and stayed:
-        counts = {"stayed": stayed, "followed": followed}
-        left = LEFT_BEHIND.change(b.rule, detail=detail, subject="experts", **counts)
+        left = LEFT_BEHIND.change(
+            b.rule, subject="experts", detail=detail, stayed=stayed, followed=followed
+        )
         return [left], []
     if is_permuted:
         return [], ["the weights of the experts changed too: samples do not tell where they are"]
