@@ -232,7 +232,8 @@ def _scale_weights(renormalise, epsilon, scale, out):
         total = 0.0
         for rank in range(out.shape[1]):
             total += out[token, rank]
-        factor = scale / (total + epsilon) if renormalise else scale
+        divisor = total + epsilon if renormalise else 1.0
+        factor = scale / divisor if divisor != 0.0 else np.inf  # of scores of 0: nan
         for rank in range(out.shape[1]):
             out[token, rank] *= factor
 

@@ -572,8 +572,8 @@ IN_FLOAT64 = router_of(weight=router_of().weight.astype(np.float64))
     ("fold", "reason"),
     [
         (
-            {"reductions": ("token_counts", "beginnings", "directions")},
-            r"text/0 is not routed on a device: beginnings, directions look at what a device does not",
+            {"reductions": ("token_counts", "directions")},
+            r"text/0 is not routed on a device: directions look at what a device does not",
         ),
         ({"router": router_of(1025, 8, 2), **ONLY}, r"text/0 is not routed .* than 1024 experts"),
         ({"router": IN_FLOAT64, **ONLY}, "rows are stored in float64"),
