@@ -179,7 +179,7 @@ WRITING = {
     "check": "check model --out out",
     "diff": "diff model model --tokens rec --layers 1 --out out",
     "cells": f"research cells {_ON} --subspace pca:2 --out out",
-    "outputs": f"research outputs {_ON} --out out.parquet",
+    "outputs": f"research outputs {_ON} --out out",
     "regions": f"research regions {_ON} --out out.parquet",
     "perturb": "research perturb model --tokens rec --at 0,5 --layers 1 --out out.parquet",
     "imbalance": "imbalance model --tokens rec --layers 1 --out out.npz",

@@ -13,6 +13,7 @@ STUDY = Study(
     document="document:document",
     without_tokens="experts are computed on recorded tokens",
     without_inputs="experts are computed on router inputs",
+    endings=(),
     has_figures=True,
     unit="experts",
 )

@@ -175,7 +175,17 @@ def _notes(report: Outputs) -> Iterator[str]:
             places = study_summary(report).places(names)
             yield f"{places}: shared experts are not computed: {reason}"
     if report.written:
-        yield f"A row for each expert of each layer written to {report.written}."
+        yield _written(report)
+
+
+def _written(report: Outputs) -> str:
+    if not report.kinds:
+        return f"A row for each expert of each layer written to {report.written}."
+    kinds = ", ".join(kind.replace("_", " ") for kind in report.kinds)
+    return (
+        f"Recording with {kinds} written to {report.written}: moegeom scan CKPT --tokens "
+        f"{report.written} adds columns for them."
+    )
 
 
 # ------------------------------------------------------------------------------------------ figures

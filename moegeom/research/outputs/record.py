@@ -21,7 +21,7 @@ class OutputsRequest(StudyRequest):
     )
     every_expert: bool = option("Every expert on every token, chosen or not.", False)
     yes: bool = option("Read more than 2 GB of experts.", False)
-    out: Path | None = option("Write a row for each expert: FILE.parquet.")
+    out: Path | None = option("A recording with these outputs, or FILE.parquet: experts.")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class RouterOutputs:
 class Outputs:
     """Every router whose experts could be computed; ``left_out`` are the others, with the reason.
 
-    ``num_dropped`` tokens of the sample are left out: not finite at some router.
+    ``num_dropped`` tokens of the sample are left out: not finite at some router. ``kinds`` are the
+    kinds of outputs in the recording ``written``.
     """
 
     run: Mapping[str, Any]
@@ -99,4 +100,5 @@ class Outputs:
     every_expert: bool
     sample: SampleCounts
     seed: int
+    kinds: tuple[str, ...] = ()
     written: str | None = None

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
 from moegeom.core.errors import RecordingError, RouterError, UsageError
+from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float32, Float64, Int32, Int64
 from moegeom.core.text import number_of
+from moegeom.core.tokens import TokenColumns, TokenSource
+from moegeom.engine.plan import by_tile
 from moegeom.engine.sample import Sample
 from moegeom.engine.search_pace import SearchPace
 from moegeom.engine.session import Session
@@ -33,7 +37,8 @@ from moegeom.router.expert_functions import (
 )
 from moegeom.studies.announced import announce_bytes
 from moegeom.studies.study import each
-from moegeom.studies.written import write_rows
+from moegeom.studies.written import refuse_out, write_rows
+from moegeom.tokens.recording.writer import RecordingWriter
 
 
 # --------------------------------------------------------------------------------------- one router
@@ -56,9 +61,18 @@ class LayerExperts:
         return float(numbers) * (chosen.size + _READING * len(used_experts(chosen)))
 
 
+@dataclass(frozen=True, eq=False)
+class LayerOutputs:
+    """Outputs of one layer; ``every`` are those of each expert, None unless asked for."""
+
+    routed: Float32[np.ndarray, "tokens hidden"]
+    shared: Float32[np.ndarray, "tokens hidden"] | None
+    every: Float32[np.ndarray, "tokens experts hidden"] | None
+
+
 def layer_outputs(
     router: Router, layer: LayerExperts, tokens: Sample, every_expert: bool, pace: SearchPace
-) -> RouterOutputs:
+) -> tuple[RouterOutputs, LayerOutputs]:
     """What the experts of a layer give on the tokens; each expert is read once."""
     inputs, chosen = tokens.inputs, tokens.chosen
     slots = np.zeros((*chosen.shape, router.hidden_size), np.float32)
@@ -83,7 +97,7 @@ def layer_outputs(
     elif layer.no_shared == "none":
         shared = np.zeros_like(inputs)
     overlap = mean_pair_cosine(slots)
-    return RouterOutputs(
+    figures = RouterOutputs(
         router=router.name,
         num_experts=router.num_experts,
         top_k=chosen.shape[1],
@@ -102,6 +116,7 @@ def layer_outputs(
         errors=(mean_energy_share_error(routed), _error(overlap)),
         experts=tuple(_experts(router, tokens, slots, contributions)),
     )
+    return figures, LayerOutputs(routed.astype(np.float32), shared, every)
 
 
 def used_experts(chosen: Int32[np.ndarray, "tokens k"]) -> set[int]:
@@ -218,21 +233,30 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
     >>> [router.shared for router in found.value.routers]
     ['computed']
     """
+    if request.out is not None:
+        _refuse_out(request.out, request.overwrite)
     if request.sample is not None and request.sample < _LEAST_TOKENS:
         raise UsageError(f"--sample {request.sample}: expected {_LEAST_TOKENS} or more.")
-    opened, _ = STUDY.open(request)
+    opened, source = STUDY.open(request)
     layers, left_out = _layers(opened)
     routers = [router for router in opened.recorded if router.name in layers]
     sample = _sample(opened, routers, request.sample or _TOKENS)
     if request.sample is None and not request.every_expert:
         sample = _affordable(sample, layers, request.seed)
     _announce(routers, layers, sample, request, watch)
-    reports = []
+    reports, made = [], {}
     for router in each(routers, watch, max(r.num_experts for r in routers), is_paced=True):
         pace = SearchPace(watch, None, f"{router.name}: its experts")
-        of_layer = layers[router.name], sample[router.name]
-        reports.append(layer_outputs(router, *of_layer, request.every_expert, pace))
-    if request.out is not None:
+        figures, arrays = layer_outputs(
+            router, layers[router.name], sample[router.name], request.every_expert, pace
+        )
+        reports.append(figures)
+        if _is_recording(request.out):
+            made[router.name] = arrays
+    kinds: tuple[str, ...] = ()
+    if request.out is not None and _is_recording(request.out):
+        kinds = _write_recording(request.out, opened, source, sample, made)
+    elif request.out is not None:
         rows = ({"router": one.router} | asdict(e) for one in reports for e in one.experts)
         write_rows(request.out, rows, routers)
     return Outputs(
@@ -243,11 +267,21 @@ def outputs(request: OutputsRequest, watch: Watch | None = None) -> Outputs:
         sample=opened.sample_counts([*sample.values()]),
         every_expert=request.every_expert,
         seed=request.seed,
+        kinds=kinds,
         written=None if request.out is None else str(request.out),
     )
 
 
 # ---------------------------------------------------------------------------------------- what for
+def _is_recording(out: Path | None) -> bool:
+    return out is not None and not out.suffix
+
+
+def _refuse_out(out: Path, overwrite: bool) -> None:
+    if _is_recording(out):
+        refuse_existing(out, hint="Name another folder for the recording.")
+    else:
+        refuse_out(out, overwrite, (".parquet",))
 
 
 def _layers(opened: Session) -> tuple[dict[str, LayerExperts], list[tuple[str, str]]]:
@@ -319,4 +353,67 @@ def _announce(
         4 * len(sample[r.name].token) * r.hidden_size * (2 + request.every_expert * r.num_experts)
         for r in routers
     ]
-    announce_bytes(max(sizes), "of outputs are", request.yes, None, "held in memory")
+    in_memory = sum(sizes) if _is_recording(request.out) else max(sizes)
+    announce_bytes(in_memory, "of outputs are", request.yes, None, "held in memory")
+
+
+# ---------------------------------------------------------------------------------------- writing
+def _write_recording(
+    out: Path,
+    opened: Session,
+    source: TokenSource,
+    sample: Mapping[str, Sample],
+    made: Mapping[str, LayerOutputs],
+) -> tuple[str, ...]:
+    """One shard with inputs, recorded choices and outputs; the kinds that every router has."""
+    facts, names = source.facts, tuple(made)
+    token = next(iter(sample.values())).token
+    outputs = {
+        "shared_output": {name: layer.shared for name, layer in made.items()},
+        "routed_output": {name: layer.routed for name, layer in made.items()},
+        "expert_output": {name: layer.every for name, layer in made.items()},
+    }
+    whole = {
+        kind: {name: rows for name, rows in by.items() if rows is not None}
+        for kind, by in outputs.items()
+        if all(rows is not None for rows in by.values())
+    }
+    chosen = None
+    if facts.has_chosen:
+        chosen = {name: _recorded_choice(source, name, token) for name in names}
+    with RecordingWriter(
+        out,
+        "router_input",
+        names,
+        checkpoint_name=opened.routers.checkpoint,
+        fingerprint=opened.routers.fingerprint,
+        engine=facts.engine,
+        domains=facts.domains,
+        dtype="float32",
+    ) as writer:
+        writer.append(
+            _columns(source, token),
+            {name: sample[name].inputs for name in names},
+            chosen,
+            outputs=whole,
+        )
+    return tuple(whole)
+
+
+def _columns(source: TokenSource, token: Int64[np.ndarray, "tokens"]) -> TokenColumns:
+    parts = [
+        source.read_columns(start, int(token[rows[-1]]) + 1).at(token[rows] - start)
+        for start, rows in by_tile(token)
+    ]
+    return parts[0].then(*parts[1:])
+
+
+def _recorded_choice(
+    source: TokenSource, router: str, token: Int64[np.ndarray, "tokens"]
+) -> np.ndarray:
+    parts = []
+    for start, rows in by_tile(token):
+        chosen = source.read_chosen(router, start, int(token[rows[-1]]) + 1)
+        assert chosen is not None, "facts say that choices are recorded"
+        parts.append(chosen[token[rows] - start])
+    return np.concatenate(parts)

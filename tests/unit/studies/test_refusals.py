@@ -96,7 +96,7 @@ REFUSED = {
     "outputs": [
         ({"tokens": None}, "experts are computed on recorded tokens"),
         ({"sample": 1}, "expected 2 or more"),
-        ({"out": REC}, "ends in .parquet"),
+        ({"out": REC}, "exists"),
     ],
     "capacity": [
         ({"experts": 64}, "width, hidden, top_k: not given"),

@@ -464,18 +464,10 @@ def test_the_error_of_the_share_in_the_mean_is_that_of_leaving_out_one_token_at_
 
 
 @pytest.fixture(scope="module", params=[BALANCED, GROUPED], ids=lambda path: path.name)
-def computed(request: pytest.FixtureRequest) -> tuple:
-    """A record, and the inputs that it is of."""
-    inputs, of_layer = {}, outputs_study.layer_outputs
-
-    def spied(router: Any, layer: Any, tokens: Any, *rest: Any) -> Any:
-        inputs[router.name] = tokens.inputs
-        return of_layer(router, layer, tokens, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outputs_study, "layer_outputs", spied)
-        record = sample_of(*sides(request.param), every_expert=True)
-    return request.param, record, inputs
+def written(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple:
+    out = tmp_path_factory.mktemp("outputs") / "rec"
+    record = sample_of(*sides(request.param), every_expert=True, out=out)
+    return request.param, record, open_recording(out), out
 
 
 def of_model(block: Any, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -496,34 +488,63 @@ def of_model(block: Any, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def test_the_figures_are_those_of_what_the_blocks_give(computed):
-    path, record, inputs = computed
+def test_the_recording_holds_what_the_blocks_give(written):
+    path, record, source, _ = written
     model = transformers.AutoModelForCausalLM.from_pretrained(sides(path)[0], dtype=torch.float32)
-    assert record.num_tokens == 200
+    assert source.facts.outputs == ("shared_output", "routed_output", "expert_output")
+    assert source.facts.num_tokens == record.num_tokens == 200
     for router in record.routers:
         layer = int(router.router.rpartition("/")[2])
-        block = model.eval().model.layers[layer].mlp
-        given = of_model(block, torch.tensor(inputs[router.router]))
-        shared, routed, every = (part.numpy().astype(np.float64) for part in given.values())
-        lengths = np.linalg.norm(routed, axis=1)
-        assert router.routed_norm == pytest.approx(lengths.mean(), rel=1e-5)
-        assert router.routed_mean_share == pytest.approx(mean_energy_share(routed), rel=1e-4)
-        unit = every / np.linalg.norm(every, axis=2, keepdims=True)
-        cosine = (unit @ unit.swapaxes(1, 2))[:, *np.triu_indices(every.shape[1], 1)]
-        assert router.overlap_every == pytest.approx(cosine.mean(), abs=1e-5)
-        if router.shared == "computed":
-            assert router.shared_mean_share == pytest.approx(mean_energy_share(shared), rel=1e-4)
-        else:
-            assert not shared.any()
+        inputs = torch.tensor(source.read_values(router.router, 0, 200))
+        for kind, expected in of_model(model.eval().model.layers[layer].mlp, inputs).items():
+            mine = source.read_output(router.router, kind, 0, 200)
+            scale = max(float(expected.abs().max()), 1e-30)
+            np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-5 * scale, err_msg=kind)
 
 
-def test_experts_share_the_tokens_and_the_energy_and_the_chosen_alone_give_the_output(computed):
-    path, record, _ = computed
+def test_tokens_are_those_of_the_recording_that_was_read(written):
+    path, record, source, _ = written
+    whole = open_recording(sides(path)[1])
+    router, total = record.routers[0].router, whole.facts.num_tokens
+    every, own = whole.read_columns(0, total), source.read_columns(0, 200)
+    place = {
+        key: row
+        for row, key in enumerate(
+            zip(every.document.tolist(), every.position.tolist(), strict=True)
+        )
+    }
+    rows = [place[key] for key in zip(own.document.tolist(), own.position.tolist(), strict=True)]
+    for part, values in vars(every.at(np.array(rows))).items():
+        np.testing.assert_array_equal(getattr(own, part), values)
+    inputs = whole.read_values(router, 0, total)
+    np.testing.assert_array_equal(source.read_values(router, 0, 200), inputs[rows])
+    chosen = whole.read_chosen(router, 0, total)
+    assert chosen is not None
+    np.testing.assert_array_equal(source.read_chosen(router, 0, 200), chosen[rows])
+
+
+def test_a_scan_of_it_has_the_same_figures(written):
+    path, record, _, out = written
+    router = record.routers[-1]
+    layer = int(router.router.rpartition("/")[2])
+    (row,) = mg.scan(sides(path)[0], out, layers=layer).layers().to_pylist()
+    assert row["routed_mean_energy_share"] == pytest.approx(router.routed_mean_share, 1e-5)
+    assert row["overlap_output"] == pytest.approx(router.overlap_every, 1e-4, 1e-7)
+    if router.shared == "computed":
+        assert row["shared_mean_energy_share"] == pytest.approx(router.shared_mean_share, 1e-5)
+        assert row["shared_energy_share"] == pytest.approx(router.shared_energy_share, 1e-5)
+    else:
+        assert row["shared_energy_share"] == 0.0
+
+
+def test_experts_share_the_tokens_and_the_energy_and_the_chosen_alone_give_the_output(written):
+    _, record, _, _ = written
     for router in record.routers:
         assert sum(one.num_tokens for one in router.experts) == record.num_tokens * router.top_k
         assert sum(one.energy_share for one in router.experts) == pytest.approx(1.0)
         assert 0.0 < router.adds_up <= 1.0
         assert router.num_read == router.num_experts == len(router.experts)
+    path, record, _, _ = written
     few = sample_of(*sides(path))
     for one, both in zip(few.routers, record.routers, strict=True):
         assert one.routed_norm == pytest.approx(both.routed_norm, 1e-6)
