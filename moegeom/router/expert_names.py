@@ -38,7 +38,7 @@ SHARED = re.compile(r"shared?_(?:experts?|mlp|w\d)|_shexp")
 SHARED_GATE = re.compile(r"(?:.*\.)?(?:shared_expert_gate|ffn_gate_inp_shexp)")
 
 #: Numbers of experts have fewer digits.
-MOST_DIGITS = 6
+EXPERT_DIGITS = 6
 
 #: A tensor of one expert of grouped layers, behind ``experts.``: ``fc1.weight7``.
 _GROUPED = re.compile(r"(?P<leaf>.+\.(?:weight|bias))(?P<number>[0-9]{1,5})")
@@ -70,7 +70,11 @@ def numbered(name: str) -> tuple[str, int]:
     if not separator or head.endswith(("shared_", "share_")):
         return name, -1
     number, dot, rest = tail.partition(".")
-    if (digits := number.removeprefix("expert_")).isdecimal() and dot and len(digits) < MOST_DIGITS:
+    if (
+        (digits := number.removeprefix("expert_")).isdecimal()
+        and dot
+        and len(digits) < EXPERT_DIGITS
+    ):
         return f"{head}experts.{number[: -len(digits)]}{{}}.{rest}", int(digits)
     if grouped := _GROUPED.fullmatch(tail):
         return f"{head}experts.{grouped['leaf']}{{}}", int(grouped["number"])

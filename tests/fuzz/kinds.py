@@ -715,13 +715,7 @@ def _series(folder: Path) -> None:
 
 
 def use_series(folder: Path, draw: random.Random) -> None:
-    track(
-        TrackRequest(
-            (str(folder / "step_*"),),
-            out=folder / "kept",
-            export=("csv:" + str(folder / "series.csv"),),
-        )
-    )
+    track(TrackRequest((str(folder / "step_*"),), out=folder / "kept"))
 
 
 def _grid(folder: Path) -> None:

@@ -651,5 +651,6 @@ def test_traces_do_not_grow_with_their_files(tmp_path, monkeypatch):
 
     read("0.npy")  # what is imported when it is first used
     few = peak_of(lambda: read("[01].npy"))
-    assert peak_of(lambda: read("*.npy")) < few + (1 << 16)
+    # what each request lacks is noted for all of them
+    assert peak_of(lambda: read("*.npy")) < few + (1 << 17)
     assert few < 6 * ids.nbytes
