@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -154,8 +154,7 @@ def baseline_of(results: ResultsView) -> Baseline:
     for row in results.rows("layers"):
         if (row["variant"], row["population"]) == ("as_stored", "all"):
             name = row["router"]
-            router = _router_of(row, experts[name], facts[name])
-            routers[name] = replace(router, modules=modules.get(name, {}))
+            routers[name] = _router_of(row, experts[name], facts[name], modules.get(name, {}))
     return Baseline(
         moegeom=run["moegeom"],
         checkpoint={key: run["checkpoint"][key] for key in ("name", "family", "rule")},
@@ -175,7 +174,10 @@ def modules_of(run: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
 
 
 def _router_of(
-    row: Mapping[str, Any], experts: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+    row: Mapping[str, Any],
+    experts: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    modules: Mapping[str, str],
 ) -> BaselineRouter:
     if any(e.get("row_projections") is None for e in experts):
         raise UsageError(
@@ -214,6 +216,7 @@ def _router_of(
         projections=projections,
         mean_projections=mean,
         samples=None if None in samples else [str(sample) for sample in samples],
+        modules=modules,
         selection_bias=vector(_VECTORS["selection_bias"]),
         logit_bias=vector(_VECTORS["logit_bias"]),
         load=vector(_VECTORS["load"]),

@@ -29,6 +29,11 @@ def digest_of(*values: Any) -> str:
     return sha256_of(*values).hexdigest()
 
 
+def digits_of(fingerprint: str) -> str:
+    """The hex digits of ``sha256:...``."""
+    return fingerprint.rpartition(":")[2]
+
+
 def sha256_of(*values: Any) -> hashlib._Hash:
     """The same as the object of hashlib, for its bytes."""
     state = hashlib.sha256()

@@ -465,18 +465,28 @@ class LazyBatch(TokenBatch):
     @quantity
     def weight_sum(self) -> Float64[np.ndarray, "tokens"] | None:
         """1 but for what guards the division against a sum of 0, or what shared experts take."""
-        scale = self._prepared.router.rule.weights.scale
-        return self._plain_weights(self.mapped, self.chosen).sum(axis=1) / scale
+        return self._of_choice_alike.sum(axis=1) / self._prepared.router.rule.weights.scale
 
     @quantity
     def _of_choice(self) -> Float64[np.ndarray, "tokens k"]:
         """Weights of the chosen experts, though some logits be bounds alone."""
-        return self._weights(self.mapped, self.chosen)
+        return self._scaled(self._of_choice_alike, self.chosen)
+
+    @quantity
+    def _of_choice_alike(self) -> Float64[np.ndarray, "tokens k"]:
+        """The same without the factors of experts."""
+        return self._plain_weights(self.mapped, self.chosen)
 
     def _weights(
         self, mapped: Float[np.ndarray, "tokens experts"], chosen: Int32[np.ndarray, "tokens k"]
     ) -> Float64[np.ndarray, "tokens k"]:
-        weights, scale = self._plain_weights(mapped, chosen), self._prepared.router.expert_scale
+        return self._scaled(self._plain_weights(mapped, chosen), chosen)
+
+    def _scaled(
+        self, weights: Float64[np.ndarray, "tokens k"], chosen: Int32[np.ndarray, "tokens k"]
+    ) -> Float64[np.ndarray, "tokens k"]:
+        """Weights times the factors of their experts."""
+        scale = self._prepared.router.expert_scale
         return weights if scale is None else weights * np.asarray(scale, like=weights)[chosen]
 
     def _plain_weights(

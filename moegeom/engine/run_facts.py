@@ -28,7 +28,7 @@ from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
 from moegeom.engine.request import ScanRequest, Tokens, typed_tokens
 from moegeom.engine.trust import Trust
-from moegeom.geometry.rows import drawn_errors
+from moegeom.geometry.rows import drawn_law
 from moegeom.results.plans import any_flipped
 from moegeom.router.facts import drawn_row_facts
 from moegeom.router.rule import rule_in_words, rule_origin
@@ -386,9 +386,6 @@ def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[st
 #: Numbers of a router that are looked at, of so many rows at most; fewer tell no law.
 _LOOKED_AT, _ROWS_LOOKED_AT = 2**15, 32
 
-#: Standard errors within which figures of drawn numbers lie, and laws by excess kurtosis.
-_ERRORS, _LAWS = 4.0, {"normal": 0.0, "uniform": -1.2}
-
 
 def _law(weight: Float[np.ndarray, "experts hidden"]) -> str | None:
     """``normal`` or ``uniform`` for independent numbers of one size, empty for others.
@@ -399,17 +396,7 @@ def _law(weight: Float[np.ndarray, "experts hidden"]) -> str | None:
     columns = math.ceil(_LOOKED_AT / len(rows))
     if len(rows) < 2 or columns > weight.shape[1]:
         return None
-    some = rows[:, :columns].astype(np.float64)
-    if not some.any(axis=1).all():
-        return ""
-    return next(
-        (
-            law
-            for law, kurtosis in _LAWS.items()
-            if max(map(abs, drawn_errors(some, kurtosis))) <= _ERRORS
-        ),
-        "",
-    )
+    return drawn_law(rows[:, :columns].astype(np.float64))
 
 
 def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:

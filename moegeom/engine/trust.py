@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moegeom.core.digest import digits_of
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import Router
 from moegeom.core.text import all_of, number_of, percent
@@ -270,19 +271,12 @@ def _reproduced(prepared: PreparedRouter, source: TokenSource, kernels: Kernels)
 
 def _difference(recorded: str, own: str) -> str:
     """How the fingerprint in a recording differs from that of the checkpoint."""
-    kind, _, digits = recorded.rpartition(":")
+    kind, digits, every = recorded.rpartition(":")[0], digits_of(recorded), digits_of(own)
     if kind and not own.startswith(f"{kind}:"):
         return f"names its checkpoint by a hash that is no longer believed ({kind[:20]})"
-    if digits.strip(".") and _digits(own).startswith(digits.strip(".")):
-        return (
-            f"holds {len(digits.strip('.'))} of the {len(_digits(own))} digits of its checkpoint's "
-            "fingerprint"
-        )
+    if (some := digits.strip(".")) and every.startswith(some):
+        return f"holds {len(some)} of the {len(every)} digits of its checkpoint's fingerprint"
     return (
         f"recorded from another checkpoint: its routers have fingerprint {digits[:12]}, these have "
-        f"{_digits(own)[:12]}"
+        f"{every[:12]}"
     )
-
-
-def _digits(fingerprint: str) -> str:
-    return fingerprint.partition(":")[2]

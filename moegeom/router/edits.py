@@ -22,7 +22,7 @@ from moegeom.core.router import LogitMap, Router, Rule
 from moegeom.core.shapes import Float, Int64
 
 #: What an edit changes.
-Subject = Literal["gain", "columns", "rows", "selection bias", "logit bias", "rule"]
+Subject = Literal["gain", "columns", "layout", "rows", "selection bias", "logit bias", "rule"]
 
 #: The biases of a router: their fields by what they are called.
 BIASES: Mapping[Subject, str] = MappingProxyType(
@@ -91,15 +91,6 @@ def edits_of(
             yield from edits(model)
 
 
-def other_bias(model: RouterInModel, kind: Subject) -> Iterator[tuple[int, np.ndarray]]:
-    """Biases of one kind of the other routers, of as many experts, and how far on these stand."""
-    own = getattr(model.router, BIASES[kind])
-    for apart, other in model.elsewhere():
-        bias = getattr(other, BIASES[kind])
-        if bias is not None and own is not None and bias.shape == own.shape:
-            yield apart, bias
-
-
 # ------------------------------------------------------------------------------------------ vectors
 @dataclass(frozen=True)
 class VectorEdit:
@@ -111,24 +102,18 @@ class VectorEdit:
     bits: float
 
 
-def _read_as_bfloat16(values: Float[np.ndarray, "size"]) -> Float[np.ndarray, "size"]:
-    """The first bytes of the float32 numbers read as bfloat16; 0 where not finite."""
-    return _finite(_bytes(values).view(ml_dtypes.bfloat16)[: len(values)], values)
-
-
-def _read_as_float16(values: Float[np.ndarray, "size"]) -> Float[np.ndarray, "size"]:
-    """The first bytes of the float32 numbers read as float16; 0 where not finite."""
-    return _finite(_bytes(values).view(np.float16)[: len(values)], values)
+def _read_as_halves(
+    values: Float[np.ndarray, "size"], dtype: type[np.generic]
+) -> Float[np.ndarray, "size"]:
+    """The first bytes of the float32 numbers read as 16 bits each; 0 where not finite."""
+    raw = np.ascontiguousarray(values, np.float32)
+    return _finite(raw.view(dtype)[: len(values)], values)
 
 
 def _read_as_float32(values: Float[np.ndarray, "size"]) -> Float[np.ndarray, "size"]:
     """Pairs of bfloat16 numbers read as float32, padded with zeros; 0 where not finite."""
     halves = values.astype(ml_dtypes.bfloat16).view(np.uint16)
     return _finite(np.concatenate([halves, np.zeros_like(halves)]).view(np.float32), values)
-
-
-def _bytes(values: Float[np.ndarray, "size"]) -> np.ndarray:
-    return np.ascontiguousarray(values, np.float32)
 
 
 def _finite(read: np.ndarray, values: Float[np.ndarray, "size"]) -> Float[np.ndarray, "size"]:
@@ -139,8 +124,9 @@ def _finite(read: np.ndarray, values: Float[np.ndarray, "size"]) -> Float[np.nda
 
 def _vector_edits() -> Iterator[VectorEdit]:
     yield VectorEdit("negated", "negated", np.negative, 1.0)
-    yield VectorEdit("misread", "its float32 bytes read as bf16", _read_as_bfloat16, 2.0)
-    yield VectorEdit("misread_half", "its float32 bytes read as fp16", _read_as_float16, 2.0)
+    for name, word, dtype in (("", "bf16", ml_dtypes.bfloat16), ("_half", "fp16", np.float16)):
+        read = functools.partial(_read_as_halves, dtype=dtype)
+        yield VectorEdit(f"misread{name}", f"its float32 bytes read as {word}", read, 2.0)
     yield VectorEdit("misread_wide", "its bf16 bytes read as float32", _read_as_float32, 2.0)
     yield VectorEdit("reversed", "in reverse order", np.flip, 2.0)
     for by in (-2, -1, 1, 2):
@@ -170,15 +156,6 @@ def _with_rows_of(other: Router, router: Router) -> Router:
 
 def _rows(model: RouterInModel) -> Iterator[EditedRouter]:
     router, other = model.router, model.other
-    experts, hidden = router.weight.shape
-    turned = np.ascontiguousarray(router.weight).reshape(hidden, experts).T
-    yield EditedRouter(
-        "transposed",
-        "rows read as columns" + " (shapes exchanged)" * (experts != hidden),
-        "rows",
-        "rows damaged",
-        dataclasses.replace(router, weight=np.ascontiguousarray(turned)),
-    )
     has_bias = router.selection_bias is not None or router.logit_bias is not None
     for apart, there in model.elsewhere():
         text = f"of layer {there.layer} for {router.layer}"
@@ -275,6 +252,15 @@ def _orders(columns: int) -> Iterator[tuple[str, str, Int64[np.ndarray, "columns
             yield f"apart_{parts}", f"taken apart into {parts} blocks", apart
 
 
+def _layouts(model: RouterInModel) -> Iterator[EditedRouter]:
+    router = model.router
+    experts, hidden = router.weight.shape
+    turned = np.ascontiguousarray(router.weight).reshape(hidden, experts).T
+    text = "rows read as columns" + " (shapes exchanged)" * (experts != hidden)
+    edited = dataclasses.replace(router, weight=np.ascontiguousarray(turned))
+    yield EditedRouter("transposed", text, "layout", "rows damaged", edited)
+
+
 def _columns(model: RouterInModel) -> Iterator[EditedRouter]:
     router = model.router
     for name, text, order in _orders(router.hidden_size):
@@ -297,14 +283,13 @@ def _biases(kind: Subject) -> Callable[[RouterInModel], Iterator[EditedRouter]]:
             comma = ", " if edit.text.startswith("its") else " "
             made = "subtracted" if edit.name == "negated" else edit.text
             others.append((edit.name, f"{comma}{made}", "bias differs", edit.make(own), edit.bits))
-        for apart, bias in other_bias(model, kind):
-            text = f" of {beside(apart)}"
+        for apart, there in model.elsewhere():
+            text, bias = f" of {beside(apart)}", getattr(there, field)
             others.append((f"of_layer{apart:+d}", text, "bias stale", bias, model.bits))
-        if model.other is not None and getattr(model.other, field) is not None:
-            bias = getattr(model.other, field)
-            others.append(("of_other", " of the other checkpoint", "bias stale", bias, 0.0))
+        bias = getattr(model.other, field, None)
+        others.append(("of_other", " of the other checkpoint", "bias stale", bias, 0.0))
         for name, text, cause, bias, bits in others:
-            if bias.shape == own.shape and not np.array_equal(bias, own):
+            if bias is not None and bias.shape == own.shape and not np.array_equal(bias, own):
                 edited = dataclasses.replace(router, **{field: bias})
                 yield EditedRouter(f"bias_{name}", f"{kind}{text}", kind, cause, edited, bits)
 
@@ -377,6 +362,7 @@ _EDITS: Mapping[Subject, Callable[[RouterInModel], Iterator[EditedRouter]]] = Ma
     {
         "gain": _gains,
         **{kind: _biases(kind) for kind in BIASES},
+        "layout": _layouts,
         "rows": _rows,
         "columns": _columns,
         "rule": _rules,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,11 @@ from moegeom.checkpoint.dtypes import PLAIN_FLOATS, as_array, numpy_dtype, upcas
 from moegeom.checkpoint.formats.gguf import BLOCK_DTYPES, GGML_TYPES, decode
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.digest import digest_of
-from moegeom.core.errors import CheckpointError, MoeGeomError, RouterError
+from moegeom.core.errors import CheckpointError, RouterError
 from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float64, Int64, Shaped
 from moegeom.geometry.experts import MatrixSample, near_copies
-from moegeom.geometry.rows import drawn_errors, multiples
+from moegeom.geometry.rows import drawn_law, multiples
 from moegeom.router.expert_names import layer_names
 from moegeom.router.expert_tensors import ExpertTensors, open_experts
 from moegeom.router.plain_names import with_plain_names
@@ -46,11 +46,8 @@ _LEAST_ALIKE = 512
 #: Columns that share a scale, at most: numbers of eight bits are compared within so many.
 _RUN = 128
 
-#: Standard errors within which figures of drawn numbers lie, and fewer numbers that tell nothing.
-_ERRORS, _LEAST = 4.0, 4096
-
-#: Excess kurtosis of normal numbers, and of uniform ones.
-_KURTOSES = (0.0, -1.2)
+#: Fewer numbers tell nothing of their law.
+_LEAST = 4096
 
 #: What rounding to eight bits adds to a kurtosis.
 _OF_ROUNDING = 0.05
@@ -207,6 +204,20 @@ def expert_values(tensors: ExpertTensors) -> ExpertValues:
     return ExpertValues(tensors, parts)
 
 
+def values_of(
+    store: TensorStore, routers: Iterable[Router]
+) -> dict[str, ExpertValues | CheckpointError | RouterError]:
+    """The stored tensors of the experts by router, or why they are not known."""
+    names = layer_names((store := with_plain_names(store)).names())
+    values: dict[str, ExpertValues | CheckpointError | RouterError] = {}
+    for router in routers:
+        try:
+            values[router.name] = expert_values(open_experts(store, router, False, names))
+        except (CheckpointError, RouterError) as error:
+            values[router.name] = error
+    return values
+
+
 #: Experts of a checkpoint that are sampled, evenly over its routers, and bytes of each.
 SOME_EXPERTS, SOME_BYTES = 512, 1024
 
@@ -225,15 +236,10 @@ def sample_some(store: TensorStore, routers: Sequence[Router]) -> dict[str, Some
     Routers whose experts are not there, or not known, are left out: checks of the block say why.
     """
     samples: dict[str, SomeExperts] = {}
-    names = layer_names((store := with_plain_names(store)).names())
-    for router in routers:
-        try:
-            parts = expert_values(open_experts(store, router, False, names)).parts
-        except MoeGeomError:
+    for router, values in zip(routers, values_of(store, routers).values(), strict=True):
+        if not isinstance(values, ExpertValues) or not values.parts:
             continue
-        if not parts:
-            continue
-        first, num = parts[0], router.num_experts
+        first, num = values.parts[0], router.num_experts
         number = min(max(SOME_EXPERTS // len(routers), 1), num)
         experts = np.linspace(0, num - 1, number).round().astype(int).tolist()
         digests = {}
@@ -246,20 +252,14 @@ def sample_some(store: TensorStore, routers: Sequence[Router]) -> dict[str, Some
 
 
 def down_ratios(
-    a: tuple[TensorStore, Router],
-    b: tuple[TensorStore, Router],
-    place: Int64[np.ndarray, "experts"],
+    a: ExpertValues, b: ExpertValues, place: Int64[np.ndarray, "experts"]
 ) -> Float64[np.ndarray, "experts"] | None:
     """What each expert of B writes, over what expert ``place`` of A did, by samples.
 
-    Multiples of the beginning of the last matrix; None where that is no plain float, or not there.
+    Multiples of the beginning of the last matrix; None where that is no plain float.
     """
     sides = []
-    for store, router in (a, b):
-        try:
-            values = expert_values(open_experts(store, router, of_router_inputs=False))
-        except MoeGeomError:
-            return None
+    for values in (a, b):
         part = next((p for p in values.parts if p.matrix == "down" and p.columns), None)
         if part is None or part.dtype not in PLAIN_FLOATS:
             return None
@@ -321,11 +321,7 @@ def _is_drawn(numbers: Sequence[Float[np.ndarray, "numbers"]], part: _Part) -> b
     if part.dtype in _EIGHT_BITS and length >= run:
         rows, run = _over_runs(rows, part)
         rounding = _OF_ROUNDING + 6.0 / run
-    if not rows.any(axis=1).all():
-        return False
-    return any(
-        max(map(abs, drawn_errors(rows, kurtosis, rounding))) <= _ERRORS for kurtosis in _KURTOSES
-    )
+    return bool(drawn_law(rows, rounding))
 
 
 def _over_runs(

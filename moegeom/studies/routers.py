@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from moegeom.checkpoint.store import TensorStore
+from moegeom.core.digest import digits_of
 from moegeom.core.router import Router, RouterSet, format_layers
 from moegeom.core.text import number_of
 from moegeom.document.header import size
@@ -78,7 +79,7 @@ def _header(model: RouterSet) -> Iterator[Block]:
         f"{number_of(num_rows, 'expert')}. Read {size(model.bytes_read)} of "
         f"{size(model.bytes_total)}.",
     )
-    yield _fact("fingerprint", model.fingerprint.partition(":")[2])
+    yield _fact("fingerprint", digits_of(model.fingerprint))
     if model.revision:
         yield _fact("revision", model.revision)
     how = "a recording with the model's own choices verifies it"

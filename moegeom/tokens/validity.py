@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from moegeom.core.digest import digits_of
 from moegeom.core.router import Norm
 from moegeom.core.shapes import Bool, Float, Float64
 from moegeom.core.text import number_of, percent
@@ -222,5 +223,4 @@ def fingerprint_test(recorded: str, checkpoint: str) -> FingerprintVerdict:
     """
     if not recorded or not checkpoint:
         return "unknown"
-    digits = checkpoint.partition(":")[2]
-    return "matches" if recorded in (checkpoint, digits) else "differs"
+    return "matches" if recorded in (checkpoint, digits_of(checkpoint)) else "differs"

@@ -14,6 +14,7 @@ from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.geometry.description import common_vector
 from moegeom.geometry.number_formats import CASTS
 from moegeom.geometry.rows import projected, size
+from moegeom.router.edits import BIASES, Subject
 
 #: What is left is rounding up to this share of the largest that rounding can leave, both rms.
 #: Rounding leaves .42 of it (docs/theory.md E4), at most .58.
@@ -229,7 +230,7 @@ def held_bits(values: Float[np.ndarray, "*shape"]) -> int:
 
 
 #: Which bias: the one that is added for the selection only, or to every logit.
-KINDS = ("selection bias", "logit bias")
+KINDS = tuple(BIASES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,10 +244,8 @@ class Biases:
     @staticmethod
     def of(router: Router) -> Biases:
         """The biases of a router; only the dtype of the selection bias is known."""
-        values = (router.selection_bias, router.logit_bias)
-        return Biases(
-            dict(zip(KINDS, values, strict=True)), router.provenance.bias_dtype, router.rule
-        )
+        values = {kind: getattr(router, field) for kind, field in BIASES.items()}
+        return Biases(values, router.provenance.bias_dtype, router.rule)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,8 +310,9 @@ class RoutersOfA:
             lambda: self._projected, rows, lambda of: projected(of, NUM_PROJECTIONS), routers
         )
 
-    def biases(self, kind: str, of: str) -> Mapping[str, Float[np.ndarray, "experts"]]:
+    def biases(self, kind: Subject, of: str) -> Mapping[str, Float[np.ndarray, "experts"]]:
         """The biases of one kind of all routers but one."""
-        name = kind.replace(" ", "_")
-        by_router = {n: getattr(router, name) for n, router in self._routers.items() if n != of}
+        by_router = {
+            n: getattr(router, BIASES[kind]) for n, router in self._routers.items() if n != of
+        }
         return {n: values for n, values in by_router.items() if values is not None}

@@ -58,13 +58,10 @@ from moegeom.router.attention.tensors import (
     attention_layers,
     recognise_attention,
 )
-from moegeom.router.expert_names import layer_names
 from moegeom.router.expert_samples import read_expert_samples
-from moegeom.router.expert_tensors import open_experts
-from moegeom.router.expert_values import ExpertValues, expert_values
+from moegeom.router.expert_values import ExpertValues, values_of
 from moegeom.router.family import family_of_class
 from moegeom.router.load import load_routers
-from moegeom.router.plain_names import with_plain_names
 from moegeom.router.requested_family import NOTHING_ASKED
 from moegeom.studies.changes.edit import EDITS
 from moegeom.studies.changes.operators.rows import NOT_COMPARED
@@ -506,15 +503,11 @@ def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, 
     experts are made or stored. ``announce`` is told how much is read before it is.
     """
     refuse_absent("scipy", "", "check --experts")
-    store = with_plain_names(opened.store)
-    names = layer_names(store.names())
-    values: dict[str, ExpertValues] = {}
-    left_out: list[dict[str, Any]] = []
-    for router in (router for router in opened.chosen if not router.listed):
-        try:
-            values[router.name] = expert_values(open_experts(store, router, False, names))
-        except (CheckpointError, RouterError) as error:
-            left_out.append(_left_out(router.name, error))
+    every = values_of(opened.store, [router for router in opened.chosen if not router.listed])
+    values = {name: one for name, one in every.items() if isinstance(one, ExpertValues)}
+    left_out = [
+        _left_out(name, one) for name, one in every.items() if not isinstance(one, ExpertValues)
+    ]
     announce(f"reads {size(sum(one.size for one in values.values()))} of experts")
     samples: list[dict[str, Any]] = []
     for name, one in values.items():

@@ -40,7 +40,7 @@ from moegeom.kernels.reference import same_set
 from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
 from moegeom.router.expert_samples import read_expert_samples
-from moegeom.router.expert_values import down_ratios
+from moegeom.router.expert_values import ExpertValues, down_ratios, values_of
 from moegeom.studies.changes.edit import EDITS, Exported, Judgement
 from moegeom.studies.changes.operators.matrices import FOLDED, ROTATED
 from moegeom.studies.changes.operators.rows import NOT_COMPARED, PERMUTED, PRUNED
@@ -166,7 +166,7 @@ def _with_experts(
     again = [
         (pair, one)
         for pair, one in zip(pairs, judged, strict=True)
-        if one.is_permuted or any(c.subject == EXPERT_SCALE for c, _ in one.changes)
+        if one.is_permuted or one.is_rescaled
     ]
     if not again:
         return list(judged)
@@ -174,12 +174,17 @@ def _with_experts(
         read_expert_samples(side.store, [pair[number] for pair, _ in again]).digests
         for number, side in enumerate(sides)
     ]
+    rescaled = [pair for pair, one in again if one.is_rescaled]
+    values = [
+        values_of(side.store, [pair[number] for pair in rescaled])
+        for number, side in enumerate(sides)
+    ]
     new = {}
     for (a, b), one in again:
-        scaled = any(c.subject == EXPERT_SCALE for c, _ in one.changes)
+        first, second = (of_side.get(a.name) for of_side in values)
         ratios = None
-        if scaled:
-            ratios = down_ratios((sides[0].store, a), (sides[1].store, b), one.place)
+        if isinstance(first, ExpertValues) and isinstance(second, ExpertValues):
+            ratios = down_ratios(first, second, one.place)
         new[a.name] = judge(a, b, others, (samples[0][a.name], samples[1][b.name]), ratios)
     return [new.get(one.name, one) for one in judged]
 
@@ -473,6 +478,10 @@ class JudgedRouter:
     @property
     def is_permuted(self) -> bool:
         return any(change.word in (PERMUTED.name, PRUNED.name) for change, _ in self.changes)
+
+    @property
+    def is_rescaled(self) -> bool:
+        return any(change.subject == EXPERT_SCALE for change, _ in self.changes)
 
     @property
     def is_pruned(self) -> bool:

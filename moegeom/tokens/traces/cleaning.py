@@ -260,7 +260,7 @@ class RequestCleaning:
         empty = self._empty
         missing = np.concatenate([np.zeros(0, bool), *self._missing])
         self._num_stale += self._same.end()
-        self.gap = gap_of(
+        self.gap: Gap = gap_of(
             missing,
             self._prompt,
             self._num_repeats,

@@ -142,10 +142,10 @@ def gap_of(
         copied = num_repeats + 1 if num_repeats > 1 else 0
         is_prompt = copied >= _TIMES and num_prompt in (copied, copied + 1)
         is_copied = is_prompt or (num_prompt is None and copied >= 10)
-        shown = (_COPIES, copied) if is_copied else (0, 0)
+        pattern, number = (_COPIES, copied) if is_copied else (0, 0)
         if not is_copied and _STALE_SHARE * num_stale >= len(is_empty) > 0:
-            shown = _STALE, num_stale
-        return Gap(*shown, len(is_empty), is_counted=is_counted)
+            pattern, number = _STALE, num_stale
+        return Gap(pattern, number, len(is_empty), is_counted=is_counted)
     number, period = int(flags.sum()), 0
     if is_empty.all():
         pattern, number = _ALL, len(is_empty)

@@ -78,12 +78,12 @@ def test_drawn_rows_have_their_law_at_any_size_and_trained_ones_have_none():
     for number in range(100):
         size, common = 10.0 ** random.uniform(-4, 1), random.standard_normal(shape[1])
         tails = random.standard_t(5, shape)
-        drawn = {
+        weights = {
             "normal": random.standard_normal(shape),
             "uniform": random.uniform(-1.0, 1.0, shape),
             "": (tails, random.standard_normal(shape) + 0.3 * common)[number % 2],
         }
-        for law, weight in drawn.items():
+        for law, weight in weights.items():
             stored = (size * weight).astype(ml_dtypes.bfloat16)
             facts = routers(stored)
             none = RouterSet(facts.routers, "m", "f", "", "")

@@ -13,7 +13,7 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, RecordingError, RouterError
 from moegeom.core.router import LogitMap, Norm, Router
 from moegeom.core.tokens import TokenColumns
-from moegeom.router.expert_values import down_ratios
+from moegeom.router.expert_values import down_ratios, values_of
 from moegeom.router.load import load_routers
 from moegeom.studies.changes.edit import EDITS, Exported
 from moegeom.studies.changes.router import compare_routers
@@ -603,7 +603,8 @@ def test_scales_that_went_into_the_experts_pass_and_others_fail(tmp_path):
         sides.append((store, load_routers(store).routers[0]))
     scaled = dataclasses.replace(sides[0][1], expert_scale=scale)
     for side, state in zip(sides, ("failed", "passed", "failed"), strict=True):
-        ratios = down_ratios((sides[0][0], scaled), side, np.arange(32))
+        values = (values_of(store, [router])["text/0"] for store, router in (sides[0], side))
+        ratios = down_ratios(*values, np.arange(32))
         assert judge(scaled, side[1], ratios=ratios).state == state
 
 

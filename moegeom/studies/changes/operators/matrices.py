@@ -240,8 +240,8 @@ def _of_list(*subjects: Subject) -> Callable[[RowPair], Iterator[EditFit]]:
         first = pair.routers[0]
         routers = () if pair.others is None else pair.others.routers
         number = next((n for n, one in enumerate(routers) if one.name == first.name), 0)
-        some = pair.place[:: max(1, len(pair.place) // _FIRST_ROWS)]
-        then, now = (side[:: max(1, len(pair.place) // _FIRST_ROWS)] for side in (pair.a, pair.b))
+        few = slice(None, None, max(1, len(pair.place) // _FIRST_ROWS))
+        some, then, now = pair.place[few], pair.a[few], pair.b[few]
         for edit in edits_of(RouterInModel(first, number, routers), subjects):
             with np.errstate(over="ignore", invalid="ignore"):
                 left = effective_rows_of(edit.router, some) - now
@@ -274,7 +274,7 @@ GAIN = Edit(
 
 def _other_order(pair: RowPair) -> Iterator[EditFit]:
     """Columns of the weight in another order, whichever it is, where they are the same bits."""
-    yield from _of_list("columns", "rows")(pair)
+    yield from _of_list("columns", "layout")(pair)
     if pair.is_projected or not pair.is_stored:
         return
     first, second = (router.weight for router in pair.routers)

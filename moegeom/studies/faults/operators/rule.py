@@ -9,18 +9,16 @@ import numpy as np
 
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.set_code import set_distances
+from moegeom.router.edits import BIASES
 from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, operator, routed
 
 #: Bits that say one fitted bias.
 _BITS_PER_BIAS = 10.0
 
-#: What a bias may be added to, and the words for it.
-_KINDS = {"selection_bias": "selection bias", "logit_bias": "logit bias"}
-
 
 def _biases(site: Site) -> Iterator[tuple[str, str, np.ndarray]]:
     """The biases that the router has, by the name of their field, in words."""
-    for kind, words in _KINDS.items():
+    for words, kind in BIASES.items():
         own = getattr(site.router, kind)
         if own is not None and own.any():
             yield kind, words, own
