@@ -18,11 +18,13 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from moegeom.core.router import LogitMap, Router, Rule
+from moegeom.core.router import LogitMap, Router, Rule, Weights
 from moegeom.core.shapes import Float, Int64
 
 #: What an edit changes.
-Subject = Literal["gain", "columns", "layout", "rows", "selection bias", "logit bias", "rule"]
+Subject = Literal[
+    "gain", "columns", "layout", "rows", "selection bias", "logit bias", "rule", "weights"
+]
 
 #: The biases of a router: their fields by what they are called.
 BIASES: Mapping[Subject, str] = MappingProxyType(
@@ -231,6 +233,10 @@ def _gains(model: RouterInModel) -> Iterator[EditedRouter]:
             )
 
 
+#: The smallest blocks of a rotation that quantisers use.
+_LEAST_TURNED = 16
+
+
 def _orders(columns: int) -> Iterator[tuple[str, str, Int64[np.ndarray, "columns"]]]:
     """Orders that columns are put in by mistakes of layout."""
     own = np.arange(columns, dtype=np.int64)
@@ -264,10 +270,29 @@ def _layouts(model: RouterInModel) -> Iterator[EditedRouter]:
 def _columns(model: RouterInModel) -> Iterator[EditedRouter]:
     router = model.router
     for name, text, order in _orders(router.hidden_size):
-        edited = dataclasses.replace(router, weight=np.ascontiguousarray(router.weight[:, order]))
+        rows = np.ascontiguousarray(router.weight[:, order])
+        edited = dataclasses.replace(router, weight=rows)
         yield EditedRouter(
-            f"columns_{name}", f"columns {text}", "columns", "rows damaged", edited, 4.0
+            f"columns_{name}", f"columns {text}", "columns", "columns damaged", edited, 4.0
         )
+    for size, rows in _turned(router.weight):
+        text = f"columns turned by a Hadamard matrix of {size}, inputs not"
+        edited = dataclasses.replace(router, weight=rows)
+        name = f"columns_hadamard_{size}"
+        yield EditedRouter(name, text, "columns", "columns damaged", edited, 4.0)
+
+
+def _turned(
+    rows: Float[np.ndarray, "experts hidden"],
+) -> Iterator[tuple[int, Float[np.ndarray, "experts hidden"]]]:
+    """Rows times blocks of Sylvester's orthonormal matrix, of every power of two from 16."""
+    turned, size = rows, 1
+    while rows.shape[1] % (2 * size) == 0:
+        pair = turned.reshape(len(rows), -1, 2, size)
+        both = np.stack([pair[:, :, 0] + pair[:, :, 1], pair[:, :, 0] - pair[:, :, 1]], axis=2)
+        turned, size = (both * rows.dtype.type(0.5**0.5)).reshape(rows.shape), 2 * size
+        if size >= _LEAST_TURNED:
+            yield size, turned
 
 
 # ------------------------------------------------------------------------------------------- biases
@@ -305,7 +330,11 @@ def beside(apart: int) -> str:
 #: Soft caps c of logits, c tanh(x / c), that models have.
 CAPS = (2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
 
-_SWAPPED = {"sigmoid": "softmax", "softmax": "sigmoid"}
+#: Scores that models have.
+_SCORES = ("softmax", "sigmoid", "sqrt_softplus", "identity")
+
+#: Scores in words.
+_WORDS = {"identity": "raw logits", "sqrt_softplus": "sqrt(softplus)"}
 
 
 def _rules(model: RouterInModel) -> Iterator[EditedRouter]:
@@ -346,15 +375,62 @@ def _other_rules(rule: Rule) -> Iterator[tuple[str, str, dict[str, Any]]]:
                     of_groups.append((f"{num_kept}_of_{number}_groups", text, changes))
         for name, text, changes in of_groups:
             yield name, text, {"groups": dataclasses.replace(groups, **changes)}
-    if not rule.is_affine and rule.score in _SWAPPED:
-        other = _SWAPPED[rule.score]
-        yield "other_score", f"{other} in place of {rule.score}", {"score": other}
+    # of an affine rule the score changes weights alone
+    for score in () if rule.is_affine else _SCORES:
+        if score != rule.score:
+            yield f"score_{score}", _in_place(score, rule), {"score": score}
     if rule.logit_map is None and not rule.is_affine:
         for cap in CAPS:
             capped = {"logit_map": LogitMap(soft_cap=cap)}
             yield f"cap_{cap:g}", f"logits capped softly at {cap:g}", capped
     if rule.logit_map is not None:
         yield "no_logit_map", "logits not capped or scaled", {"logit_map": None}
+
+
+def _in_place(score: str, rule: Rule) -> str:
+    one, own = (_WORDS.get(name, name) for name in (score, rule.score))
+    return f"{one} in place of {own}"
+
+
+def _weights(model: RouterInModel) -> Iterator[EditedRouter]:
+    """Other weights of the same choice: another score, another sum, another factor, a cap."""
+    router, rule = model.router, model.router.rule
+    own = rule.weights
+    flipped = "not renormalised" if own.renormalise else "renormalised"
+    sums = {"": {}, flipped: {"renormalise": not own.renormalise}}
+    if own.scale != 1.0:
+        sums[f"without the scaling factor {own.scale:g}"] = {"scale": 1.0}
+    ways: dict[str, tuple[Weights, dict[str, Any]]] = {"": (own, {})}
+    source = "scores" if own.source == "softmax_of_selected_logits" else own.source
+    for score in _SCORES if source == "scores" else ():
+        if score != rule.score or own.source != "scores":
+            text = f"{_WORDS.get(score, score)} of all logits" * (own.source != "scores")
+            plain = dataclasses.replace(own, source="scores")
+            ways[text or _in_place(score, rule)] = plain, {"score": score}
+    if rule.score == "softmax" and own.source == "scores":
+        chosen = dataclasses.replace(own, source="softmax_of_selected_logits")
+        ways["softmax of the chosen logits"] = chosen, {}
+    if rule.logit_map is None:
+        for cap in CAPS:
+            ways[f"of logits capped at {cap:g}"] = own, {"logit_map": LogitMap(soft_cap=cap)}
+    for text, (weights, of_rule) in ways.items():
+        for words, changes in sums.items():
+            name = ", ".join(one for one in (text, words) if one)
+            if name:
+                other = dataclasses.replace(weights, **changes)
+                edited = dataclasses.replace(router, rule=_replaced(rule, other, of_rule))
+                yield EditedRouter(
+                    name,
+                    name,
+                    "weights",
+                    "routing weights differ",
+                    edited,
+                    2.0 * len(name.split(", ")),
+                )
+
+
+def _replaced(rule: Rule, weights: Weights, changes: Mapping[str, Any]) -> Rule:
+    return dataclasses.replace(rule, weights=weights, **changes)
 
 
 #: All edits by what they change, in the order in which they are tried.
@@ -366,5 +442,9 @@ _EDITS: Mapping[Subject, Callable[[RouterInModel], Iterator[EditedRouter]]] = Ma
         "rows": _rows,
         "columns": _columns,
         "rule": _rules,
+        "weights": _weights,
     }
 )
+
+#: What changes which experts are chosen.
+SETS: Collection[Subject] = tuple(subject for subject in _EDITS if subject != "weights")

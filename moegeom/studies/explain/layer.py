@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moegeom.core.errors import RecordingError
-from moegeom.core.router import LogitMap, Router, Weights
+from moegeom.core.router import Router
 from moegeom.core.shapes import Bool, Float, Float64, Int32, Int64
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource
@@ -27,7 +27,7 @@ from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
-from moegeom.router.edits import CAPS
+from moegeom.router.edits import RouterInModel, edits_of
 from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
 from moegeom.studies.faults.operator import (
     AS_STORED,
@@ -281,6 +281,8 @@ def look(
         recorded=_recorded(sides, prepared.router, rows) if has_inputs else None,
         chosen_at=lambda place: choices[place].mine[rows],
         values_at=values_at,
+        is_of_b=sides.has_other_inputs,
+        decides=own.is_clean[rows] | sides.has_other_inputs,
     )
     return ReadySite(site, _values(sides, own, rows, inputs), nearest, apart, reason)
 
@@ -385,6 +387,7 @@ def layer_evidence(
         weights=weight_rule(ready, sides, rows, agrees[rows]),
         inputs=input_change(ready, sides, rows, clean[rows]),
         reason=ready.reason,
+        own_reproduced=scores.own_reproduced,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
     )
@@ -406,31 +409,8 @@ def _why_not_routed(prepared: PreparedRouter, sides: Sides) -> str:
 _COMPARED = 4096
 
 
-def _other_rules(router: Router) -> Iterator[tuple[str, Router]]:
-    """Other weight rules that an engine may apply to the scores, by name."""
-    weights = router.rule.weights
-    name = "not renormalised" if weights.renormalise else "renormalised"
-    yield name, _with(router, dataclasses.replace(weights, renormalise=not weights.renormalise))
-    if weights.scale != 1.0:
-        name = f"without the scaling factor {weights.scale:g}"
-        yield name, _with(router, dataclasses.replace(weights, scale=1.0))
-    source = "scores" if weights.source == "softmax_of_selected_logits" else ""
-    if router.rule.score == "softmax" and weights.source == "scores":
-        source = "softmax_of_selected_logits"
-    if source:
-        of_what = "all" if source == "scores" else "the chosen"
-        rule = dataclasses.replace(router.rule, score="softmax")
-        other = dataclasses.replace(weights, source=source)
-        yield f"softmax of {of_what} logits", _with(dataclasses.replace(router, rule=rule), other)
-    if router.rule.logit_map is None:
-        for cap in CAPS:
-            rule = dataclasses.replace(router.rule, logit_map=LogitMap(soft_cap=cap))
-            yield f"of logits capped at {cap:g}", dataclasses.replace(router, rule=rule)
-
-
-def _with(router: Router, weights: Weights) -> Router:
-    return dataclasses.replace(router, rule=dataclasses.replace(router.rule, weights=weights))
-
+#: Bits of a weight of 0 that the rule does not give.
+_ZERO_BITS = 10.0
 
 #: Relative error of weights that are stored in bfloat16: the unit.
 _FITS = 2.0**-8
@@ -460,13 +440,15 @@ def weight_rule(
     plain = weights_of(router, logits, chosen)
     error, is_far = _error(theirs, plain), _are_far(theirs, plain)
     is_zero = (theirs == 0.0) & (plain > 0.0)
-    of_token = is_zero.sum(axis=1)
-    outlying = _FEW <= is_far.sum() <= 0.5 * len(is_far)
+    outlying, where = bool(_FEW <= is_far.sum() <= 0.5 * len(is_far)), ""
     if outlying:  # the others follow the rule
+        saved = np.where(is_far, _WORTH, -1.0)
+        there = Where.of(sides.columns.at(rows[some]), sides.token[rows[some]])
+        where = best_region(saved, there).text
         logits, chosen, theirs, plain = (x[is_far] for x in (logits, chosen, theirs, plain))
     errors = {
-        name: _error(theirs, weights_of(changed, logits, chosen))
-        for name, changed in _other_rules(router)
+        edit.text: _error(theirs, weights_of(edit.router, logits, chosen))
+        for edit in edits_of(RouterInModel(router), {"weights"})
     }
     errors["in another order than their experts"] = _error(*(np.sort(x) for x in (theirs, plain)))
     times = float(np.median(np.divide(theirs, plain, out=np.ones_like(plain), where=plain > 0.0)))
@@ -476,6 +458,9 @@ def weight_rule(
         with_bias = _error(theirs, weights_of(router, logits, chosen, leaks=True))
     # of rules that fit as well as stored weights can tell, the first: what is fitted comes last
     nearest = min(errors, key=lambda name: max(errors[name], _FITS))
+    off = _error(theirs, plain)
+    left = max(min(errors[nearest], np.inf if with_bias is None else with_bias), _FITS)
+    gain = off / left if 0.0 < off < np.inf else 1.0
     return WeightRule(
         len(rows),
         error,
@@ -483,10 +468,24 @@ def weight_rule(
         nearest,
         errors[nearest],
         zeros=float(is_zero.mean()),
-        zeros_even=float(np.bincount(of_token)[1:].max(initial=0) / len(of_token)),
+        zeros_last=_last_share(is_zero, weights_of(router, site.logits[some], site.theirs[some])),
         outlying=float(is_far.mean()) if outlying else 0.0,
-        outlying_error=_error(theirs, plain) if outlying else 0.0,
+        outlying_error=off if outlying else 0.0,
+        where=where,
+        # of numbers that are so much nearer to those of the rule
+        bits=_ZERO_BITS * float(is_zero.sum()) + max(plain.size * math.log2(gain), 0.0),
     )
+
+
+def _last_share(
+    is_zero: Bool[np.ndarray, "tokens k"], plain: Float64[np.ndarray, "tokens k"]
+) -> float:
+    """Of the tokens with weights of 0 the share where these are the smallest by the rule."""
+    some = is_zero.any(axis=1) & ~is_zero.all(axis=1)
+    zero, of_rule = is_zero[some], plain[some]
+    largest = np.where(zero, of_rule, -np.inf).max(axis=1)
+    least = np.where(zero, np.inf, of_rule).min(axis=1)
+    return float((largest <= least).mean()) if some.any() else 0.0
 
 
 def _are_far(

@@ -83,6 +83,14 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
         "B routes with another bias than A's.",
         "compare the bias that B loaded with that of the checkpoint: name, dtype, update, sign.",
     ),
+    "experts favoured otherwise": (
+        "B favours some experts over others, of all tokens alike, as a bias would.",
+        "look for what adds to scores: a bias, a balancing term, dropout or noise by expert.",
+    ),
+    "columns damaged": (
+        "columns of B's router, or the same coordinates of what it reads, are not A's.",
+        "look at slices, transposes, scales of blocks and rotations: moegeom diff A B shows them.",
+    ),
     "rows of another layer": (
         "B's router holds the rows of another layer.",
         "look at how B counts layers when it loads: dense layers, stages of a pipeline.",
@@ -199,11 +207,12 @@ class WeightRule:
     """Routing weights of B where both chose the same experts, against what a rule makes of them.
 
     Root mean square of the difference over that of the weights: by the rule of the checkpoint, with
-    the bias in them, and by whichever other rule is nearest. ``zeros`` is the share of chosen
-    experts that B gives no weight at all, and the rule does; ``zeros_even`` the largest share of
-    tokens with the same number of these, at least one. ``outlying`` is the share of tokens whose
-    weights are off 8 times as much as those of the median token, by ``outlying_error``: if there
-    are some, rules are held against these alone.
+    the bias in them, and by whichever other rule is nearest, which saves so many
+    ``bits`` of them. ``zeros`` is the share of chosen experts that B gives no weight at all, and
+    the rule does; ``zeros_last`` the share of tokens with some where these are the last that are
+    chosen. ``outlying`` is the share of tokens whose weights are off 8 times as much as those of
+    the median token, by ``outlying_error``, and ``where`` says which they are: if there are some,
+    rules are held against these alone.
     """
 
     num_tokens: int
@@ -212,9 +221,11 @@ class WeightRule:
     nearest: str
     nearest_error: float
     zeros: float = 0.0
-    zeros_even: float = 0.0
+    zeros_last: float = 0.0
     outlying: float = 0.0
     outlying_error: float = 0.0
+    where: str = ""
+    bits: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -228,7 +239,8 @@ class LayerEvidence:
     that A's router admits for the inputs at hand, all but ``num_differ``; ``num_tried`` operators
     were tried. ``bits`` are those of B's sets for A's router with noise that fits. ``inputs`` is
     None unless both sides recorded them and rows could be tried. ``reason`` says why rows and
-    inputs were not looked at.
+    inputs were not looked at. ``own_reproduced`` is the share of A's own recorded choices that A's
+    router gives: what that leaves is no fault of B.
     """
 
     router: str
@@ -245,6 +257,7 @@ class LayerEvidence:
     weights: WeightRule | None
     inputs: InputChange | None = None
     reason: str = ""
+    own_reproduced: float = 1.0
     beyond_chance: float = 1.0
     beyond_chance_renamed: float = 1.0
 
@@ -300,7 +313,8 @@ class Evidence:
     Of ``num_matched`` tokens ``num_examined`` were compared. ``inputs_of`` is the side whose inputs
     were routed again; ``any_share`` the share of tokens that differ at some router. Noise is that
     which makes what the fault of the verdict leaves over. ``is_of_another`` where B's recording
-    names the fingerprint of other routers. ``costs`` are there where experts were read, and
+    names the fingerprint of other routers. ``differing`` says which tokens and experts hold what
+    differs, if not all. ``costs`` are there where experts were read, and
     ``harm`` where flips were made in A's model: by router what one costs the next tokens, in nats.
     """
 
@@ -318,6 +332,7 @@ class Evidence:
     log_probs: LogProbs | None
     not_looked_at: Sequence[str] = ()
     is_of_another: bool = False
+    differing: str = ""
     costs: tuple[OutputChange, ...] = ()
     harm: Mapping[str, float] = field(default_factory=dict)
 

@@ -10,7 +10,8 @@ import numpy as np
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import Router
-from moegeom.core.shapes import Int32, Int64
+from moegeom.core.shapes import Bool, Int32, Int64
+from moegeom.core.text import percent_of_all
 from moegeom.core.tokens import MadeFlips, TokenSource
 from moegeom.engine.checkpoint_b import routers_of_b
 from moegeom.engine.jumps import set_change, why_no_jumps
@@ -20,6 +21,7 @@ from moegeom.engine.run_facts import run_b_facts
 from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers, open_choices
 from moegeom.geometry.rows import common_choices, expert_matching
+from moegeom.geometry.set_code import chosen_mask
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.router.expert_functions import CountedExperts, open_expert_functions
@@ -43,8 +45,9 @@ from moegeom.studies.explain.record import (
     OutputChange,
 )
 from moegeom.studies.explain.verdict import verdict
-from moegeom.studies.faults.exchangeable import FlippedRouter, Spread, spread
-from moegeom.studies.faults.scope import Where
+from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, Spread, spread
+from moegeom.studies.faults.operator import Site
+from moegeom.studies.faults.scope import Where, listed, region_of
 from moegeom.studies.faults.score import (
     Fault,
     SiteScores,
@@ -117,7 +120,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         joined = log_probs(request.log_probs, sides.columns, num_flipped)
     rows = sides.examined(len(choices))
     with one_blas_thread():  # small products gain nothing from more
-        layers, causes, how = _layers(choices, sides, elsewhere, rows, watch)
+        layers, causes, how, differing = _layers(choices, sides, elsewhere, rows, watch)
     recorded = run_b.source.facts.fingerprint
     evidence = Evidence(
         run=opened.facts(shared),
@@ -133,6 +136,7 @@ def explain(request: ExplainRequest, watch: Watch | None = None) -> Explanation:
         spread=how,
         log_probs=joined,
         not_looked_at=tuple(_not_looked_at(request, chosen, layers, sides, len(rows))),
+        differing=differing,
         is_of_another=fingerprint_test(recorded, routers.fingerprint) == "differs",
         costs=tuple(_flip_cost(one, sides, opened) for one in choices) if request.experts else (),
         harm=_harm(source, shared),
@@ -164,14 +168,20 @@ def _choices(
     return choices
 
 
+#: Experts, one of so many at most, that take part in all but this share of the differing sets.
+_FEW_EXPERTS, _REST = 8, 0.05
+
+
 def _layers(
     choices: Sequence[MatchedChoices],
     sides: Sides,
     elsewhere: Mapping[str, Router],
     rows: Int64[np.ndarray, "rows"],
     watch: Watch | None,
-) -> tuple[list[LayerEvidence], list[Fault], Spread]:
-    """Evidence of every router, the faults on their scopes, and how the remaining flips spread."""
+) -> tuple[list[LayerEvidence], list[Fault], Spread, str]:
+    """Evidence of every router, the faults on their scopes, how the remaining flips spread, and
+    where what differs is.
+    """
     sites: list[ReadySite] = []
 
     def ready(number: int) -> ReadySite:
@@ -203,7 +213,34 @@ def _layers(
 
     pairs = list(on_all_cores(lambda of: evidence(*of), zip(choices, sites, scores, strict=True)))
     flips = [flipped for _, flipped in pairs if flipped is not None]
-    return [layer for layer, _ in pairs], causes, spread(flips)
+    return [layer for layer, _ in pairs], causes, spread(flips), _differing(sites, where)
+
+
+def _differing(sites: Sequence[ReadySite], where: Where) -> str:
+    """Which tokens, and which experts, hold what differs at the first router where enough does."""
+    for site in (one.site for one in sites):
+        differs = site.differs & site.decides
+        if differs.sum() < LEAST:
+            continue
+        region, share = region_of(differs, where)
+        parts = [f"{percent_of_all(share)} of it in {region.text}"] if region.text else []
+        some = _taking_part(site, differs)
+        return ", ".join([*parts, *some])
+    return ""
+
+
+def _taking_part(site: Site, differs: Bool[np.ndarray, "tokens"]) -> list[str]:
+    """The few experts, if so, of which one comes or goes in nearly every set that differs."""
+    experts = len(site.matching)
+    mine, theirs = (chosen_mask(sets[differs], experts) for sets in (site.mine, site.theirs))
+    left, chosen = mine != theirs, []
+    while len(chosen) < experts // _FEW_EXPERTS:
+        best = int(left.sum(axis=0).argmax())
+        chosen.append(best)
+        left = left[~left[:, best]]
+        if len(left) < _REST * int(differs.sum()):
+            return [f"nearly always with {listed(np.sort(chosen))} among the experts that change"]
+    return []
 
 
 def _open_run_b(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -61,12 +62,30 @@ _CLEARLY = 0.125
 
 
 def verdict(case: Evidence) -> CauseVerdict:
-    """The verdict of the first rule in ``_RULES`` that applies."""
-    for rule in _RULES:
-        cause = rule(case)
-        if cause is not None:
-            return cause
-    return CauseVerdict("inconclusive", f"{_share(case)} {_unexplained(case)}")
+    """The explanation with the largest margin; else what can be said without one."""
+    cause = _no_disagreement(case) or _best(case)
+    if cause is None:
+        opened = (rule(case) for rule in _OPEN)
+        cause = next((one for one in opened if one is not None), None)
+    cause = cause or CauseVerdict("inconclusive", f"{_share(case)} {_unexplained(case)}")
+    return _of_another(case, cause)
+
+
+def _best(case: Evidence) -> CauseVerdict | None:
+    """Of all explanations, of sets and of weights, the one that saves most bits."""
+    weights = [one for layer in case.layers if (one := _wrong_weights(case, layer)) is not None]
+    causes = [one for one in (_fault(case), *weights) if one is not None]
+    named = [one for one in causes if one.cause != "inconclusive"]
+    return max(named or causes, key=lambda one: one.margin or 0.0, default=None)
+
+
+def _of_another(case: Evidence, cause: CauseVerdict) -> CauseVerdict:
+    """Where B's recording names other routers than A's, that comes first."""
+    if not case.is_of_another or cause.cause in ("no disagreement", "router stale"):
+        return cause
+    word = f" ({cause.cause})" if cause.faults else ""
+    name = "another checkpoint"
+    return dataclasses.replace(cause, cause=name, detail=f"{cause.detail}{word}")
 
 
 def _no_disagreement(case: Evidence) -> CauseVerdict | None:
@@ -76,61 +95,55 @@ def _no_disagreement(case: Evidence) -> CauseVerdict | None:
         matched = f"The {number_of(case.num_examined, 'token')} that are matched agree"
         few = f"{matched}; fewer than {_ENOUGH} say little."
         return CauseVerdict("inconclusive", few)
-    cause = _wrong_weights(case) or _outlying_weights(case) or _elsewhere(case, "")
+    cause = _best(case) or _outlying_weights(case) or _elsewhere(case, "")
     return cause or CauseVerdict("no disagreement", "")
 
 
-def _weights_first(case: Evidence) -> CauseVerdict | None:
-    """Wrong weights where all earlier sets agree: later flips follow from them."""
-    for layer in case.layers:
-        if layer.agreement < _AGREES:
-            return None
-        cause = _wrong_weights(case, layer)
-        if cause is not None or layer.agreement < 1.0:
-            return cause
-    return None
+def _wrong_weights(case: Evidence, layer: LayerEvidence) -> CauseVerdict | None:
+    """Weights of one router that another rule explains where both choose the same experts."""
+    rule = layer.weights
+    if rule is None:
+        return None
+    off = rule.outlying_error if rule.outlying > 0.0 else rule.error
+    if off <= _SAME_WEIGHTS:
+        return None
+    until = case.layers[: case.layers.index(layer) + 1]
+    is_first = all(one.agreement >= _AGREES for one in until)
+    place, cause = case.place(layer.router), "routing weights differ"
+    if rule.zeros > 0.0:
+        detail = (
+            f"from {place} on {_percent(rule.zeros)} of the chosen experts have weight 0, which "
+            f"the rule never gives{_in(rule.where)}"
+        )
+        fewer = rule.zeros_last >= _FEWER
+        detail += ": in each token the last ones, fewer are used than chosen." if fewer else "."
+        return CauseVerdict(cause if fewer else "capacity", detail, layer.router, margin=rule.bits)
+    where = f"from {place} on weights differ by {rule.error:.2g}, relative{_in(rule.where)}"
+    if rule.outlying > 0.0:
+        where += f", those of {_percent(rule.outlying)} of the tokens much more than the others"
+    if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
+        detail = f"{where}; with the selection bias in the scores by {rule.with_bias:.1g}."
+        return CauseVerdict("bias in routing weights", detail, layer.router, margin=rule.bits)
+    if off <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
+        return None
+    # tokens that read something else have other weights by the same rule
+    is_clear = rule.nearest_error <= _CLEARLY * off
+    if not (is_clear or (is_first and (case.inputs_of == "B" or rule.outlying == 0.0))):
+        return None
+    near = f"B's are {rule.nearest}, up to {rule.nearest_error:.1g}"
+    if rule.nearest_error > _NOISY_WEIGHTS and case.inputs_of == "A":
+        detail = (
+            f"{where}; no rule that was tried explains it (nearest: {rule.nearest}), and what "
+            "B's router read was not recorded: it may be that which differs."
+        )
+        return CauseVerdict("inconclusive", detail, layer.router)
+    if rule.nearest_error > _NOISY_WEIGHTS:
+        near = f"no rule that was tried explains it (nearest: {rule.nearest})"
+    return CauseVerdict(cause, f"{where}; {near}.", layer.router, margin=rule.bits)
 
 
-def _wrong_weights(case: Evidence, *layers: LayerEvidence) -> CauseVerdict | None:
-    for layer in layers or case.layers:
-        rule = layer.weights
-        if rule is None:
-            continue
-        off = rule.outlying_error if rule.outlying > 0.0 else rule.error
-        if off <= _SAME_WEIGHTS:
-            continue
-        if rule.zeros > 0.0:
-            detail = (
-                f"from {case.place(layer.router)} on {_percent(rule.zeros)} of the chosen experts "
-                "have weight 0, which the rule never gives"
-            )
-            if rule.zeros_even >= _FEWER:
-                detail += ", equally many in every token: fewer experts are used than chosen."
-                return CauseVerdict("routing weights differ", detail, layer.router)
-            return CauseVerdict("capacity", f"{detail}.", layer.router)
-        where = f"from {case.place(layer.router)} on weights differ by {rule.error:.2g}, relative"
-        if rule.outlying > 0.0:
-            where += f", those of {_percent(rule.outlying)} of the tokens much more than the others"
-        if rule.with_bias is not None and rule.with_bias <= _SAME_WEIGHTS:
-            detail = f"{where}; with the selection bias in the scores by {rule.with_bias:.1g}."
-            return CauseVerdict("bias in routing weights", detail, layer.router)
-        if off <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
-            continue
-        # tokens that read something else have other weights by the same rule
-        is_told = case.inputs_of == "B" or rule.nearest_error <= _CLEARLY * off
-        if rule.outlying > 0.0 and not is_told:
-            continue
-        near = f"B's are {rule.nearest}, up to {rule.nearest_error:.1g}"
-        if rule.nearest_error > _NOISY_WEIGHTS and case.inputs_of == "A":
-            detail = (
-                f"{where}; no rule that was tried explains it (nearest: {rule.nearest}), and what "
-                "B's router read was not recorded: it may be that which differs."
-            )
-            return CauseVerdict("inconclusive", detail, layer.router)
-        if rule.nearest_error > _NOISY_WEIGHTS:
-            near = f"no rule that was tried explains it (nearest: {rule.nearest})"
-        return CauseVerdict("routing weights differ", f"{where}; {near}.", layer.router)
-    return None
+def _in(scope: str) -> str:
+    return f", in {scope}" if scope else ""
 
 
 def _outlying_weights(case: Evidence) -> CauseVerdict | None:
@@ -140,11 +153,10 @@ def _outlying_weights(case: Evidence) -> CauseVerdict | None:
         if rule is None or rule.outlying == 0.0 or case.inputs_of == "A":
             continue
         if layer.reproduced == 1.0:  # else it may be the router that gives them
-            if (cause := _wrong_weights(case, layer)) is not None:
-                return cause
             detail = (
                 f"in {case.place(layer.router)} the weights of {_percent(rule.outlying)} of the "
-                "tokens are not those that B's own inputs give; those of the others are."
+                f"tokens{_in(rule.where)} are not those that B's own inputs give; those of the "
+                "others are."
             )
             return CauseVerdict("routing weights differ", detail, layer.router)
     return None
@@ -172,8 +184,6 @@ def _fault(case: Evidence) -> CauseVerdict | None:
             margin(best, other),
         )
     where = case.place(best.router)
-    begins = "the first layer" if not earlier else f"{where}, before which nothing does"
-    beside = f", {_named(other)} {margin(best, other):,.0f} fewer" if other is not None else ""
     left = _second(case, best)
     if not left and case.inputs_of == "B":
         left = " B's own inputs are routed: they leave little room for noise."
@@ -181,12 +191,16 @@ def _fault(case: Evidence) -> CauseVerdict | None:
         part = f"{_percent(best.repaired)} of what differs in {where}"
         detail = f"{_share(case)} {_named(best)} ({best.cause}) would explain {part}.{left}"
         return CauseVerdict("inconclusive", detail, best.router, (best.name,), margin(best, other))
+    begins = "the first layer" if not earlier else f"{where}, before which nothing does"
+    gives = f"gives {_percent(best.reproduced[best.router])} of B's choices in {where}, without it "
+    gives += _percent(best.before[best.router])
+    if other is not None and best.router in other.reproduced:
+        gives += f"; the next best cause, {_named(other)}, "
+        gives += _percent(other.reproduced[best.router])
     return CauseVerdict(
         best.cause,
-        f"{_named(best)}: gives {_percent(best.reproduced[best.router])} of B's choices in "
-        f"{where}, without it {_percent(best.before[best.router])}; begins in {begins}, explains "
-        f"{len(best.routers)} of {len(case.layers)} layers, saves {best.bits:,.0f} bits{beside}."
-        f"{_second(case, best)}",
+        f"{_named(best)}: {gives}. Begins in {begins}; explains {len(best.routers)} of "
+        f"{number_of(len(case.layers), 'layer')}.{_second(case, best)}",
         best.router,
         (best.name,),
         margin(best, other),
@@ -209,16 +223,10 @@ def _named(fault: Fault) -> str:
 
 
 def _is_beyond(layer: LayerEvidence) -> bool:
-    return layer.noise is not None and layer.noise.num_beyond >= _BEYOND
-
-
-def _another_checkpoint(case: Evidence) -> CauseVerdict | None:
-    """Nothing on the list explains B, and its recording says that it is not of these routers."""
-    if not case.is_of_another:
-        return None
-    own = _innocent(case)  # another layer's router may be the one that differs
-    why = _unexplained(case) if own is None else f"Yet {own.detail}"
-    return CauseVerdict("another checkpoint", f"{_share(case)} {why}")
+    """Whether flips are there that noise cannot make, more than A's own choices leave."""
+    noise = layer.noise
+    own = (1.0 - layer.own_reproduced) * layer.num_routed
+    return noise is not None and noise.num_beyond >= max(_BEYOND, 2.0 * own)
 
 
 def _unrelated(case: Evidence) -> CauseVerdict | None:
@@ -360,7 +368,7 @@ def _noise(case: Evidence) -> CauseVerdict | None:
             f"{_unexplained(case)} What the router reads may have been changed before it."
         )
         return _elsewhere(case, text) or CauseVerdict("inconclusive", detail, begins.router)
-    return _wrong_weights(case) or _elsewhere(case, text) or _only_noise(case, f"{text}.")
+    return _elsewhere(case, text) or _only_noise(case, f"{text}.")
 
 
 def _not_spread(case: Evidence) -> CauseVerdict | None:
@@ -413,9 +421,16 @@ def _unexplained(case: Evidence) -> str:
 
 
 def _share(case: Evidence) -> str:
+    """How much differs, and where."""
     mean = float(np.mean([1.0 - layer.agreement for layer in case.layers]))
+    begins = next((one for one in case.layers if one.agreement < 1.0), case.layers[0])
+    place = f"from {case.place(begins.router)} on" if begins != case.layers[0] else "in all layers"
+    if case.layers[-1].agreement == 1.0:
+        apart = [one.router for one in case.layers if one.agreement < 1.0]
+        place = f"in {case.summary.places(apart)}"
+    most = f", {case.differing}" if case.differing else ""
     return (
-        f"A and B choose differently in {_percent(mean)} of (token, layer) pairs; "
+        f"A and B choose differently in {_percent(mean)} of (token, layer) pairs, {place}{most}; "
         f"{_percent(case.any_share)} of tokens differ somewhere."
     )
 
@@ -424,13 +439,9 @@ def _percent(share: float) -> str:
     return percent_of_all(share) if 0.99 < share < 1.0 else percent(share)
 
 
-#: In the order in which they are asked.
-_RULES: tuple[Callable[[Evidence], CauseVerdict | None], ...] = (
-    _no_disagreement,
-    _weights_first,
-    _fault,
+#: What can be said where nothing explains what differs, in the order in which it is asked.
+_OPEN: tuple[Callable[[Evidence], CauseVerdict | None], ...] = (
     _outlying_weights,
-    _another_checkpoint,
     _unrelated,
     _innocent,
     _beyond_noise,

@@ -107,7 +107,9 @@ class Site:
     checkpoint that B may have loaded. ``has_inputs`` where the rows can be routed again, and
     ``has_logits`` is False when only expert sets were recorded: ``scores`` then mark A's sets.
     ``recorded`` are values that B stored beside its choices; ``chosen_at`` gives A's choices at
-    another of the routers, ``values_at`` its inputs there.
+    another of the routers, ``values_at`` its inputs there. ``is_of_b`` where the inputs are B's
+    own; of others those of the tokens that ``decides`` marks are B's but for arithmetic: they
+    agreed at all earlier routers.
     """
 
     router: Router
@@ -127,6 +129,8 @@ class Site:
     recorded: ChoiceValues | None
     chosen_at: Callable[[int], Int32[np.ndarray, "tokens k"]]
     values_at: Callable[[int], Values]
+    is_of_b: bool
+    decides: Bool[np.ndarray, "tokens"]
 
     @cached_property
     def differs(self) -> Bool[np.ndarray, "tokens"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -111,18 +111,55 @@ _SHUFFLES = 4
 
 
 def found_by_chance(saved: Float64[np.ndarray, "tokens"], where: Where) -> float:
-    """The largest net saving of a scope on the same tokens in random order.
+    """By how much a scope saves more than all tokens, or none, on the same tokens in random order.
 
     What each token saves has heavier tails than any model of noise: a search among so many scopes
     finds some that hold a few lucky ones. 0 at least.
     """
     most, random = 0.0, np.random.default_rng(0)
+    whole = max(float(saved.sum()), 0.0)
     for _ in range(_SHUFFLES):
         shuffled = saved[random.permutation(len(saved))]
         region = best_region(shuffled, where)
         if region.text:
-            most = max(most, float(shuffled[region.is_inside].sum()) - region.bits)
+            gained = float(shuffled[region.is_inside].sum()) - region.bits
+            most = max(most, gained - whole)
     return most
+
+
+#: Share of the tokens beyond which they are all that differ, and bits that a region is worth.
+_NEARLY_ALL, _TELLING = 0.9, 30.0
+
+
+def region_of(differs: Bool[np.ndarray, "tokens"], where: Where) -> tuple[TokenRegion, float]:
+    r"""The region that holds what differs, and which share of it; no text where none does.
+
+    Each token is worth :math:`\log_2 (q / r)` where it differs and :math:`\log_2 ((1-q) / (1-r))`
+    where not: q is the share inside of the region so far, r that outside, from q = 1/2.
+    """
+    number = int(differs.sum())
+    whole = TokenRegion(np.ones(len(differs), bool), "", 0.0)
+    if not number or number >= _NEARLY_ALL * len(differs):
+        return whole, 1.0
+    inner, outer = 0.5, 0.5 * number / len(differs)
+    region, saved = whole, np.zeros(len(differs))
+    for _ in range(2):
+        if inner <= outer:
+            return whole, 1.0
+        worth, cost = math.log2(inner / outer), math.log2((1.0 - inner) / (1.0 - outer))
+        saved = np.where(differs, worth, cost)
+        region = best_region(saved, where)
+        if not region.text:
+            return whole, 1.0
+        inside = region.is_inside
+        inner, outer = (
+            (float(differs[some].sum()) + 0.5) / (float(some.sum()) + 1.0)
+            for some in (inside, ~inside)
+        )
+    gained = float(saved[region.is_inside].sum()) - region.bits
+    if gained - found_by_chance(saved, where) < _TELLING:
+        return whole, 1.0
+    return region, float(differs[region.is_inside].sum()) / number
 
 
 def sums(
@@ -174,9 +211,10 @@ class Fault:
     ``explained`` is the share of the base's bits at ``router``, the first of ``routers``, that it
     saves there; ``reproduced`` the share of equal sets in its scope, by router, and ``before`` the
     same as the router is. ``inherits`` where an earlier router differs as much for another reason.
-    ``mended`` is the share of all sets that differ at its first router that it removes. ``way`` is
-    the noise that fits best: 0 as for all tokens, 1 as for some. ``parts`` are the
-    faults that it is composed of, each on tokens of its own; none for a single one.
+    ``mended`` is the share of all sets that differ at its first router that it removes,
+    ``of_values`` that of the bits of B's recorded values. ``ways`` is the noise that fits best at
+    each router: 0 as for all tokens, 1 as for some. ``parts`` are the faults that it is composed
+    of, each on tokens of its own; none for a single one.
     """
 
     name: str
@@ -189,21 +227,23 @@ class Fault:
     reproduced: Mapping[str, float]
     before: Mapping[str, float]
     mended: float = 0.0
+    of_values: float = 0.0
     of_other: bool = False
     is_fitted: bool = False
     inherits: bool = False
-    way: int = 0
+    ways: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[Fault, ...] = ()
 
     @property
     def repaired(self) -> float:
         """Share of the sets that differ in its scope that it removes, at its first router.
 
-        All where it is about ties and none differs: a set that ties admit is met in any case.
+        Where none differs, that of the bits of recorded values; all where it is about ties: a set
+        that ties admit is met in any case.
         """
         missing = 1.0 - self.before[self.router]
-        if missing == 0.0 and self.cause == "ties broken by number":
-            return 1.0
+        if missing == 0.0:
+            return 1.0 if self.cause == "ties broken by number" else self.of_values
         gained = self.reproduced[self.router] - self.before[self.router]
         return gained / missing if missing > 0.0 else 0.0
 

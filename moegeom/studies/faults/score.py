@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -146,6 +146,9 @@ _WORTH, _SHARE = 20.0, 0.02
 #: Bits that say which operator it is.
 OPERATOR_BITS = 6.0
 
+#: Bits of a token's recorded values, on average, from which they are more than rounding leaves.
+_SOME_VALUES = 8.0
+
 
 @dataclass(frozen=True, eq=False)
 class Scored:
@@ -164,13 +167,20 @@ class Scored:
 
 @dataclass(frozen=True, eq=False)
 class SiteScores:
-    """One router: the bits of B's sets as it is, and the candidates that are worth a look."""
+    """One router: the bits of B's sets as it is, and the candidates that are worth a look.
+
+    ``own_reproduced`` is the share of A's own choices that it gives, where A's inputs are routed;
+    ``value_bits`` are those of B's recorded values as it is.
+    """
 
     router: str
     base: Float64[np.ndarray, "tokens"]
     is_met: Bool[np.ndarray, "tokens"]
+    decides: Bool[np.ndarray, "tokens"]
     scored: Mapping[str, Scored]
     num_tried: int
+    own_reproduced: float = 1.0
+    value_bits: float = 0.0
 
 
 def score_site(site: Site, values: Values) -> SiteScores:
@@ -182,9 +192,19 @@ def score_site(site: Site, values: Values) -> SiteScores:
     noise, _ = fitted(own, share, (ties, "chance"))
     base = noise.code(own)
     differs, is_met = site.differs, own.sets.is_met
+    facts = {
+        "router": site.router.name,
+        "base": share * base.sets,
+        "is_met": is_met,
+        "decides": site.decides,
+        "own_reproduced": 1.0 if site.is_of_b else float(a_alone.sets.is_met.mean()),
+        "value_bits": float((share * base.values).sum()),
+    }
     # the router as it is gives every set, and nothing else is recorded that a fault could explain
-    if not differs.any() or (is_met.all() and own.contrasts is None):
-        return SiteScores(site.router.name, share * base.sets, is_met, {}, 0)
+    if own.contrasts is None and is_met.all():
+        return SiteScores(scored={}, num_tried=0, **facts)
+    if not differs.any() and facts["value_bits"] < _SOME_VALUES * len(differs):
+        return SiteScores(scored={}, num_tried=0, **facts)
     rows, weight = _sample(differs)
     weight = weight * share[rows]
     sample = values(rows) if site.has_inputs else None
@@ -193,7 +213,7 @@ def score_site(site: Site, values: Values) -> SiteScores:
     worth = sorted(tried, key=lambda one: -one.saved)[:_KEPT]
     trials = [one for one in worth if one.saved > max(_WORTH, _SHARE * worth[0].saved)]
     scored = _on_all(site, trials, (own, base), share, values)
-    return SiteScores(site.router.name, share * base.sets, is_met, scored, number)
+    return SiteScores(scored=scored, num_tried=number, **facts)
 
 
 def share_of_equals(site: Site) -> Float64[np.ndarray, "tokens"]:
@@ -450,39 +470,62 @@ def _sample(
 
 
 def faults(sites: Sequence[SiteScores], where: Where) -> list[Fault]:
-    """Every operator on the scope where it saves most, the one that saves most in all first.
-
-    The better of two fits: with the noise of all tokens, or of some of them.
-    """
+    """Every operator where it saves most, on a scope or everywhere, the most valuable first."""
     every = []
     for name in dict.fromkeys(name for site in sites for name in site.scored):
-        fits = [fit for way in (0, 1) if (fit := _fault(name, way, sites, where)) is not None]
-        every += sorted(fits, key=lambda fault: -fault.bits)[:1]
+        fits = (_fault(name, start, sites, where) for start in ("everywhere", *WAYS))
+        best = max((fit for fit in fits if fit is not None), key=lambda fit: fit.bits, default=None)
+        every += [] if best is None else [best]
     return sorted(every, key=lambda fault: -fault.bits)
 
 
-def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fault | None:
-    scored = {id(site): site.scored[name] for site in sites if name in site.scored}
-    saved = {key: one.saved[way] for key, one in scored.items()}
-    having = [site for site in sites if id(site) in scored]
-    first = max(having, key=lambda site: float(np.maximum(saved[id(site)], 0.0).sum()))
-    region = best_region(saved[id(first)], where)
-    for _ in range(2):  # the routers for the scope, the scope for the routers
+#: How noise was fitted: as if the operator held for all tokens, or for some of them.
+WAYS = (0, 1)
+
+
+def _ways(
+    sites: Sequence[SiteScores], name: str, inside: Bool[np.ndarray, "tokens"]
+) -> dict[str, int]:
+    """At each router the noise under which the operator saves most on these tokens."""
+    return {
+        site.router: max(WAYS, key=lambda way: float(site.scored[name].saved[way][inside].sum()))
+        for site in sites
+    }
+
+
+def _fault(
+    name: str, start: Literal["everywhere", 0, 1], sites: Sequence[SiteScores], where: Where
+) -> Fault | None:
+    """The operator on all tokens, or on the scope that its savings with one noise begin with."""
+    having = [site for site in sites if name in site.scored]
+    every = TokenRegion(np.ones(len(where.document), bool), "", 0.0)
+    is_whole = start == "everywhere"
+
+    def saved(site: SiteScores) -> Float64[np.ndarray, "tokens"]:
+        return site.scored[name].saved[ways[site.router]]
+
+    ways = dict.fromkeys((site.router for site in having), 0 if start == "everywhere" else start)
+    first = max(having, key=lambda site: float(np.maximum(saved(site), 0.0).sum()))
+    region = every if is_whole else best_region(saved(first), where)
+    of_all = saved(first)
+    for _ in range(1 if is_whole else 2):  # the routers for the scope, the scope for the routers
         inside = region.is_inside
+        ways = _ways(having, name, inside)
         having = [
             site
             for site in having
-            if saved[id(site)][inside].sum() > scored[id(site)].candidate.own_bits
+            if saved(site)[inside].sum() > site.scored[name].candidate.own_bits
         ]
         if not having:
             return None
-        of_all = np.sum([saved[id(site)] for site in having], axis=0)
-        region = best_region(of_all, where)
-    inside, lead = region.is_inside, scored[id(having[0])]
+        of_all = np.sum([saved(site) for site in having], axis=0)
+        region = every if is_whole else best_region(of_all, where)
+    if bool(region.text) == is_whole:
+        return None  # no scope is worth its bits: that is the fit of all tokens
+    inside, lead = region.is_inside, having[0].scored[name]
     candidate = lead.candidate
-    gained = sum(float(saved[id(site)][inside].sum()) for site in having)
+    gained = _decisive(name, having, ways, inside)
     cost = OPERATOR_BITS + candidate.bits + region.bits + _router_bits(having, sites)
-    cost += sum(scored[id(site)].candidate.own_bits for site in having)
     if region.text and gained - cost >= LEAST_BITS:
         cost += found_by_chance(of_all, where)
         if gained <= cost:
@@ -492,6 +535,7 @@ def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fa
         candidate.everywhere and len(having) < len(sites)
     ):
         return None
+    way = ways[having[0].router]
     base = lead.as_is[way]
     own = float(lead.of_sets[way][inside].sum())
     earlier = sites[: sites.index(having[0])]
@@ -506,11 +550,40 @@ def _fault(name: str, way: int, sites: Sequence[SiteScores], where: Where) -> Fa
         reproduced=met,
         before=before,
         mended=mended(having[0].is_met, np.where(inside, lead.is_met, having[0].is_met)),
+        of_values=_of_values(having[0], lead, way, inside),
         of_other=candidate.of_other,
         is_fitted=candidate.own_bits > 0.0,
         inherits=any(float(site.base.sum()) > _INHERITED * base for site in earlier),
-        way=way,
+        ways=ways,
     )
+
+
+def _of_values(
+    site: SiteScores, lead: Scored, way: int, inside: Bool[np.ndarray, "tokens"]
+) -> float:
+    """Share of the bits of B's recorded values that an operator saves."""
+    saved = float((lead.saved[way] - lead.of_sets[way])[inside].sum())
+    return saved / site.value_bits if site.value_bits > 0.0 else 0.0
+
+
+def _decisive(
+    name: str,
+    having: Sequence[SiteScores],
+    ways: Mapping[str, int],
+    inside: Bool[np.ndarray, "tokens"],
+) -> float:
+    """Bits that decide between operators, less those of their numbers at each router.
+
+    Of tokens that differ at an earlier router what B's router read is not known: there an operator
+    shows that it holds, and no more.
+    """
+    gained = 0.0
+    for number, site in enumerate(having):
+        scored = site.scored[name]
+        of_site = float(scored.saved[ways[site.router]][inside & site.decides].sum())
+        own = of_site - scored.candidate.own_bits
+        gained += max(own, 0.0) if number else own
+    return gained
 
 
 def equal_sets(
@@ -583,6 +656,8 @@ def _explains(one: Fault) -> bool:
     if one.cause in _ROUNDING and not one.region.text and not one.is_fitted:
         # where every set is met, ties tell them apart, and a coarser format only makes more of them
         return one.bits >= _PARTLY_BITS and one.explained >= _PARTLY and one.mended > 0.0
+    if one.before[one.router] == 1.0 and one.cause != "ties broken by number":
+        return one.of_values >= _MENDS  # no set differs: what B recorded beside them does
     # beside a fault of some tokens the noise that fits all of them takes bits everywhere
     is_most = one.explained >= _EXPLAINS or one.mended >= _MENDS
     return is_most and one.repaired >= REPAIRS
@@ -643,13 +718,13 @@ def _rest(
 ) -> Fault | None:
     """The fault on tokens that are left; None where it is not worth its bits, or repairs little."""
     having = [site for site in sites if site.router in fault.routers]
-    saved = [np.where(is_left, site.scored[fault.name].saved[fault.way], 0.0) for site in having]
-    of_all = np.sum(saved, axis=0)
+    name, ways = fault.name, fault.ways
+    saved = [site.scored[name].saved[ways[site.router]] for site in having]
+    of_all = np.where(is_left, np.sum(saved, axis=0), 0.0)
     region = best_region(of_all, where)
     inside = region.is_inside & is_left
-    own = [site.scored[fault.name].candidate.own_bits for site in having]
-    bits = float(sum(one[inside].sum() for one in saved)) - region.bits - OPERATOR_BITS
-    bits -= having[0].scored[fault.name].candidate.bits + sum(own)
+    bits = _decisive(name, having, ways, inside) - region.bits - OPERATOR_BITS
+    bits -= having[0].scored[name].candidate.bits
     if bits >= LEAST_BITS and region.text:
         bits -= found_by_chance(of_all, where)
     if bits < LEAST_BITS:
@@ -673,8 +748,11 @@ def _whole(parts: Sequence[Fault], sites: Sequence[SiteScores]) -> Fault:
     met = {site.router: met_under(parts, site) for site in having}
     first = having[0]
     there = [(first.scored[p.name], p) for p in parts if first.router in p.routers]
-    base = min(scored.as_is[part.way] for scored, part in there)
-    own = [float(scored.of_sets[part.way][part.region.is_inside].sum()) for scored, part in there]
+    base = min(scored.as_is[part.ways[first.router]] for scored, part in there)
+    own = [
+        float(scored.of_sets[part.ways[first.router]][part.region.is_inside].sum())
+        for scored, part in there
+    ]
     most = max(parts, key=lambda part: part.bits)
     scopes = " and ".join(part.region.text or "all" for part in parts)
     return dataclasses.replace(

@@ -45,7 +45,8 @@ def of_some_experts(
         return
     experts, masks = len(site.matching), []
     differs = site.differs[rows]
-    for name, some in (("some", np.ones(len(rows), bool)), ("where_different", differs)):
+    ways = {"some": np.ones(len(rows), bool), "where_different": differs}
+    for name, some in (way for way in ways.items() if way[1].any()):
         is_some = _experts(site, edited, rows[some], logits[some], weight[some])
         number = int(is_some.sum())
         if not 0 < number < experts or any(np.array_equal(is_some, other) for other in masks):

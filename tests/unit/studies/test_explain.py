@@ -163,7 +163,7 @@ PART = fault("x", 100.0, cause="bias missing", reproduced={"text/0": 0.96})
 FITTED = fault("x", 1000.0, cause="bias differs", is_fitted=True)
 UNSCALED = WeightRule(500, 0.4, None, "without the scaling factor", 0.0)
 NO_RULE = WeightRule(500, 0.4, None, "renormalised", 0.3)
-DROPPED = replace(UNSCALED, zeros=0.1, zeros_even=0.3)
+DROPPED = replace(UNSCALED, zeros=0.1, zeros_last=0.3)
 SOME = WeightRule(500, 0.001, None, "renormalised", 0.3, outlying=0.02)
 OUTLYING = WeightRule(500, 0.01, None, "renormalised", 0.02, outlying=0.02, outlying_error=0.08)
 EXPLAINED = replace(OUTLYING, nearest_error=0.001)
@@ -199,9 +199,9 @@ BELIEVED = {
     "what is not fitted": (of_noise(FITTED, missing(900.0)), MISSING, ""),
     "what is fitted and much better": (of_noise(FITTED, missing(800.0)), "bias differs", ""),
     "weights before sets": (weighed_first(UNSCALED), WEIGHTS, ""),
-    "weights after sets": (evidence(layer(0, 0.995), layer(1, 1.0, weights=UNSCALED)), OPEN, ""),
+    "weights after sets": (evidence(layer(0, 0.995), layer(1, 1.0, weights=UNSCALED)), WEIGHTS, ""),
     "weights dropped by capacity": (weighed_first(DROPPED), "capacity", ""),
-    "fewer weights": (weighed_first(replace(DROPPED, zeros=0.5, zeros_even=1.0)), WEIGHTS, ""),
+    "fewer weights": (weighed_first(replace(DROPPED, zeros=0.5, zeros_last=1.0)), WEIGHTS, ""),
     "weights of no rule": (weighed(NO_RULE), OPEN, ""),
     "weights of no rule, on inputs of B": (weighed(NO_RULE, inputs_of="B"), WEIGHTS, ""),
     "weights of some": (weighed(SOME), AGREED, ""),
@@ -212,9 +212,13 @@ BELIEVED = {
     "another fingerprint, and A's router on B's inputs": (
         evidence(noisy(reproduced=1.0), is_of_another=True, inputs_of="B"),
         "another checkpoint",
-        "Yet the router of A gives 100 % of B's choices on B's inputs",
+        "the router of A gives 100 % of B's choices on B's inputs",
     ),
-    "another fingerprint and a fault": (of_noise(WHOLE, is_of_another=True), ROUNDED, ""),
+    "another fingerprint and a fault": (
+        of_noise(WHOLE, is_of_another=True),
+        "another checkpoint",
+        "(logits rounded)",
+    ),
     "dice": (evidence(DICE), "unrelated", ""),
     "experts of other numbers": (evidence(replace(DICE, beyond_chance_renamed=0.9)), OPEN, ""),
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.router.edits import RouterInModel, beside, edits_of
+from moegeom.router.edits import SETS, RouterInModel, beside, edits_of
 from moegeom.studies.faults.operator import Inputs, Proposal, Site, operator, routed
 
 #: Layers up and down whose inputs are tried.
@@ -18,7 +18,7 @@ _NEAR = 2
 def edited_router(site: Site) -> Iterator[Proposal]:
     """Everything that can be done to a router: moegeom/router/edits.py has the list."""
     model = RouterInModel(site.router, site.number, site.routers, site.other)
-    for edit in edits_of(model):
+    for edit in edits_of(model, SETS):
         needs_inputs = edit.subject not in ("selection bias", "rule")
         router = edit.on_inputs_of(site.router)
         for one in routed(
@@ -80,3 +80,29 @@ def normed_twice(site: Site) -> Iterator[Proposal]:
 
     text = "input normed twice"
     yield from routed(site, "normed_twice", text, cause, site.router, bits=1.0, inputs=inputs)
+
+
+#: Quantiles of the size of coordinates beyond which inputs may be cut off.
+_CUTS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
+
+#: Tokens that tell how large coordinates are.
+_SEEN = 512
+
+
+@operator
+def inputs_clipped(site: Site) -> Iterator[Proposal]:
+    """Coordinates cut off at one size, as by a static scale that is too small."""
+    if not site.has_inputs:
+        return
+    values = site.values_at(site.number)(np.arange(min(len(site.mine), _SEEN)))
+    assert values is not None
+    size = np.abs(values).astype(np.float64)
+    for share, most in zip(_CUTS, np.quantile(size, _CUTS).tolist(), strict=True):
+
+        def inputs(
+            there: Site, rows: np.ndarray, values: np.ndarray, most: float = most
+        ) -> np.ndarray:
+            return np.clip(values, -most, most)
+
+        name, text = f"inputs_clipped_{share}", f"router inputs cut off at {most:.2g}"
+        yield from routed(site, name, text, "inputs differ", site.router, bits=4.0, inputs=inputs)

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from moegeom.engine.choice import group_masked
+from moegeom.geometry.selection import group_scores, kept_groups
 from moegeom.geometry.set_code import set_distances
 from moegeom.router.edits import BIASES
 from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, operator, routed
+from moegeom.variants.emulated import emulate
 
-#: Bits that say one fitted bias.
-_BITS_PER_BIAS = 10.0
+#: Bits that say one fitted bias, and the share of B's sets that they give on its own inputs.
+_BITS_PER_BIAS, _FITTED_MEETS = 10.0, 0.98
 
 
 def _biases(site: Site) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -46,12 +48,14 @@ def bias_cast(site: Site) -> Iterator[Proposal]:
 def bias_fitted(site: Site) -> Iterator[Proposal]:
     """A free bias, fitted to all tokens or to those that differ; every number costs bits.
 
-    Added to the bias that the router has; to its scores if it has none.
+    Added to the bias that the router has; to its scores if it has none. So many numbers mend nearly
+    any smooth change: where B's own inputs are routed, they have to give nearly all of its sets.
     """
     if not site.has_logits:
         return
-    bits, cause = _BITS_PER_BIAS * site.scores.shape[1], "bias differs"
-    text = "another bias for each expert, fitted to B's choices"
+    bits, cause = _BITS_PER_BIAS * site.scores.shape[1], "experts favoured otherwise"
+    text = "a number added to each expert's score, fitted to B's choices"
+    least_met = _FITTED_MEETS if site.is_of_b else 0.0
     for name, change in site.fitted_biases.items():
         if not np.abs(change).max() > 0.0:
             continue
@@ -59,7 +63,9 @@ def bias_fitted(site: Site) -> Iterator[Proposal]:
             if kind == "selection_bias" or site.has_inputs:
                 edited = dataclasses.replace(site.router, **{kind: own + change.astype(own.dtype)})
                 how = {"needs_inputs": kind == "logit_bias", "own_bits": bits}
-                yield from routed(site, name, text, cause, edited, **how)
+                biased = "another bias for each expert, fitted to B's choices"
+                for one in routed(site, name, biased, "bias differs", edited, **how):
+                    yield dataclasses.replace(one, least_met=least_met)
                 break
         else:
 
@@ -67,7 +73,7 @@ def bias_fitted(site: Site) -> Iterator[Proposal]:
                 moved = there.scores[rows] + change.astype(there.scores.dtype)
                 return group_masked(there.router.rule, moved, there.kernels)[0]
 
-            yield Proposal(name, text, cause, own_bits=bits, scores=scores)
+            yield Proposal(name, text, cause, own_bits=bits, scores=scores, least_met=least_met)
 
 
 @operator
@@ -108,14 +114,84 @@ def ties(site: Site) -> Iterator[Proposal]:
 
 
 @operator
-def negative_lost(site: Site) -> Iterator[Proposal]:
-    """Negative logits replaced by the zeros of padding, so that they tie."""
-    few = (site.logits > 0.0).sum(axis=1) < site.theirs.shape[1]
-    if site.has_logits and site.router.rule.groups is None and few.any():
-        yield Proposal(
-            "negative_lost", "negative logits lost (taken as 0)", "rule differs", 2.0,
-            scores=lambda there, rows: np.maximum(there.logits[rows], 0.0),
-        )  # fmt: skip
+def groups_otherwise(site: Site) -> Iterator[Proposal]:
+    """Groups of every G-th expert instead of runs, and groups that are chosen without the bias."""
+    rule, groups = site.router.rule, site.router.rule.groups
+    if groups is None or not site.has_logits:
+        return
+    experts = len(site.matching)
+    order = np.arange(experts).reshape(-1, groups.num_groups).T.ravel()
+    place = np.argsort(order)
+
+    def in_turn(there: Site, rows: np.ndarray) -> np.ndarray:
+        mixed = np.ascontiguousarray(there.scores[rows][:, order])
+        return group_masked(rule, mixed, there.kernels)[0][:, place]
+
+    number = groups.num_groups
+    text = f"expert e in group e modulo {number} instead of e divided by {experts // number}"
+    yield Proposal("groups_in_turn", text, "rule differs", 2.0, scores=in_turn)
+    if site.router.selection_bias is None:
+        return
+    plain = emulate(dataclasses.replace(site.router, selection_bias=None), AS_STORED)
+
+    def unbiased(there: Site, rows: np.ndarray) -> np.ndarray:
+        scores = plain.compared(there.logits[rows])
+        best = kept_groups(group_scores(scores, groups), groups.num_kept)
+        is_allowed = np.repeat(best, experts // number, axis=1)
+        return np.where(is_allowed, there.scores[rows], groups.fill)
+
+    text = "groups chosen by scores without the bias"
+    yield Proposal("groups_unbiased", text, "rule differs", 2.0, scores=unbiased)
+
+
+@operator
+def batch_scores(site: Site) -> Iterator[Proposal]:
+    """Scores that are compared among the tokens of a batch: a softmax over the wrong axis, or each
+    expert takes its best tokens.
+    """
+    if not site.has_logits:
+        return
+    document = np.unique(site.columns.document, return_inverse=True)[1].ravel()
+    batches = {"all tokens": np.zeros(len(document), np.int64), "each document": document}
+    for words, batch in batches.items():
+        of_each = np.empty(site.logits.shape)
+        ranked = np.empty(site.logits.shape)
+        for number in range(int(batch.max()) + 1):
+            inside = batch == number
+            logits = site.logits[inside].astype(np.float64)
+            most = logits.max(axis=0)
+            of_each[inside] = logits - most - np.log(np.exp(logits - most).sum(axis=0))
+            ranked[inside] = logits.argsort(axis=0).argsort(axis=0) / len(logits)
+        for name, text, grid in (
+            ("softmax_of_tokens", "softmax over the tokens instead of the experts", of_each),
+            ("expert_choice", "each expert takes its best tokens", ranked),
+        ):
+
+            def scores(there: Site, rows: np.ndarray, grid: np.ndarray = grid) -> np.ndarray:
+                return group_masked(there.router.rule, grid[rows], there.kernels)[0]
+
+            whole = f"{text}, of {words}"
+            yield Proposal(f"{name} {words}", whole, "rule differs", 3.0, scores=scores)
+
+
+@operator
+def low_ones_lost(site: Site) -> Iterator[Proposal]:
+    """Low scores that tie: negative ones replaced by zeros of padding, or all those below the
+    number that a running maximum begins with.
+    """
+    if not site.has_logits:
+        return
+    grids = {"logits": site.logits, "scores": site.selection}
+    for words, grid in grids.items():
+        for start in (0.0, -1.0):
+            few = (grid > start).sum(axis=1) < site.theirs.shape[1]
+            if not few.any() or (words == "scores" and np.array_equal(grid, site.logits)):
+                continue
+            text = f"{words} below {start:g} lost (a maximum that begins at {start:g})"
+            yield Proposal(
+                f"{words}_below_{start:g}", text, "rule differs", 2.0,
+                scores=lambda there, rows, grid=grid, start=start: np.maximum(grid[rows], start),
+            )  # fmt: skip
 
 
 @operator

@@ -19,6 +19,12 @@ _FAR, _TRIED, _MOST_SHIFT = 512, 4, 8
 #: Shifts by document are fitted: they have to meet this share of the sets. Heuristic.
 _SOME = 0.3
 
+#: Positions that are shifted alike where a shift changes along the text, and sizes of chunks.
+_STRETCH, _CHUNKS = 16, (2, 4, 8, 16, 32, 64)
+
+#: Sizes of a shift along a document, and the share of its steps that make it larger. Heuristic.
+_STEPS, _MOSTLY = 2, 0.8
+
 #: B's most frequent set is a fill value where it makes up this share of the differing rows, at
 #: least so many tokens, and A hardly ever chose it.
 _ONE_SET, _LEAST = 0.02, 5
@@ -56,26 +62,133 @@ def tokens_shifted(site: Site) -> Iterator[Proposal]:
             f"tokens{by:+d}", text, "tokens shifted", math.log2(len(lags)),
             rows=site.shifted(by), stands_for=len(lags) // _TRIED,
         )  # fmt: skip
-    documents = agree.shape[1]
+    document = _number(site.columns.document)
     own = lags[agree.argmax(axis=0)]
     if len(np.unique(own)) > _TRIED:  # as padding in front does, of documents of any lengths
-        document = _number(site.columns.document)
-        rows = np.full(len(document), -1, np.int64)
-        for by in np.unique(own):
-            of_these = own[document] == by
-            rows[of_these] = site.shifted(int(by))[of_these]
-        bits = documents * math.log2(len(lags))
         text = "rows shifted in each document by a number of its own, as by padding in front"
-        yield Proposal("tokens_own", text, "tokens shifted", bits, rows=rows, least_met=_SOME)
+        yield _shifted_by(site, "tokens_own", text, own, document, len(lags))
+    # a number of its own for each stretch of a document: rows that slip, as by drafts
+    stretch = np.cumsum(np.diff(document, prepend=0) != 0) * len(document)
+    stretch = _number(stretch + np.maximum(site.columns.position, 0) // _STRETCH)
+    lags, agree = _agreements(site, stretch)
+    of_each = np.where(agree.max(axis=0) > 0, lags[agree.argmax(axis=0)], 0)
+    if _slips(of_each, np.unique(np.c_[stretch, document], axis=0)[:, 1]):
+        text = "rows shifted by a number that changes along the text, as by rejected drafts"
+        yield _shifted_by(site, "tokens_slipping", text, of_each, stretch, len(lags))
 
 
-def _agreements(site: Site) -> tuple[Int64[np.ndarray, "lags"], Int64[np.ndarray, "lags docs"]]:
-    """Differing tokens that hold A's set of the token at each lag, counted by document.
+def _slips(shift: Int64[np.ndarray, "parts"], document: Int64[np.ndarray, "parts"]) -> bool:
+    """Whether shifts grow along documents, in several steps, in half of those that are shifted."""
+    growing, shifted = 0, 0
+    for number in np.unique(document):
+        own = np.abs(shift[document == number])
+        shifted += bool(own.any())
+        growing += len(np.unique(own)) > _STEPS and bool((np.diff(own) >= 0).mean() > _MOSTLY)
+    return growing > shifted // 2
+
+
+def _shifted_by(
+    site: Site,
+    name: str,
+    text: str,
+    own: Int64[np.ndarray, "parts"],
+    part: Int64[np.ndarray, "tokens"],
+    num_lags: int,
+) -> Proposal:
+    """Rows shifted in each part by its own number."""
+    rows = np.full(len(part), -1, np.int64)
+    for by in np.unique(own):
+        of_these = own[part] == by
+        rows[of_these] = (site.shifted(int(by)) if by else site.place)[of_these]
+    bits = int((own != 0).sum()) * math.log2(num_lags)
+    return Proposal(name, text, "tokens shifted", bits, rows=rows, least_met=_SOME)
+
+
+@operator
+def other_documents(site: Site) -> Iterator[Proposal]:
+    """Rows of another document at the same position: requests of one batch that changed places."""
+    document, position = _number(site.columns.document), site.columns.position
+    number = int(document.max()) + 1
+    rows = np.flatnonzero(site.differs & (position >= 0))
+    if number < 2 or not len(rows):
+        return
+    at = position.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mine, theirs = _names(site.mine) ^ at, _names(site.theirs) ^ at
+    order = np.argsort(mine, kind="stable")
+    first, last = (
+        np.searchsorted(mine[order], theirs[rows], side=side) for side in ("left", "right")
+    )
+    count = np.zeros((number, number), np.int64)
+    for further in range(_TRIED):  # the same set may stand in several documents
+        some = first + further < last
+        of_a = document[order[first[some] + further]]
+        np.add.at(count, (document[rows[some]], of_a), 1)
+    np.fill_diagonal(count, 0)
+    differing = np.bincount(document[rows], minlength=number)
+    own = np.where(count.max(axis=1) > _SOME * np.maximum(differing, 1), count.argmax(axis=1), -1)
+    moved = np.flatnonzero(own >= 0)
+    if not len(moved):
+        return
+    key = document * (int(position.max()) + 2) + position
+    by_key = np.argsort(key, kind="stable")
+    there = own[document] * (int(position.max()) + 2) + position
+    place = np.minimum(np.searchsorted(key[by_key], there), len(key) - 1)
+    is_there = (own[document] >= 0) & (key[by_key[place]] == there)
+    row_of = np.where(is_there, by_key[place], -1)
+    row_of = np.where(own[document] < 0, site.place, row_of)
+    bits = len(moved) * 2.0 * math.log2(number)
+    names = np.unique(site.columns.document)
+    pairs = ", ".join(f"{names[i]} holds {names[own[i]]}" for i in moved[:4])
+    text = f"rows of other documents ({pairs}{', ...' if len(moved) > 4 else ''})"
+    yield Proposal("other_documents", text, "tokens shifted", bits, rows=row_of, least_met=_SOME)
+
+
+@operator
+def permuted_in_chunks(site: Site) -> Iterator[Proposal]:
+    """Rows in another order within chunks of so many tokens, the same in every chunk."""
+    position = site.columns.position.astype(np.int64)
+    mine, theirs = _names(site.mine), _names(site.theirs)
+    document, rows = site.columns.document, np.flatnonzero(site.differs & (position >= 0))
+    best: tuple[float, int, np.ndarray] = (0.0, 0, position)
+    for size in _CHUNKS:
+        if len(rows) < size * 2:
+            break
+        count = np.zeros((size, size), np.int64)
+        at = position[rows] % size
+        for source in range(size):
+            there = rows + source - at
+            inside = (there >= 0) & (there < len(mine))
+            own, other = rows[inside], there[inside]
+            same = (mine[other] == theirs[own]) & (document[other] == document[own])
+            count[:, source] = np.bincount(at[inside][same], minlength=size)
+        share = float(count.max(axis=1).sum() / len(rows))
+        order = np.where(count.max(axis=1) > 0, count.argmax(axis=1), np.arange(size))
+        # the smallest of the chunks that explain as much
+        best = max(best, (share, size, order), key=lambda one: one[0] - 0.001 * one[1])
+    share, size, source = best
+    if share < _SOME or len(np.unique(source)) < size or (source == np.arange(size)).all():
+        return
+    there = site.place + source[position % size] - position % size
+    inside = (there >= 0) & (there < len(mine)) & (position >= 0)
+    there = np.clip(there, 0, len(mine) - 1)
+    inside &= document[there] == document
+    text = f"rows in another order within each {size} positions"
+    yield Proposal(
+        f"permuted_{size}", text, "tokens shifted", size * math.log2(size),
+        rows=np.where(inside, there, -1), least_met=_SOME,
+    )  # fmt: skip
+
+
+def _agreements(
+    site: Site, part: Int64[np.ndarray, "tokens"] | None = None
+) -> tuple[Int64[np.ndarray, "lags"], Int64[np.ndarray, "lags parts"]]:
+    """Differing tokens that hold A's set of the token at each lag, counted by document, or part.
 
     Lags by which a token of another document would be meant count nowhere.
     """
     document = _number(site.columns.document)
-    number = int(document.max()) + 1
+    part = document if part is None else part
+    number = int(part.max()) + 1
     longest = int(np.bincount(document).max())
     lags = np.array([by for by in range(-_FAR, _FAR + 1) if by and abs(by) < longest], np.int64)
     mine, theirs = _names(site.mine), _names(site.theirs)
@@ -86,7 +199,7 @@ def _agreements(site: Site) -> tuple[Int64[np.ndarray, "lags"], Int64[np.ndarray
         inside = (there >= 0) & (there < len(mine))
         at, other = rows[inside], there[inside]
         same = (mine[other] == theirs[at]) & (document[other] == document[at])
-        counts[place] = np.bincount(document[at[same]], minlength=number)
+        counts[place] = np.bincount(part[at[same]], minlength=number)
     return lags, counts
 
 
@@ -170,8 +283,12 @@ _NARROW = {
 def narrow(site: Site) -> Iterator[Proposal]:
     """Expert ids truncated by a narrow integer type, so that several experts share an id."""
     numbers = np.arange(len(site.matching))
-    for words, narrowed in _NARROW.items():
-        name = narrowed(numbers)
+    ways = {words: narrowed(numbers) for words, narrowed in _NARROW.items()}
+    if 0 < (most := int(site.theirs[site.differs].max(initial=0)) + 1) < len(numbers):
+        for count in {most, *(len(numbers) // ranks for ranks in (2, 4, 8, 16))}:
+            if most <= count < len(numbers):
+                ways[f"modulo {count}, as those of a rank"] = numbers % count
+    for words, name in ways.items():
         if np.array_equal(name, numbers):
             continue
 

@@ -75,16 +75,20 @@ def positions(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[To
 
 @scope
 def chunks(saved: Float64[np.ndarray, "tokens"], where: Where) -> Iterator[TokenRegion]:
-    """The first or the last token of each chunk of a prefill."""
+    """The first tokens or the last one of each chunk of a prefill."""
     position = where.position
     bits = math.log2(len(_CHUNKS)) + 1.0
     for power in _CHUNKS:
         size = 2**power
         if size >= int(position.max()) + 1:
             break
-        # of chunks after the first one
-        is_first = (position % size == 0) & (position > 0)
-        yield TokenRegion(is_first, f"the first token of chunks of {size}", bits)
+        # of chunks after the first one; of several tokens as many as save most
+        behind = np.where(position >= size, position % size, -1)
+        most = int(np.cumsum(sums(saved, behind)).argmax()) + 1
+        yield TokenRegion(behind == 0, f"the first token of chunks of {size}", bits)
+        if 1 < most < size:
+            text = f"the first {most} tokens of chunks of {size}"
+            yield TokenRegion((behind >= 0) & (behind < most), text, bits + math.log2(size))
         is_last = (position >= 0) & (position % size == size - 1)
         yield TokenRegion(is_last, f"the last token of chunks of {size}", bits)
 
