@@ -8,17 +8,25 @@ fault and nothing else.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tests.generator.engine import Arithmetic, Run, Schedule, serve
-from tests.generator.faults import KINDS, Injected, draw_fault
+from tests.generator.faults import KINDS, NEW, OLD, Injected, draw_fault
 from tests.generator.files import Form, write_checkpoint, write_recording, write_replies
 from tests.generator.kinds import Ground, Kind, Named
 from tests.generator.model import BENT, SHAPES, Model, Size, Stored, Text, draw_model, draw_text
 
 OPERATORS = tuple(KINDS)
+
+#: Kinds that seeds count through; seeds of old kinds draw what they drew before there were others.
+Selection = Literal["old", "new", "all"]
+SELECTIONS: dict[Selection, tuple[str, ...]] = {
+    "old": tuple(OLD),
+    "new": tuple(NEW),
+    "all": OPERATORS,
+}
 SIZES: tuple[Size, ...] = tuple(SHAPES)
 
 #: Draws of one case before it is given up: faults without effect are drawn again.
@@ -78,9 +86,10 @@ class Written(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------- drawing
-def draw(seed: int, size: Size) -> Case:
+def draw(seed: int, size: Size, selection: Selection = "old") -> Case:
     """The case of a seed: the operator is the seed modulo their number, all else is drawn."""
-    operator = OPERATORS[seed % len(OPERATORS)]
+    operators = SELECTIONS[selection]
+    operator = operators[seed % len(operators)]
     for attempt in range(_ATTEMPTS):
         rng = np.random.default_rng([seed, SIZES.index(size), attempt])
         case = _drawn(seed, size, operator, rng)
@@ -130,6 +139,17 @@ def _fits(kind: Kind, first: Kind, family: str, form: Form) -> bool:
     )
 
 
+def _second(rng: np.random.Generator, operator: str, family: str, form: Form) -> str:
+    """Of old kinds any that fits; of new ones one that can act on the same tokens."""
+    first = KINDS[operator]
+    fitting = [one for one, kind in OLD.items() if _fits(kind, first, family, form)]
+    if operator in NEW:
+        there = [one for one, kind in NEW.items() if _fits(kind, first, family, form)]
+        # a dispatch knows no tokens, and the memory has its own
+        fitting = [one for one in there if KINDS[one].stage not in ("dispatch", "memory")]
+    return fitting[int(rng.integers(len(fitting)))]
+
+
 def _drawn(seed: int, size: Size, operator: str, rng: np.random.Generator) -> Case | None:
     kind = KINDS[operator]
     shape = BENT[kind.bend](SHAPES[size])
@@ -142,11 +162,12 @@ def _drawn(seed: int, size: Size, operator: str, rng: np.random.Generator) -> Ca
     forms = _FORMS[kind.visible_in]
     form = forms[int(rng.integers(len(forms)))]
     operators = [operator]
-    if rng.random() < _COMPOSED_SHARE:
-        fitting = [one for one in OPERATORS if _fits(KINDS[one], kind, family, form)]
-        operators.append(fitting[int(rng.integers(len(fitting)))])
+    if rng.random() < _COMPOSED_SHARE and not (operator in NEW and kind.starts):
+        operators.append(_second(rng, operator, family, form))
     ground = Ground(rng, model, text, packed)
-    injected = tuple(draw_fault(one, ground) for one in operators)
+    injected = (draw_fault(operator, ground),)
+    for one in operators[1:]:
+        injected += (draw_fault(one, ground, injected[0] if operator in NEW else None),)
     named = _named_checkpoint(rng, operators)
 
     def served(some: Sequence[Injected]) -> Run:
@@ -183,7 +204,8 @@ def _by_expert(run: Run, layer: int, experts: int) -> np.ndarray:
 
 def differences(run: Run, other: Run, layer: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens whose set differs in a layer, and those of equal sets whose weights do."""
-    most = max(int(one.chosen[layer].max()) for one in (run, other)) + 1
+    # -1 is nobody: the last of the columns
+    most = max(int(one.chosen[layer].max()) for one in (run, other)) + 2
     here, there = _by_expert(run, layer, most), _by_expert(other, layer, most)
     sets = (np.isnan(here) != np.isnan(there)).any(axis=1)
     distance = np.abs(np.nan_to_num(here) - np.nan_to_num(there)).max(axis=1)
@@ -199,6 +221,14 @@ def effect_of(run: Run, twin: Run, injected: Injected) -> Effect | None:
     sets, weights = differences(run, twin, first)
     later = [differences(run, twin, layer)[0] for layer in range(first + 1, len(run.chosen))]
     return Effect(int(sets.sum()), int(weights.sum()), int(sum(one.sum() for one in later)))
+
+
+def num_different(case: Case) -> int:
+    """Tokens of which B and its twin record other sets in some layer, or other weights."""
+    layers = range(len(case.b.chosen))
+    parts = [differences(case.b, case.twin, layer) for layer in layers]
+    different = [sets | weights & (case.form != "replies") for sets, weights in parts]
+    return int(np.logical_or.reduce(different).sum())
 
 
 def _is_visible(effect: Effect, form: Form, num_tokens: int) -> bool:

@@ -67,7 +67,7 @@ class Schedule:
 
 
 # ------------------------------------------------------------------------------------------- faults
-Stage = Literal["load", "input", "cache", "rule", "dispatch", "write"]
+Stage = Literal["load", "input", "cache", "memory", "rule", "dispatch", "write"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +85,7 @@ class Fault:
 
     What ``change`` takes and gives depends on the stage: ``load`` (layer, RouterTensors) to
     RouterTensors, ``input`` a :class:`Reading` to inputs, ``cache`` a :class:`Handover` to a state,
+    ``memory`` a Handover to the number of tokens of the step that do not see what was before it,
     ``rule`` a Rule to a Rule, ``dispatch`` (logits, Choice) to a Choice, ``write`` a :class:`Trace`
     to a Trace.
     """
@@ -219,11 +220,16 @@ class _Server:
                 state = np.where(hit[:, None], fault.change(handover), state)
         put = self.arithmetic.dot(self.arithmetic.kept(unit(h)), layer.into)
         states = np.empty_like(put)
-        before = state
+        before, past = state, state[:, None]
         for step in range(h.shape[1]):
             before = state
             state = layer.decay * state + (1.0 - layer.decay) * put[:, step]
             states[:, step] = state
+        for fault in self._of("memory"):
+            hit = fault.reach.tokens[batch, handover.start]
+            if handover.layer in fault.reach.layers and hit.any():
+                blind = np.arange(1, min(fault.change(handover), h.shape[1]) + 1)[:, None]
+                states[hit, : len(blind)] -= (layer.decay**blind * past)[hit]
         return self.arithmetic.dot(states, layer.out), state, before, put[:, -1]
 
     def _experts(

@@ -1,17 +1,20 @@
 """All faults by operator, and how one is drawn for a model and a text."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool
 
-from tests.generator import faults_of_stages, faults_of_weights
+from tests.generator import faults_of_columns, faults_of_stages, faults_of_steps, faults_of_weights
 from tests.generator.engine import Fault, Reach, Schedule
 from tests.generator.kinds import EXPERTS, LAYERS, TOKENS, Draw, Ground, Kind, draw_scope
 from tests.generator.model import Text
 
-KINDS: Mapping[str, Kind] = {**faults_of_weights.KINDS, **faults_of_stages.KINDS}
+#: Kinds on which explain was tuned, and those that were added when it stood.
+OLD: Mapping[str, Kind] = {**faults_of_weights.KINDS, **faults_of_stages.KINDS}
+NEW: Mapping[str, Kind] = {**faults_of_columns.KINDS, **faults_of_steps.KINDS}
+KINDS: Mapping[str, Kind] = {**OLD, **NEW}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +58,15 @@ def step_starts(schedule: Schedule, length: int) -> np.ndarray:
     return np.array([start for start in starts if 0 < start <= schedule.decode_from], dtype=int)
 
 
-def draw_fault(operator: str, ground: Ground) -> Injected:
+def draw_fault(operator: str, ground: Ground, of: Injected | None = None) -> Injected:
+    """With ``of`` at the layers and tokens of another fault."""
     kind = KINDS[operator]
-    scope = _one_scope(ground.rng, kind, ground.model.shape.layers)
-    name, reach = draw_scope(scope, ground, kind.lowest)
+    if of is None:
+        scope = _one_scope(ground.rng, kind, ground.model.shape.layers)
+        name, reach = draw_scope(scope, ground, kind.lowest)
+    else:
+        scope = name = "all" if of.fault.reach.experts is not None else of.scope
+        reach = replace(of.fault.reach, experts=None)
     if kind.starts:
         reach = _starts(ground, reach, kind, scope)
     seed = int(ground.rng.integers(2**31))
@@ -69,7 +77,7 @@ def draw_fault(operator: str, ground: Ground) -> Injected:
 def acts_on(fault: Fault, text: Text) -> Bool[np.ndarray, "documents length"]:
     """The tokens at which a fault acts: of a cache all that are served from it since."""
     tokens = fault.reach.tokens
-    if fault.stage == "cache":
+    if fault.stage in ("cache", "memory"):
         tokens = np.logical_or.accumulate(tokens, axis=1)
     return tokens & text.is_token
 

@@ -76,19 +76,19 @@ def _token_twice(handover: Handover) -> np.ndarray:
 
 
 # --------------------------------------------------------------------------------------------- rule
-def _of_rule(**values: object) -> kinds.Made:
+def of_rule(**values: object) -> kinds.Made:
     return lambda rule: replace(rule, **values)
 
 
 def _other_score(draw: kinds.Draw) -> kinds.Made:
     other = {"softmax": "sigmoid", "sigmoid": "softmax"}
-    return _of_rule(score=other[draw.model.rule.score])
+    return of_rule(score=other[draw.model.rule.score])
 
 
 def _softmax_moved(draw: kinds.Draw) -> kinds.Made:
     if draw.model.rule.softmax_over_chosen:
-        return _of_rule(score="softmax", softmax_over_chosen=False)
-    return _of_rule(softmax_over_chosen=True)
+        return of_rule(score="softmax", softmax_over_chosen=False)
+    return of_rule(softmax_over_chosen=True)
 
 
 def _group_count(draw: kinds.Draw) -> kinds.Made:
@@ -103,21 +103,21 @@ def _group_count(draw: kinds.Draw) -> kinds.Made:
         and experts // groups >= 2
     ]
     groups, kept = draw.choice(*pairs) if pairs else (rule.num_groups * 2, rule.num_kept + 1)
-    return _of_rule(num_groups=groups, num_kept=kept)
+    return of_rule(num_groups=groups, num_kept=kept)
 
 
 def _more(draw: kinds.Draw) -> kinds.Made:
     by_index = bool(draw.rng.integers(2))
-    return _of_rule(num_run=draw.model.rule.top_k + 1, written_by_index=by_index)
+    return of_rule(num_run=draw.model.rule.top_k + 1, written_by_index=by_index)
 
 
 def _scale(draw: kinds.Draw) -> kinds.Made:
     scale = draw.model.rule.scale
-    return _of_rule(scale=draw.choice(1.0, scale * scale, scale * 0.8) if scale != 1.0 else 2.5)
+    return of_rule(scale=draw.choice(1.0, scale * scale, scale * 0.8) if scale != 1.0 else 2.5)
 
 
 # ----------------------------------------------------------------------------------------- dispatch
-def _overflow(chosen: np.ndarray, experts: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def overflow(chosen: np.ndarray, experts: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Which slots find their expert full, first come first served, and how full experts are."""
     flat = chosen.ravel()
     order = np.argsort(flat, kind="stable")
@@ -128,7 +128,7 @@ def _overflow(chosen: np.ndarray, experts: int, capacity: int) -> tuple[np.ndarr
     return (place >= capacity).reshape(chosen.shape), np.minimum(load, capacity)
 
 
-def _capacity(chosen: np.ndarray, experts: int, factor: float) -> int:
+def capacity_of(chosen: np.ndarray, experts: int, factor: float) -> int:
     return max(1, int(np.ceil(factor * chosen.size / experts)))
 
 
@@ -137,8 +137,8 @@ def _dropped(draw: kinds.Draw) -> kinds.Made:
 
     def change(logits: np.ndarray, choice: Choice) -> Choice:
         experts = logits.shape[1]
-        capacity = _capacity(choice.chosen, experts, factor)
-        full, _ = _overflow(choice.chosen, experts, capacity)
+        capacity = capacity_of(choice.chosen, experts, factor)
+        full, _ = overflow(choice.chosen, experts, capacity)
         weights = np.where(full, np.float32(0.0), choice.weights)
         return Choice(choice.chosen, weights, choice.selection)
 
@@ -151,8 +151,8 @@ def _rerouted(draw: kinds.Draw) -> kinds.Made:
 
     def change(logits: np.ndarray, choice: Choice) -> Choice:
         experts = logits.shape[1]
-        capacity = _capacity(choice.chosen, experts, factor)
-        full, load = _overflow(choice.chosen, experts, capacity)
+        capacity = capacity_of(choice.chosen, experts, factor)
+        full, load = overflow(choice.chosen, experts, capacity)
         chosen = choice.chosen.copy()
         for token, slot in np.argwhere(full):
             open_ones = load < capacity
@@ -168,7 +168,7 @@ def _rerouted(draw: kinds.Draw) -> kinds.Made:
 
 
 # ------------------------------------------------------------------------------------------- writer
-def _of_ids(change: Callable[[np.ndarray], np.ndarray]) -> kinds.Made:
+def of_ids(change: Callable[[np.ndarray], np.ndarray]) -> kinds.Made:
     def changed(trace: Trace) -> Trace:
         return replace(trace, chosen=change(trace.chosen).astype(np.int32))
 
@@ -179,7 +179,7 @@ def _renamed(draw: kinds.Draw) -> kinds.Made:
     """The map from the places of experts to their numbers is not applied."""
     name = np.arange(draw.model.shape.experts)
     name[draw.experts] = draw.rng.permutation(draw.experts)
-    return _of_ids(lambda chosen: name[chosen])
+    return of_ids(lambda chosen: name[chosen])
 
 
 def _offset(draw: kinds.Draw) -> kinds.Made:
@@ -187,7 +187,7 @@ def _offset(draw: kinds.Draw) -> kinds.Made:
     experts = draw.model.shape.experts
     ranks = int(draw.choice(2, 4))
     shift = int(draw.rng.integers(1, ranks)) * (experts // ranks)
-    return _of_ids(lambda chosen: (chosen + shift) % experts)
+    return of_ids(lambda chosen: (chosen + shift) % experts)
 
 
 def _replicas(draw: kinds.Draw) -> kinds.Made:
@@ -201,7 +201,7 @@ def _replicas(draw: kinds.Draw) -> kinds.Made:
         odd = (np.arange(chosen.shape[2]) % 2 == 1)[:, None]
         return np.where(odd, name[chosen], chosen)
 
-    return _of_ids(change)
+    return of_ids(change)
 
 
 def _padding(draw: kinds.Draw) -> kinds.Made:
@@ -248,15 +248,15 @@ def _layers_shifted(draw: kinds.Draw) -> kinds.Made:
     return change
 
 
-_READ = ("all", *kinds.LAYERS, *kinds.TOKENS)
+READ = ("all", *kinds.LAYERS, *kinds.TOKENS)
 _SERVED = ("all", *kinds.LAYERS, "documents", "positions_from")
-_BATCHES = ("all", *kinds.LAYERS)
-_WRITTEN = ("all", *kinds.LAYERS, *kinds.POSITIONS, "documents", "ranks")
+BATCHES = ("all", *kinds.LAYERS)
+WRITTEN = ("all", *kinds.LAYERS, *kinds.POSITIONS, "documents", "ranks")
 
-_input = partial(kinds.kind, "input", _READ)
-_rule = partial(kinds.kind, "rule", _READ)
+_input = partial(kinds.kind, "input", READ)
+_rule = partial(kinds.kind, "rule", READ)
 _rule_of_groups = partial(_rule, families=kinds.WITH_GROUPS)
-_dispatch = partial(kinds.kind, "dispatch", _BATCHES)
+_dispatch = partial(kinds.kind, "dispatch", BATCHES)
 _write = partial(kinds.kind, "write", visible_in="ids_only")
 
 KINDS: Mapping[str, kinds.Kind] = {
@@ -302,70 +302,68 @@ KINDS: Mapping[str, kinds.Kind] = {
     "softmax_moved": _rule(
         _softmax_moved, "rule differs", "routing weights differ", families=("olmoe", "gpt_oss")
     ),
-    "group_score": _rule_of_groups(lambda draw: _of_rule(group_score="max"), "rule differs"),
+    "group_score": _rule_of_groups(lambda draw: of_rule(group_score="max"), "rule differs"),
     "group_count": _rule_of_groups(_group_count, "rule differs"),
     "groups_ignored": _rule_of_groups(
-        lambda draw: _of_rule(num_groups=1, num_kept=1), "rule differs"
+        lambda draw: of_rule(num_groups=1, num_kept=1), "rule differs"
     ),
-    "group_fill": _rule_of_groups(lambda draw: _of_rule(fill=0.0), "rule differs", bias_level=-0.6),
+    "group_fill": _rule_of_groups(lambda draw: of_rule(fill=0.0), "rule differs", bias_level=-0.6),
     "top_k_more": _rule(_more, "rule differs", "routing weights differ"),
     "top_k_fewer": _rule(
-        lambda draw: _of_rule(num_run=draw.model.rule.top_k - 1),
+        lambda draw: of_rule(num_run=draw.model.rule.top_k - 1),
         *("rule differs", "routing weights differ"),
     ),
     "bias_in_weights": _rule(
-        lambda draw: _of_rule(bias_in_weights=True),
+        lambda draw: of_rule(bias_in_weights=True),
         "bias in routing weights",
         families=kinds.WITH_SELECTION_BIAS,
     ),
     "bias_not_in_selection": _rule(
-        lambda draw: _of_rule(bias_selects=False),
-        "bias missing",
-        families=kinds.WITH_SELECTION_BIAS,
+        lambda draw: of_rule(bias_selects=False), "bias missing", families=kinds.WITH_SELECTION_BIAS
     ),
     "renormalisation_flipped": _rule(
-        lambda draw: _of_rule(renormalise=not draw.model.rule.renormalise),
+        lambda draw: of_rule(renormalise=not draw.model.rule.renormalise),
         "routing weights differ",
         families=("olmoe", "qwen3_moe", *kinds.WITH_SELECTION_BIAS),
     ),
     "other_scale": _rule(_scale, "routing weights differ"),
     "soft_cap": _rule(
-        lambda draw: _of_rule(soft_cap=float(draw.choice(2.0, 5.0, 15.0))),
+        lambda draw: of_rule(soft_cap=float(draw.choice(2.0, 5.0, 15.0))),
         *("rule differs", "routing weights differ"),
     ),
     "ties_to_high_index": _rule(
-        lambda draw: _of_rule(ties_to_high_index=True),
+        lambda draw: of_rule(ties_to_high_index=True),
         "ties broken by number",
         equal_rows=True,
         is_exact=True,
     ),
     "capacity_dropped": _dispatch(_dropped, "capacity"),
     "capacity_rerouted": _dispatch(_rerouted, "capacity"),
-    "experts_renamed": _write((*_WRITTEN, *kinds.EXPERTS), _renamed, "experts renamed"),
-    "experts_offset": _write(_WRITTEN, _offset, "experts renamed"),
-    "replica_ids": _write(_WRITTEN, _replicas, "experts renamed", may_be_refused=True),
+    "experts_renamed": _write((*WRITTEN, *kinds.EXPERTS), _renamed, "experts renamed"),
+    "experts_offset": _write(WRITTEN, _offset, "experts renamed"),
+    "replica_ids": _write(WRITTEN, _replicas, "experts renamed", may_be_refused=True),
     "ids_int8": _write(
-        _BATCHES,
-        lambda draw: _of_ids(lambda chosen: chosen & 0x7F),
+        BATCHES,
+        lambda draw: of_ids(lambda chosen: chosen & 0x7F),
         "experts renamed",
         bend="beyond_127",
         may_be_refused=True,
     ),
     "ids_uint8": _write(
-        _BATCHES,
-        lambda draw: _of_ids(lambda chosen: chosen & 0xFF),
+        BATCHES,
+        lambda draw: of_ids(lambda chosen: chosen & 0xFF),
         "experts renamed",
         bend="beyond_255",
         may_be_refused=True,
     ),
     "ids_sorted": _write(
-        _WRITTEN,
-        lambda draw: _of_ids(lambda chosen: np.sort(chosen, axis=-1)),
+        WRITTEN,
+        lambda draw: of_ids(lambda chosen: np.sort(chosen, axis=-1)),
         *("no disagreement", "routing weights differ", "arithmetic noise only"),
         visible_in="weights",
     ),
     "padding_rows": _write(("all", "documents"), _padding, "padding counted", "tokens shifted"),
-    "written_rows_shifted": _write(_WRITTEN, _rows_shifted, "tokens shifted"),
-    "written_rows_stale": _write(_WRITTEN, _rows_stale, "rows repeated"),
-    "written_layers_shifted": _write(_BATCHES, _layers_shifted, "layers shifted"),
+    "written_rows_shifted": _write(WRITTEN, _rows_shifted, "tokens shifted"),
+    "written_rows_stale": _write(WRITTEN, _rows_stale, "rows repeated"),
+    "written_layers_shifted": _write(BATCHES, _layers_shifted, "layers shifted"),
 }

@@ -83,7 +83,7 @@ def _row_factor(rows: np.ndarray, factor: float) -> Made:
 
 
 # ------------------------------------------------------------------------------------------ weights
-def _of(part: str, change: Callable[[int, np.ndarray], np.ndarray]) -> Made:
+def of_part(part: str, change: Callable[[int, np.ndarray], np.ndarray]) -> Made:
     """One part of a router, changed by the layer and by what was there."""
 
     def changed(layer: int, tensors: model.RouterTensors) -> model.RouterTensors:
@@ -94,7 +94,7 @@ def _of(part: str, change: Callable[[int, np.ndarray], np.ndarray]) -> Made:
 
 
 def _each(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Draw], Made]:
-    return lambda draw: _of(part, lambda layer, values: change(values))
+    return lambda draw: of_part(part, lambda layer, values: change(values))
 
 
 def _of_another_layer(draw: Draw) -> Made:
@@ -126,12 +126,12 @@ def _at_initialisation(draw: Draw) -> Made:
     def change(layer: int, weight: np.ndarray) -> np.ndarray:
         return model.INITIALISER_RANGE * draw.rng_at(layer).standard_normal(weight.shape)
 
-    return _of("weight", change)
+    return of_part("weight", change)
 
 
 def _scaled(draw: Draw) -> Made:
     factor = draw.choice(0.25, 0.5, 0.9, 1.1, 2.0, -1.0)
-    return _of("weight", lambda layer, weight: factor * weight)
+    return of_part("weight", lambda layer, weight: factor * weight)
 
 
 def _low_rank(draw: Draw) -> Made:
@@ -145,13 +145,13 @@ def _low_rank(draw: Draw) -> Made:
         update = update @ rng.standard_normal((rank, weight.shape[1]))
         return weight + update * (size * np.linalg.norm(weight) / np.linalg.norm(update))
 
-    return _of("weight", change)
+    return of_part("weight", change)
 
 
 # ----------------------------------------------------------------------------------------- rounding
 def _fp8(draw: Draw, name: model.Fp8) -> Made:
     scales = draw.choice(None, "row", "column", "block", "tensor")
-    return _of("weight", lambda layer, weight: model.to_fp8(weight, name, scales))
+    return of_part("weight", lambda layer, weight: model.to_fp8(weight, name, scales))
 
 
 _SIGNED = {8: (127.0, 127.5, 128.0), 4: (7.0, 7.5, 8.0)}
@@ -165,23 +165,23 @@ def _integers(draw: Draw, bits: int) -> model.Integers:
 
 def _int(draw: Draw, bits: int) -> Made:
     form = _integers(draw, bits)
-    return _of("weight", lambda layer, weight: model.to_integers(weight, form))
+    return of_part("weight", lambda layer, weight: model.to_integers(weight, form))
 
 
 def _bf16_after_int8(draw: Draw) -> Made:
     form = _integers(draw, 8)
-    return _of("weight", lambda layer, weight: model.rounded(model.to_integers(weight, form)))
+    return of_part("weight", lambda layer, weight: model.rounded(model.to_integers(weight, form)))
 
 
 # --------------------------------------------------------------------------------------------- bias
 def _bias_offset(draw: Draw) -> Made:
     offset = float(draw.choice(-0.2, -0.05, 0.05, 0.2))
-    return _of("bias", lambda layer, bias: bias + offset)
+    return of_part("bias", lambda layer, bias: bias + offset)
 
 
 def _bias_shifted(draw: Draw) -> Made:
     shift = int(draw.choice(1, 2, draw.model.shape.experts // 4))
-    return _of("bias", lambda layer, bias: np.roll(bias, shift))
+    return of_part("bias", lambda layer, bias: np.roll(bias, shift))
 
 
 def _bias_of(tensors: Sequence[model.RouterTensors], at: Callable[[int], int]) -> Made:
@@ -190,7 +190,7 @@ def _bias_of(tensors: Sequence[model.RouterTensors], at: Callable[[int], int]) -
         assert there is not None
         return there
 
-    return _of("bias", change)
+    return of_part("bias", change)
 
 
 def _bias_misread(draw: Draw) -> Made:
@@ -205,76 +205,72 @@ def _bias_misread(draw: Draw) -> Made:
             read = stored.view(np.float32)
         return np.nan_to_num(np.clip(read, -1e4, 1e4), nan=0.0)
 
-    return _of("bias", change)
+    return of_part("bias", change)
 
 
 # --------------------------------------------------------------------------------------------- gain
 def _gain_of_another_layer(draw: Draw) -> Made:
     at = draw.another_layer()
-    return _of("gain", lambda layer, gain: draw.model.routers[at(layer)].gain)
+    return of_part("gain", lambda layer, gain: draw.model.routers[at(layer)].gain)
 
 
-_ANY = ("all", *LAYERS, *EXPERTS, *TOKENS)
-_NO_EXPERTS = ("all", *LAYERS, *TOKENS)
+ANY = ("all", *LAYERS, *EXPERTS, *TOKENS)
+NO_EXPERTS = ("all", *LAYERS, *TOKENS)
 
-_load = partial(kind, "load")
-_load_bias = partial(_load, families=WITH_BIAS)
+load = partial(kind, "load")
+load_bias = partial(load, families=WITH_BIAS)
 
 
 def _gain(make: Callable[[Draw], Made]) -> Kind:
-    return _load(_NO_EXPERTS, make, "gain not folded")
+    return load(NO_EXPERTS, make, "gain not folded")
 
 
 KINDS: Mapping[str, Kind] = {
-    "rows_permuted": _load(_ANY, _permuted, "experts renamed", "rows damaged"),
-    "rows_interleaved": _load(_NO_EXPERTS, _interleaved, "experts renamed", "rows damaged"),
-    "rows_shifted": _load(_NO_EXPERTS, _shifted, "experts renamed", "rows damaged"),
-    "rows_duplicated": _load(_ANY, _duplicated, "rows damaged"),
-    "rows_zeroed": _load(_ANY, _zeroed, "rows damaged"),
-    "row_scaled": _load(_NO_EXPERTS, _row_scaled, "rows damaged"),
-    "weights_transposed": _load(
-        _NO_EXPERTS, _each("weight", np.transpose), "rows damaged", bend="square"
+    "rows_permuted": load(ANY, _permuted, "experts renamed", "rows damaged"),
+    "rows_interleaved": load(NO_EXPERTS, _interleaved, "experts renamed", "rows damaged"),
+    "rows_shifted": load(NO_EXPERTS, _shifted, "experts renamed", "rows damaged"),
+    "rows_duplicated": load(ANY, _duplicated, "rows damaged"),
+    "rows_zeroed": load(ANY, _zeroed, "rows damaged"),
+    "row_scaled": load(NO_EXPERTS, _row_scaled, "rows damaged"),
+    "weights_transposed": load(
+        NO_EXPERTS, _each("weight", np.transpose), "rows damaged", bend="square"
     ),
-    "weights_of_another_layer": _load(_ANY, _of_another_layer, "rows of another layer"),
-    "weights_of_older_checkpoint": _load(
-        _ANY, lambda draw: _of_other_files(draw, draw.model.older), "router stale", loaded="older"
+    "weights_of_another_layer": load(ANY, _of_another_layer, "rows of another layer"),
+    "weights_of_older_checkpoint": load(
+        ANY, lambda draw: _of_other_files(draw, draw.model.older), "router stale", loaded="older"
     ),
-    "weights_of_another_training": _load(
-        _ANY,
+    "weights_of_another_training": load(
+        ANY,
         lambda draw: _of_other_files(draw, draw.model.other),
         *("router stale", "unrelated"),
         loaded="other",
     ),
-    "weights_at_initialisation": _load(_ANY, _at_initialisation, "unrelated", "rows damaged"),
-    "weights_scaled": _load(
-        _ANY, _scaled, "rows damaged", "routing weights differ", "rule differs"
-    ),
-    "low_rank_update": _load(_ANY, _low_rank, "rows damaged"),
-    "weights_bf16": _load(
-        _ANY, _each("weight", model.rounded), "weights rounded", stored="float32"
-    ),
-    "weights_fp8_e4m3": _load(_ANY, lambda draw: _fp8(draw, "e4m3"), "weights rounded"),
-    "weights_fp8_e5m2": _load(_ANY, lambda draw: _fp8(draw, "e5m2"), "weights rounded"),
-    "weights_int8": _load(_ANY, lambda draw: _int(draw, 8), "weights rounded"),
-    "weights_int4": _load(_ANY, lambda draw: _int(draw, 4), "weights rounded"),
-    "weights_bf16_after_int8": _load(_ANY, _bf16_after_int8, "weights rounded"),
-    "bias_dropped": _load_bias(_ANY, _each("bias", np.zeros_like), "bias missing"),
-    "bias_negated": _load_bias(_ANY, _each("bias", np.negative), "bias differs"),
-    "bias_offset": _load_bias(EXPERTS, _bias_offset, "bias differs"),
-    "bias_shifted": _load_bias(_NO_EXPERTS, _bias_shifted, "bias differs"),
-    "bias_bf16": _load_bias(_ANY, _each("bias", model.rounded), "bias rounded"),
-    "bias_of_another_layer": _load_bias(
-        _ANY,
+    "weights_at_initialisation": load(ANY, _at_initialisation, "unrelated", "rows damaged"),
+    "weights_scaled": load(ANY, _scaled, "rows damaged", "routing weights differ", "rule differs"),
+    "low_rank_update": load(ANY, _low_rank, "rows damaged"),
+    "weights_bf16": load(ANY, _each("weight", model.rounded), "weights rounded", stored="float32"),
+    "weights_fp8_e4m3": load(ANY, lambda draw: _fp8(draw, "e4m3"), "weights rounded"),
+    "weights_fp8_e5m2": load(ANY, lambda draw: _fp8(draw, "e5m2"), "weights rounded"),
+    "weights_int8": load(ANY, lambda draw: _int(draw, 8), "weights rounded"),
+    "weights_int4": load(ANY, lambda draw: _int(draw, 4), "weights rounded"),
+    "weights_bf16_after_int8": load(ANY, _bf16_after_int8, "weights rounded"),
+    "bias_dropped": load_bias(ANY, _each("bias", np.zeros_like), "bias missing"),
+    "bias_negated": load_bias(ANY, _each("bias", np.negative), "bias differs"),
+    "bias_offset": load_bias(EXPERTS, _bias_offset, "bias differs"),
+    "bias_shifted": load_bias(NO_EXPERTS, _bias_shifted, "bias differs"),
+    "bias_bf16": load_bias(ANY, _each("bias", model.rounded), "bias rounded"),
+    "bias_of_another_layer": load_bias(
+        ANY,
         lambda draw: _bias_of(draw.model.routers, draw.another_layer()),
         *("bias stale", "bias differs"),
     ),
-    "bias_of_older_checkpoint": _load_bias(
-        _ANY,
+    "bias_of_older_checkpoint": load_bias(
+        ANY,
         lambda draw: _bias_of(draw.model.older, lambda layer: layer),
         *("bias stale", "bias differs"),
         loaded="older",
     ),
-    "bias_misread": _load_bias(_ANY, _bias_misread, "bias differs"),
+    "bias_misread": load_bias(ANY, _bias_misread, "bias differs"),
     "gain_dropped": _gain(_each("gain", np.ones_like)),
     "gain_twice": _gain(_each("gain", np.square)),
     "gain_plus_one": _gain(_each("gain", lambda gain: 1.0 + gain)),

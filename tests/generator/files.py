@@ -66,7 +66,7 @@ def write_recording(run: Run, text: Text, form: Form, checkpoint: Path, path: Pa
 def write_replies(run: Run, text: Text, experts: int, path: Path) -> None:
     """One reply of a server to a line; the last token of each is never routed."""
     chosen = np.stack(run.chosen, axis=1)
-    dtype = np.uint8 if experts <= 256 else np.uint16
+    dtype = np.int16 if chosen.min() < 0 else np.uint8 if experts <= 256 else np.uint16
     ends = np.cumsum(text.lengths)
     lines = []
     for document, (end, length) in enumerate(zip(ends, text.lengths, strict=True)):

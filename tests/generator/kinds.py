@@ -190,7 +190,8 @@ class Kind:
     prefill do. Of B ids must be recorded, weights beside them, or (``ids_only``) nothing else, since
     the writer alone is wrong. Some show only where all arithmetics are float32 (``is_exact``).
     ``loaded`` is the other checkpoint that the faulty engine loaded from; a trace whose ids cannot
-    be choices ``may_be_refused``.
+    be choices ``may_be_refused``. ``unseen`` are right too where B does not record what tells them
+    from what is ``named``: its inputs, or what else they are ``told_by``.
     """
 
     stage: Stage
@@ -208,6 +209,8 @@ class Kind:
     is_exact: bool = False
     loaded: Named = ""
     may_be_refused: bool = False
+    unseen: tuple[Cause, ...] = ()
+    told_by: Literal["router_input", "logits"] = "router_input"
 
 
 def kind(

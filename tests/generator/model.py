@@ -74,7 +74,7 @@ def to_fp8(
     return (stored * scale).reshape(x.shape).astype(np.float32)
 
 
-ScoreName = Literal["softmax", "sigmoid", "identity"]
+ScoreName = Literal["softmax", "sigmoid", "sqrt_softplus", "identity", "softmax_of_tokens"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,9 @@ class Rule:
 
     ``top_k`` experts are written to the trace; ``num_run`` of them are run (None: all of these),
     and where more are run than written, ``written_by_index`` says that the slots come in the order
-    of the experts and the last ones are lost.
+    of the experts and the last ones are lost. Logits are divided by ``temperature`` first. Groups
+    have the experts of one number modulo their count where they are ``interleaved``. A search for
+    the largest that starts at ``least`` leaves the expert ``nobody`` where all are smaller.
     """
 
     top_k: int
@@ -102,6 +104,11 @@ class Rule:
     ties_to_high_index: bool = False
     num_run: int | None = None
     written_by_index: bool = False
+    temperature: float = 1.0
+    interleaved: bool = False
+    groups_without_bias: bool = False
+    least: float = -np.inf
+    nobody: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +126,9 @@ def _softmax(z: np.ndarray) -> np.ndarray:
 _SCORES = {
     "softmax": _softmax,
     "sigmoid": lambda z: 0.5 * (1.0 + np.tanh(0.5 * z)),
+    "sqrt_softplus": lambda z: np.sqrt(np.logaddexp(0.0, z)),
     "identity": lambda z: z,
+    "softmax_of_tokens": lambda z: _softmax(z.T).T,
 }
 
 
@@ -129,15 +138,19 @@ def _largest(q: np.ndarray, k: int, ties_to_high_index: bool) -> np.ndarray:
     return np.argsort(-q, axis=1, kind="stable")[:, :k]
 
 
-def _masked(q: np.ndarray, rule: Rule) -> np.ndarray:
+def _masked(q: np.ndarray, by: np.ndarray, rule: Rule) -> np.ndarray:
+    """Without the experts of groups that are not among the best ``by`` the sum of a few."""
     if rule.num_kept >= rule.num_groups:
         return q
-    groups = q.reshape(len(q), rule.num_groups, -1)
+    expert = np.arange(q.shape[1])
+    size = q.shape[1] // rule.num_groups
+    group = expert % rule.num_groups if rule.interleaved else expert // size
+    groups = by[:, np.argsort(group, kind="stable")].reshape(len(q), rule.num_groups, size)
     best = 1 if rule.group_score == "max" else 2
     score = np.sort(groups, axis=2)[:, :, -best:].sum(axis=2)
     kept = np.zeros(score.shape, bool)
     np.put_along_axis(kept, _largest(score, rule.num_kept, False), True, axis=1)
-    return np.where(kept[:, :, None], groups, rule.fill).reshape(q.shape)
+    return np.where(kept[:, group], q, rule.fill)
 
 
 def choose(
@@ -145,18 +158,22 @@ def choose(
     bias: Float[np.ndarray, "experts"] | None,
     rule: Rule,
 ) -> Choice:
-    """S = top-k of mask(score(cap(z)) + b), w_i = scale s_i / sum s; z holds a logit bias."""
-    z = logits.astype(np.float64)
+    """S = top-k of mask(score(cap(z / t)) + b), w_i = scale s_i / sum s; z holds a logit bias."""
+    z = logits.astype(np.float64) / rule.temperature
     if np.isfinite(rule.soft_cap):
         z = rule.soft_cap * np.tanh(z / rule.soft_cap)
     scores = _SCORES[rule.score](z)
     has_bias = rule.bias == "selection" and bias is not None
     biased = scores + bias if has_bias else scores
-    selection = _masked(biased if rule.bias_selects else scores, rule)
+    selected_by = biased if rule.bias_selects else scores
+    grouped_by = scores if rule.groups_without_bias else selected_by
+    selection = _masked(selected_by, grouped_by, rule)
     run = rule.num_run or rule.top_k
     chosen = _largest(selection, max(run, rule.top_k), rule.ties_to_high_index)
     # experts that are named and not run have no weight, and no part in a sum
     runs = np.arange(chosen.shape[1]) < run
+    if np.isfinite(rule.least):
+        runs = runs & (np.take_along_axis(selection, chosen, axis=1) >= rule.least)
     if rule.softmax_over_chosen:
         weights = _softmax(np.where(runs, np.take_along_axis(z, chosen, axis=1), -np.inf))
     else:
@@ -164,6 +181,9 @@ def choose(
         weights = np.where(runs, np.take_along_axis(source, chosen, axis=1), 0.0)
     if rule.renormalise:
         weights = weights / (weights.sum(axis=1, keepdims=True) + 1e-20)
+    if np.isfinite(rule.least):
+        chosen = np.where(runs, chosen, rule.nobody)
+        weights = np.where(runs, weights, 0.0)
     if rule.written_by_index:
         order = np.argsort(chosen, axis=1)
         chosen = np.take_along_axis(chosen, order, axis=1)

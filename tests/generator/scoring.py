@@ -2,8 +2,8 @@
 verdict with a margin of so many bits right as often as that says; and pairs of healthy runs that
 differ in rounding alone, of which no verdict may name a fault.
 
-`python -m tests.generator.scoring SIZE FIRST LAST [SIZE FIRST LAST ...]` explains the cases of these
-seeds, with twins, and prints the table of docs/explain.md.
+`python -m tests.generator.scoring [--kinds old|new|all] SIZE FIRST LAST [SIZE FIRST LAST ...]` explains
+the cases of these seeds, with twins, and prints the table of docs/explain.md.
 """
 
 import itertools
@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from moegeom.core.errors import MoeGeomError
-from moegeom.studies.explain.record import Cause, CauseVerdict, ExplainRequest
+from moegeom.studies.explain.record import VERDICTS, Cause, CauseVerdict, ExplainRequest
 from moegeom.studies.explain.study import explain
-from tests.generator.cases import Case, draw, write
+from tests.generator.cases import Case, Selection, draw, num_different, write
 from tests.generator.engine import Arithmetic, Schedule, serve
-from tests.generator.faults import KINDS
+from tests.generator.faults import KINDS, NEW
 from tests.generator.files import Form, write_checkpoint, write_recording
 from tests.generator.model import FAMILIES, Shape, draw_model, draw_text
 
@@ -33,8 +34,13 @@ HEALTHY: frozenset[Cause] = frozenset({"no disagreement", "arithmetic noise only
 
 _ROUNDING: tuple[Cause, ...] = ("inputs rounded", "logits rounded", "weights rounded")
 
-#: Every verdict that names a fault.
-NAMES: frozenset[Cause] = frozenset(cause for kind in KINDS.values() for cause in kind.named)
+#: Every verdict that names a fault; kinds may list words that no verdict has yet.
+NAMES: frozenset[Cause] = frozenset(
+    cause for kind in KINDS.values() for cause in kind.named if cause in VERDICTS
+)
+
+#: A fault can be told where so many tokens differ from the twin's in what is recorded.
+_TELLING = 20
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,15 @@ class Scored:
     outcome: str
     twin: CauseVerdict
     twin_outcome: str
+    num_different: int = 0
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows of the table of results that count it."""
+        kinds = "new" if self.operators[0] in NEW else "old"
+        if self.num_different < _TELLING:
+            return (f"{kinds}, under {_TELLING} tokens differ",)
+        return f"{kinds}, all that can be told", f"{kinds}, {self.form}"
 
 
 def outcome(case: Case, verdict: CauseVerdict) -> str:
@@ -56,6 +71,8 @@ def outcome(case: Case, verdict: CauseVerdict) -> str:
         truth.operator.startswith("gain_") for truth in case.truths
     ):
         right += ["not the router", "inputs differ"]  # the norm has made what is recorded
+    for kind in (KINDS[truth.operator] for truth in case.truths):
+        right += kind.unseen if case.form != kind.told_by else ()
     if verdict.cause in right:
         return "named"
     if verdict.detail.startswith("refused:"):
@@ -75,8 +92,8 @@ def twin_outcome(verdict: CauseVerdict) -> str:
     return "open" if verdict.cause in OPEN else "wrong"
 
 
-def scored(seed: int, size: str, folder: Path) -> Scored:
-    case = draw(seed, size)  # pyright: ignore[reportArgumentType]
+def scored(seed: int, size: str, folder: Path, selection: Selection = "old") -> Scored:
+    case = draw(seed, size, selection)  # pyright: ignore[reportArgumentType]
     written = write(case, folder)
     other = None if written.other_checkpoint is None else str(written.other_checkpoint)
     found = []
@@ -93,13 +110,14 @@ def scored(seed: int, size: str, folder: Path) -> Scored:
             found.append(CauseVerdict("inconclusive", f"refused: {refusal.message}"))
     b, twin = found
     what = [tuple(getattr(truth, part) for truth in case.truths) for part in ("operator", "scope")]
-    return Scored(seed, *what, case.form, b, outcome(case, b), twin, twin_outcome(twin))
+    ends = (b, outcome(case, b), twin, twin_outcome(twin))
+    return Scored(seed, *what, case.form, *ends, num_different(case))
 
 
-def all_scored(size: str, seeds: Sequence[int]) -> Iterator[Scored]:
+def all_scored(size: str, seeds: Sequence[int], selection: Selection = "old") -> Iterator[Scored]:
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
-            yield scored(seed, size, Path(folder) / "case")
+            yield scored(seed, size, Path(folder) / "case", selection)
 
 
 # ------------------------------------------------------------------------------------------ margins
@@ -143,6 +161,22 @@ def table(found: Iterable[Reliability]) -> str:
         end = "and more" if one.most == float("inf") else f"to {one.most:g}"
         share = f"{100 * one.right / one.number:.1f} %" if one.number else ""
         lines.append(f"| {one.least:g} {end} | {one.number} | {share} |")
+    return "\n".join(lines)
+
+
+ENDS = ("named", "wrong", "open", "missed", "refused")
+
+
+def results(cases: Iterable[Scored]) -> str:
+    """How cases end, old and new kinds apart: those that can be told, by form, and the others."""
+    rows: dict[str, Counter[str]] = {}
+    for one in cases:
+        for row in one.rows:
+            rows.setdefault(row, Counter())[one.outcome] += 1
+    lines = [f"| kinds, form | cases | {' | '.join(ENDS)} |", "|---" * (len(ENDS) + 2) + "|"]
+    for row, ends in sorted(rows.items()):
+        counts = [ends.total(), *(ends[end] for end in ENDS)]
+        lines.append(f"| {row} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)
 
 
@@ -212,8 +246,11 @@ def all_noise_pairs(seeds: Sequence[int]) -> Iterator[NoisePair]:
 
 def main(*arguments: str) -> None:
     cases: list[Scored] = []
+    selection: Any = "old"
+    if arguments[:1] == ("--kinds",):
+        selection, arguments = arguments[1], arguments[2:]
     for size, first, last in zip(arguments[::3], arguments[1::3], arguments[2::3], strict=True):
-        for one in all_scored(size, range(int(first), int(last))):
+        for one in all_scored(size, range(int(first), int(last)), selection):
             cases.append(one)
             what = "+".join(f"{o}@{s}" for o, s in zip(one.operators, one.scopes, strict=True))
             said = f"{one.verdict.cause}; {one.verdict.detail}"
@@ -223,7 +260,7 @@ def main(*arguments: str) -> None:
                 sys.stdout.write(f"    twin {one.twin_outcome}: {said}\n")
             sys.stdout.flush()
     ends = Counter(end for one in cases for end in (one.outcome, f"twin {one.twin_outcome}"))
-    sys.stdout.write(f"{dict(ends)}\n{table(reliability(named(cases)))}\n")
+    sys.stdout.write(f"{dict(ends)}\n{results(cases)}\n{table(reliability(named(cases)))}\n")
 
 
 if __name__ == "__main__":

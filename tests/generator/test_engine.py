@@ -16,15 +16,20 @@ import moegeom as mg
 from moegeom.studies.explain.record import CauseVerdict
 from tests.by_day import by_day, one_of_each
 from tests.generator import scoring
-from tests.generator.cases import OPERATORS, Case, differences, draw
+from tests.generator.cases import SELECTIONS, Case, Selection, differences, draw
 from tests.generator.engine import Arithmetic, Schedule, serve
 from tests.generator.faults import KINDS, may_differ
 from tests.generator.files import write_checkpoint
 from tests.generator.kinds import SCOPES
 from tests.generator.model import FAMILIES, SHAPES, Model, Text, choose, draw_model, draw_text
 
+OLD = SELECTIONS["old"]
+
 #: Seeds that draw every operator once; by day one of each stage of the engine.
-SEEDS = one_of_each(range(len(OPERATORS)), lambda seed: KINDS[OPERATORS[seed]].stage)
+SEEDS = one_of_each(
+    [(part, seed) for part in ("old", "new") for seed in range(len(SELECTIONS[part]))],
+    lambda case: (case[0], KINDS[SELECTIONS[case[0]][case[1]]].stage),
+)
 
 FLOAT32, BFLOAT16 = Arithmetic(), Arithmetic(is_bf16=True)
 
@@ -33,8 +38,8 @@ ROUNDING_SHARE = 0.01
 
 
 @cache
-def case_of(seed: int) -> Case:
-    return draw(seed, "small")
+def case_of(seed: int, selection: Selection) -> Case:
+    return draw(seed, "small", selection)
 
 
 @cache
@@ -127,13 +132,16 @@ def test_every_scope_has_an_operator():
     assert {scope for kind in KINDS.values() for scope in kind.scopes} == set(SCOPES)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_fault_changes_what_its_truth_says_and_nothing_that_it_cannot_reach(seed):
-    case = case_of(seed)
-    assert case.truths[0].operator is OPERATORS[seed]
+@pytest.mark.parametrize(("selection", "seed"), SEEDS)
+def test_a_fault_changes_what_its_truth_says_and_nothing_that_it_cannot_reach(selection, seed):
+    case = case_of(seed, selection)
+    assert case.truths[0].operator is SELECTIONS[selection][seed]
     for truth in case.truths:
         assert truth.effect.sets + truth.effect.weights + truth.effect.later_sets > 0
     if len(case.truths) == 2:
+        one, other = (injected.fault.reach for injected in case.injected)
+        assert selection == "old" or one.layers == other.layers
+        assert selection == "old" or (one.tokens == other.tokens).all()
         return  # one fault may carry what the other did to places that it cannot reach alone
     (injected,) = case.injected
     possible = may_differ(injected.fault, case.text, case.model.shape.layers)
@@ -159,7 +167,7 @@ def test_a_fault_is_named_and_its_twin_is_not_blamed(seed, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("size", ["small", "middle"])
 def test_most_faults_are_named_hardly_any_wrongly_and_no_twin_is_blamed(size):
-    cases = list(scoring.all_scored(size, range(len(OPERATORS))))
+    cases = list(scoring.all_scored(size, range(len(OLD))))
     assert {len(one.operators) for one in cases} == {1, 2}
     ends = [one.outcome for one in cases]
     assert ends.count("named") >= 0.6 * len(cases)
@@ -196,6 +204,17 @@ def test_verdicts_are_counted_by_their_margin_and_open_ones_are_not():
     for outcome in ("wrong", "rounding"):
         of_twin = verdicts("inconclusive", None, "open", twin=rounded, twin_outcome=outcome)
         assert list(scoring.named([of_twin])) == [(50.0, outcome == "rounding")]
+
+
+def test_results_count_what_can_be_told_by_form_and_the_rest_apart():
+    found = [verdicts("rows damaged", None, "named", num_different=20) for _ in range(3)]
+    found.append(verdicts("rows damaged", None, "wrong", num_different=19))
+    lines = scoring.results(found).splitlines()[2:]
+    assert lines == [
+        "| old, all that can be told | 3 | 3 | 0 | 0 | 0 | 0 |",
+        "| old, ids | 3 | 3 | 0 | 0 | 0 | 0 |",
+        "| old, under 20 tokens differ | 1 | 0 | 1 | 0 | 0 | 0 |",
+    ]
 
 
 def test_a_pair_of_another_format_and_another_order_is_not_called_faulty():

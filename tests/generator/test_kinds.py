@@ -1,0 +1,382 @@
+"""Each kind of fault that was added when explain stood does what it says: against its definition."""
+
+import itertools
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.generator.engine import Arithmetic, Fault, Reach, Reading, Schedule, Trace, serve
+from tests.generator.faults import NEW, step_starts
+from tests.generator.faults_of_stages import KINDS as STAGES
+from tests.generator.kinds import Draw, Ground
+from tests.generator.model import SHAPES, Choice, Model, Text, choose, draw_model, draw_text
+
+HIDDEN, EXPERTS = SHAPES["small"].hidden, SHAPES["small"].experts
+
+
+@cache
+def world(family: str, bias_level: float | None) -> tuple[Model, Text, Schedule]:
+    rng, shape = np.random.default_rng(3), SHAPES["small"]
+    model = draw_model(rng, family, shape, "bfloat16", bias_level=bias_level)
+    text = draw_text(rng, shape.documents, shape.length, shape.vocabulary)
+    batches = np.array_split(rng.permutation(shape.documents), 3)
+    return model, text, Schedule(tuple(batches), 8, 26)
+
+
+def drawn(operator: str, seed: int) -> Draw:
+    kind = NEW[operator]
+    family = kind.families[seed % len(kind.families)]
+    model, text, schedule = world(family, kind.bias_level)
+    ground = Ground(np.random.default_rng(seed), model, text, schedule)
+    return Draw(ground, Reach(frozenset({0}), text.is_token), seed)
+
+
+# ------------------------------------------------------------------------------------ what is loaded
+def columns(draw: Draw, change: Any) -> np.ndarray:
+    """What is done to the columns, as a matrix: W' = W M."""
+    here = draw.model.routers[0]
+    by = change(0, replace(here, weight=np.eye(HIDDEN, dtype=np.float32))).weight
+    np.testing.assert_allclose(change(0, here).weight, here.weight @ by, atol=1e-5)
+    return by
+
+
+def factors(draw: Draw, change: Any) -> np.ndarray:
+    by = columns(draw, change)
+    np.testing.assert_array_equal(by, np.diag(np.diag(by)))
+    return np.diag(by)
+
+
+def same_columns(draw: Draw, change: Any) -> np.ndarray:
+    """For each column the one that stands there."""
+    by = columns(draw, change)
+    np.testing.assert_array_equal(np.sort(by, axis=0)[-2:], [[0.0] * HIDDEN, [1.0] * HIDDEN])
+    return by.argmax(axis=0)
+
+
+def columns_permuted(draw, change):
+    order = same_columns(draw, change)
+    return (np.sort(order) == np.arange(HIDDEN)).all() and (order != np.arange(HIDDEN)).any()
+
+
+def columns_zeroed(draw, change):
+    by = factors(draw, change)
+    gaps = np.diff(np.flatnonzero(by == 0.0))
+    return set(by) == {0.0, 1.0} and (by == 0.0).sum() in (4, 8, 16) and len(set(gaps)) == 1
+
+
+def columns_scaled(draw, change):
+    (factor,) = set(factors(draw, change)) - {1.0}
+    return factor in (2.0, 0.5, -1.0, 1.5)
+
+
+def columns_repeated(draw, change):
+    order = same_columns(draw, change)
+    (moved,) = np.nonzero(order != np.arange(HIDDEN))
+    return (order[moved] == moved - len(moved)).all() and (np.diff(moved) == 1).all()
+
+
+def rows_rotated(draw, change):
+    by = columns(draw, change)
+    size = (by[0] != 0.0).sum()
+    is_inside = np.kron(np.eye(HIDDEN // size), np.ones((size, size)))
+    np.testing.assert_allclose(by @ by.T, np.eye(HIDDEN), atol=1e-6)
+    return size > 1 and np.allclose(np.abs(by), is_inside / np.sqrt(size))
+
+
+def rows_times_gain(draw, change):
+    by, gains = factors(draw, change), [router.gain for router in draw.model.routers]
+    return any(np.allclose(by, g**p) for g, p in itertools.product(gains, (1.0, -1.0, 0.5)))
+
+
+def buffer_transposed(draw, change):
+    place = np.arange(EXPERTS * HIDDEN)
+    there = replace(draw.model.routers[0], weight=place.reshape(EXPERTS, HIDDEN))
+    read = change(0, there).weight
+    one = place % EXPERTS * HIDDEN + place // EXPERTS
+    return (read.ravel() == one).all() or (read[place % EXPERTS, place // EXPERTS] == place).all()
+
+
+def block_scales_exchanged(draw, change):
+    w, read = draw.model.routers[0].weight, change(0, draw.model.routers[0]).weight
+    for tall, wide in itertools.product((1, 2, 4), (4, 8, 16)):
+        starts = [*itertools.product(range(0, EXPERTS, tall), range(0, HIDDEN, wide))]
+        blocks = [(slice(e, e + tall), slice(h, h + wide)) for e, h in starts]
+        most = [[np.abs(x[block]).max() for block in blocks] for x in (w, read)]
+        units = [
+            [x[block] / top for block, top in zip(blocks, tops, strict=True)]
+            for x, tops in zip((w, read), most, strict=True)
+        ]
+        if np.allclose(*map(np.sort, most), rtol=1e-5) and not np.allclose(*most):
+            return np.abs(np.subtract(*units)).max() <= 0.501 / 127
+    return False
+
+
+def gain_moved(draw, change):
+    here, there = draw.model.routers[0], change(0, draw.model.routers[0])
+    same = (np.sort(there.gain) == np.sort(here.gain)).all() and (there.gain != here.gain).any()
+    return same and (there.weight == here.weight).all()
+
+
+def some_of_bias(*changed: Any, most: int = EXPERTS // 2) -> Any:
+    """Of the bias some are one of what it is changed to, and all others are what they were."""
+
+    def holds(draw: Draw, change: Any) -> bool:
+        bias, read = draw.model.routers[0].bias, change(0, draw.model.routers[0]).bias
+        assert bias is not None
+        is_kept = read == bias
+        parts = [np.isclose(read, to(draw, bias), atol=1e-6) | is_kept for to in changed]
+        return bool((~is_kept).sum() <= most and any(part.all() for part in parts))
+
+    return holds
+
+
+def cast(dtype: Any, largest: float = 0.0) -> Any:
+    def to(draw: Draw, bias: np.ndarray) -> np.ndarray:
+        scale = np.abs(bias).max() / largest if largest else 1.0
+        return (bias / scale).astype(dtype).astype(np.float32) * scale
+
+    return to
+
+
+def bias_part_reversed(draw, change):
+    bias, read = draw.model.routers[0].bias, change(0, draw.model.routers[0]).bias
+    assert bias is not None
+    (moved,) = np.nonzero(read != bias)
+    block = slice(moved[0], moved[-1] + 1)
+    return len(moved) <= EXPERTS // 2 and (read[block] == bias[block][::-1]).all()
+
+
+# ------------------------------------------------------------------------------------------ the rule
+def by_hand(z: np.ndarray, bias: Any, rule: Any) -> tuple[list[int], list[float]]:
+    """Of the first token what is chosen, and its scores."""
+    z = z / rule.temperature
+    score = {
+        "softmax": lambda e: np.exp(z[0, e]) / np.exp(z[0]).sum(),
+        "softmax_of_tokens": lambda e: np.exp(z[0, e]) / np.exp(z[:, e]).sum(),
+        "sigmoid": lambda e: 1.0 / (1.0 + np.exp(-z[0, e])),
+        "sqrt_softplus": lambda e: np.log1p(np.exp(z[0, e])) ** 0.5,
+        "identity": lambda e: z[0, e],
+    }[rule.score]
+    scores = [score(e) for e in range(EXPERTS)]
+    with_bias = [s + b for s, b in zip(scores, bias, strict=True)]
+    groups, size = rule.num_groups, EXPERTS // rule.num_groups
+    members = [
+        [e for e in range(EXPERTS) if (e % groups if rule.interleaved else e // size) == g]
+        for g in range(groups)
+    ]
+    worth = scores if rule.groups_without_bias else with_bias
+    best = sorted(members, key=lambda group: -sum(sorted(worth[e] for e in group)[-2:]))
+    left = {e for group in best[: rule.num_kept] for e in group}
+    chosen, values = [], []
+    for _ in range(rule.top_k):
+        most, winner = rule.least, None
+        for e in left:
+            if with_bias[e] > most:
+                most, winner = with_bias[e], e
+        left -= {winner}
+        chosen.append(rule.nobody if winner is None else winner)
+        values.append(0.0 if winner is None else scores[winner])
+    return chosen, values
+
+
+def is_rule(draw, change):
+    rule, bias = change(draw.model.rule), draw.model.routers[0].bias
+    assert rule != draw.model.rule
+    offset = bias if rule.bias == "selection" else np.zeros(EXPERTS)
+    z = 1.5 * np.random.default_rng(draw.seed).standard_normal((40, EXPERTS))
+    for at in range(len(z)):
+        here = np.roll(z, -at, axis=0)
+        routed, (chosen, values) = choose(here, bias, rule), by_hand(here, offset, rule)
+        if rule.softmax_over_chosen:
+            values = np.exp(values) / np.exp(values).sum()
+        total = sum(values) if rule.renormalise and any(values) else 1.0
+        np.testing.assert_array_equal(routed.chosen[0], chosen)
+        np.testing.assert_allclose(
+            routed.weights[0], rule.scale * np.array(values) / total, rtol=1e-5
+        )
+    return True
+
+
+# ---------------------------------------------------------------------------------------- the inputs
+def reads(holds: Any) -> Any:
+    """A theorem on the last eight of twenty tokens of three requests."""
+
+    def of_reading(draw: Draw, change: Any) -> bool:
+        history = 2.0 * np.random.default_rng(draw.seed).standard_normal((3, 20, HIDDEN))
+        inputs = history[:, 12:].astype(np.float32)
+        reading = Reading(0, 12, np.arange(3), inputs, history, (), np.ones(HIDDEN))
+        return bool(holds(inputs, change(reading), history))
+
+    return of_reading
+
+
+def is_columns_missing(x, read, history):
+    is_gone = (read == 0.0).all(axis=(0, 1))
+    one_run = (np.diff(np.flatnonzero(is_gone)) == 1).all()
+    return one_run and is_gone.sum() in (8, 16) and (read == np.where(is_gone, 0.0, x)).all()
+
+
+def is_reordered(x, read, history):
+    order = np.array([np.flatnonzero((x[0] == row).all(axis=1))[0] for row in read[0]])
+    is_near = any((order // width == np.arange(8) // width).all() for width in (2, 4, 8))
+    return (np.sort(order) == np.arange(8)).all() and is_near and (read == x[:, order]).all()
+
+
+def past_unseen(draw, change):
+    """The first tokens of a step are read as after a cache that was lost, all others as ever."""
+    model, text, schedule = draw.model, draw.ground.text, draw.ground.schedule
+    starts = step_starts(schedule, text.token_id.shape[1])
+    reach = Reach(frozenset({0}), text.is_token & np.isin(text.position, starts))
+    lost = STAGES["cache_lost"].make(draw)
+    runs = [
+        serve(model, text, Arithmetic(), schedule, faults).inputs[0]
+        for faults in ([], [Fault("memory", reach, change)], [Fault("cache", reach, lost)])
+    ]
+    most, position = change(None), text.position[text.is_token]
+    since = np.min(np.where(position >= starts[:, None], position - starts[:, None], 99), axis=0)
+    expected = np.where((since < most)[:, None], runs[2], runs[0])
+    # decoded tokens see all: only the step that begins to decode is blind, for one token
+    is_prefill = position <= schedule.decode_from
+    np.testing.assert_allclose(runs[1][is_prefill], expected[is_prefill], atol=1e-5)
+    return (np.abs(runs[1] - runs[0]).max(axis=1) > 1e-3).sum() > 20
+
+
+# -------------------------------------------------------------------------- dispatch and the writer
+def dispatched(draw: Draw, change: Any) -> tuple[np.ndarray, Choice, Choice]:
+    z = np.random.default_rng(draw.seed).standard_normal((30, EXPERTS)) + np.arange(EXPERTS) / 4
+    choice = choose(z, draw.model.routers[0].bias, draw.model.rule)
+    return z, choice, change(z, choice)
+
+
+def slots_empty(draw, change):
+    _, choice, left = dispatched(draw, change)
+    for factor, filler in itertools.product((1.0, 1.25, 1.5), (-1, 0)):
+        load, chosen = np.zeros(EXPERTS), choice.chosen.copy()
+        for slot in np.ndindex(chosen.shape):
+            expert = chosen[slot]
+            is_full = load[expert] >= np.ceil(factor * chosen.size / EXPERTS)
+            load[expert] += not is_full
+            chosen[slot] = filler if is_full else expert
+        if (chosen == left.chosen).all() and (chosen != choice.chosen).any():
+            return (left.weights[chosen != choice.chosen] == 0.0).all()
+    return False
+
+
+def expert_choice(draw, change):
+    z, choice, left = dispatched(draw, change)
+    for factor, filler in itertools.product((0.5, 1.0, 2.0), (-1, 0)):
+        most = int(np.ceil(factor * choice.chosen.size / EXPERTS))
+        takers = [
+            [e for e in np.argsort(-row) if (z[:, e] > row[e]).sum() < most][
+                : draw.model.rule.top_k
+            ]
+            for row in z
+        ]
+        padded = [(ids + [filler] * 9)[: draw.model.rule.top_k] for ids in takers]
+        if np.array_equal(padded, left.chosen):
+            return (
+                all(
+                    (w[: len(ids)] > 0).all() and (w[len(ids) :] == 0).all()
+                    for w, ids in zip(left.weights, takers, strict=True)
+                )
+                or draw.model.rule.score == "identity"
+            )
+    return False
+
+
+def written(holds: Any) -> Any:
+    def of_trace(draw: Draw, change: Any) -> bool:
+        text, schedule = draw.ground.text, draw.ground.schedule
+        rng, size = np.random.default_rng(draw.seed), (2, *text.token_id.shape)
+        chosen = np.argsort(rng.random((*size, EXPERTS)) - np.arange(EXPERTS) / 9)[..., :2]
+        trace = Trace(chosen.astype(np.int32), rng.random((*size, 2)), text, schedule.batches)
+        return bool(holds(trace, change(trace)))
+
+    return of_trace
+
+
+def is_a_stranger(trace, read):
+    there = trace.text.is_token
+    for own, other in zip(trace.chosen[:, there], read.chosen[:, there], strict=True):
+        loads = [np.bincount(rows.ravel()) for rows in (own, other)]
+        shared = (own[:, :, None] == other[:, None]).sum()
+        by_chance = (loads[0] / len(own)) @ (loads[0] / len(own)) * len(own)
+        if not np.array_equal(*loads) or (np.diff(np.sort(other)) == 0).any():
+            return False
+        if abs(shared / by_chance - 1.0) > 0.1:
+            return False
+    return (read.weights == trace.weights).all()
+
+
+def is_exchanged(trace, read):
+    lengths, place = trace.text.lengths, trace.text.position
+    for shift in (1, 2, -1):
+        other, own = np.empty_like(lengths), np.arange(len(lengths))
+        for batch in trace.batches:
+            other[batch] = np.roll(batch, shift)
+        both = np.minimum(lengths, lengths[other])
+        source = np.where(place < both[:, None], other[:, None], own[:, None])
+        if (read.chosen == trace.chosen[:, source, place]).all():
+            return (read.weights == trace.weights[:, source, place]).all()
+    return False
+
+
+DEFINITIONS = {
+    **{
+        one.__name__: one
+        for one in (
+            *(columns_permuted, columns_zeroed, columns_scaled, columns_repeated, rows_rotated),
+            *(rows_times_gain, buffer_transposed, block_scales_exchanged, gain_moved),
+            *(bias_part_reversed, past_unseen, slots_empty, expert_choice),
+        )
+    },
+    "bias_part_zeroed": some_of_bias(lambda draw, bias: 0.0 * bias),
+    "bias_part_negated": some_of_bias(lambda draw, bias: -bias),
+    "bias_part_stale": some_of_bias(lambda draw, bias: draw.model.older[0].bias),
+    "bias_scaled": some_of_bias(
+        *(lambda draw, bias, f=f: f * bias for f in (0.5, 0.9, 1.5, 2.0, 10.0)), most=EXPERTS
+    ),
+    "bias_part_cast": some_of_bias(
+        *(cast(ml_dtypes.bfloat16), cast(np.int32), cast(ml_dtypes.float8_e4m3fn)),
+        cast(ml_dtypes.float8_e5m2, 57344.0),
+    ),
+    **dict.fromkeys([name for name, kind in NEW.items() if kind.stage == "rule"], is_rule),
+    "input_clipped": reads(
+        lambda x, read, history: (
+            (read == np.sign(x) * np.minimum(np.abs(x), np.abs(read).max())).all()
+            and np.isclose(np.abs(read).max(), [0.4, 0.8, 1.5, 3.0]).any()
+        )
+    ),
+    "input_jitter": reads(lambda x, read, history: 0.01 < np.abs(read / x - 1.0).max() <= 0.301),
+    "input_columns_missing": reads(is_columns_missing),
+    "input_of_another_request": reads(
+        lambda x, read, history: any(
+            (read == x[[*order]]).all() for order in ((2, 0, 1), (1, 2, 0))
+        )
+    ),
+    "input_reordered": reads(is_reordered),
+    "input_falling_behind": reads(
+        lambda x, read, history: any(
+            all((read[:, p - 12] == history[:, p - p // n]).all() for p in range(12, 20))
+            for n in (4, 8, 16)
+        )
+    ),
+    "choices_of_a_stranger": written(is_a_stranger),
+    "local_numbers": written(
+        lambda trace, read: any(
+            (read.chosen == trace.chosen - n * (trace.chosen // n)).all() for n in (2, 4)
+        )
+    ),
+    "documents_exchanged": written(is_exchanged),
+}
+
+
+@pytest.mark.parametrize("operator", NEW)
+def test_a_kind_does_what_it_says(operator):
+    for seed in range(3 if operator == "past_unseen" else 12):
+        draw = drawn(operator, seed)
+        assert DEFINITIONS[operator](draw, NEW[operator].make(draw)), seed
