@@ -8,7 +8,7 @@ from jaxtyping import Bool
 
 from tests.generator import faults_of_columns, faults_of_stages, faults_of_steps, faults_of_weights
 from tests.generator.engine import Fault, Reach, Schedule
-from tests.generator.kinds import EXPERTS, LAYERS, TOKENS, Draw, Ground, Kind, draw_scope
+from tests.generator.kinds import EXPERTS, LAYERS, TOKENS, Draw, Ground, Kind, draw_part, draw_scope
 from tests.generator.model import Text
 
 #: Kinds on which explain was tuned, and those that were added when it stood.
@@ -69,6 +69,8 @@ def draw_fault(operator: str, ground: Ground, of: Injected | None = None) -> Inj
         reach = replace(of.fault.reach, experts=None)
     if kind.starts:
         reach = _starts(ground, reach, kind, scope)
+    if kind.in_part:
+        reach = replace(reach, experts=draw_part(ground))
     seed = int(ground.rng.integers(2**31))
     return Injected(operator, name, Fault(kind.stage, reach, kind.make(Draw(ground, reach, seed))))
 

@@ -1,13 +1,21 @@
 """Faults of loading that go along the columns of a router, or meet a part of its bias."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 from scipy.linalg import hadamard
 
 from tests.generator import kinds
-from tests.generator.faults_of_weights import ANY, NO_EXPERTS, load, load_bias, of_part
+from tests.generator.faults_of_weights import (
+    ANY,
+    NO_EXPERTS,
+    bias_of,
+    each,
+    load,
+    load_bias,
+    of_part,
+)
 from tests.generator.model import rounded, to_fp8
 
 
@@ -28,18 +36,15 @@ def _permuted(draw: kinds.Draw) -> kinds.Made:
     return of_part("weight", lambda layer, weight: weight[:, order])
 
 
-def columns_of(draw: kinds.Draw) -> np.ndarray:
-    """An eighth to a half of the columns: a run of them, or every nth."""
-    hidden = draw.model.shape.hidden
-    n = draw.choice(8, 4, 2)
-    if draw.choice(True, False, False):
-        return np.arange(int(draw.rng.integers(n)), hidden, n)
-    return int(draw.rng.integers(hidden - hidden // n + 1)) + np.arange(hidden // n)
-
-
 def _scaled(draw: kinds.Draw, *factors: float) -> kinds.Made:
-    columns, factor = columns_of(draw), float(draw.choice(*factors))
-    by = np.where(np.isin(np.arange(draw.model.shape.hidden), columns), factor, 1.0)
+    """An eighth to a half of the columns times a factor: a run of them, or every nth."""
+    hidden, n = draw.model.shape.hidden, draw.choice(8, 4, 2)
+    by = np.ones(hidden)
+    first = int(draw.rng.integers(hidden - hidden // n + 1))
+    run = (
+        slice(first % n, None, n) if draw.choice(True, False) else slice(first, first + hidden // n)
+    )
+    by[run] = draw.choice(*factors)
     return of_part("weight", lambda layer, weight: weight * by)
 
 
@@ -115,82 +120,52 @@ def _gain_moved(draw: kinds.Draw) -> kinds.Made:
 
 
 # --------------------------------------------------------------------------------------------- bias
-def _part(
-    draw: kinds.Draw, change: Callable[[int, np.ndarray], np.ndarray], whole: bool = False
-) -> kinds.Made:
-    """The bias of a half, a block, a few or one of the experts (or of the ``whole``), changed."""
-    every = np.arange(draw.model.shape.experts)
-    which = draw.choice(*kinds.EXPERTS, "one", *(("whole",) if whole else ()))
-    if which in kinds.EXPERTS:
-        some = kinds.EXPERTS[which](draw.ground)
-    else:
-        some = every if which == "whole" else draw.rng.permutation(every)[:1]
-    is_some = np.isin(every, some)
-    return of_part("bias", lambda layer, bias: np.where(is_some, change(layer, bias), bias))
-
-
 def _cast(draw: kinds.Draw) -> kinds.Made:
-    casts: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
-        rounded,
-        np.trunc,
-        lambda bias: to_fp8(bias[None], "e4m3", None)[0],
+    """A bias as bfloat16, as whole numbers, or in 8 bits without a scale or with one."""
+    cast = draw.choice(
+        *(rounded, np.trunc, lambda bias: to_fp8(bias[None], "e4m3", None)[0]),
         lambda bias: to_fp8(bias[None], "e5m2", "tensor")[0],
     )
-    cast = draw.choice(*casts)
-    return _part(draw, lambda layer, bias: cast(bias))
-
-
-def _bias_scaled(draw: kinds.Draw) -> kinds.Made:
-    factor = float(draw.choice(0.5, 0.9, 1.5, 2.0, 10.0))
-    return _part(draw, lambda layer, bias: factor * bias, whole=True)
-
-
-def _bias_older(draw: kinds.Draw) -> kinds.Made:
-    def older(layer: int, bias: np.ndarray) -> np.ndarray:
-        there = draw.model.older[layer].bias
-        assert there is not None
-        return there
-
-    return _part(draw, older)
+    return of_part("bias", lambda layer, bias: cast(bias))
 
 
 def _reversed(draw: kinds.Draw) -> kinds.Made:
-    """A block of the bias stands in reverse."""
-    index = np.arange(draw.model.shape.experts)
-    some = kinds.EXPERTS[draw.choice("expert_block", "expert_half")](draw.ground)
-    index[some] = some[::-1]
-    return of_part("bias", lambda layer, bias: bias[index])
+    """Of the experts that are touched the first has the bias of the last."""
+    order = np.arange(draw.model.shape.experts)
+    order[draw.experts] = draw.experts[::-1]
+    return of_part("bias", lambda layer, bias: bias[order])
 
 
-_columns = partial(load, ANY)
+def _scaled_bias(draw: kinds.Draw) -> kinds.Made:
+    factor = float(draw.choice(0.5, 0.9, 1.5, 2.0, 10.0))
+    return of_part("bias", lambda layer, bias: factor * bias)
+
+
 _DAMAGED = ("columns damaged", "rows damaged")
-_bias = partial(load_bias, NO_EXPERTS)
+# rows times a matrix of columns are those that were stored, which read other inputs
+_columns = partial(load, ANY, unseen=("inputs differ",))
+_bias = partial(load_bias, NO_EXPERTS, in_part=True)
+_OTHER_BIAS = ("bias damaged", "bias differs")
 
 KINDS: Mapping[str, kinds.Kind] = {
-    "columns_permuted": _columns(_permuted, *_DAMAGED, unseen=("inputs differ",)),
-    "columns_zeroed": _columns(
-        lambda draw: _scaled(draw, 0.0), *_DAMAGED, unseen=("inputs differ",)
-    ),
-    "columns_scaled": _columns(
-        lambda draw: _scaled(draw, 2.0, 0.5, -1.0, 1.5), *_DAMAGED, unseen=("inputs differ",)
-    ),
-    "columns_repeated": _columns(_repeated, *_DAMAGED, unseen=("inputs differ",)),
-    "rows_rotated": _columns(_rotated, *_DAMAGED, unseen=("inputs differ",)),
+    "columns_permuted": _columns(_permuted, *_DAMAGED),
+    "columns_zeroed": _columns(lambda draw: _scaled(draw, 0.0), *_DAMAGED),
+    "columns_scaled": _columns(lambda draw: _scaled(draw, 2.0, 0.5, -1.0, 1.5), *_DAMAGED),
+    "columns_repeated": _columns(_repeated, *_DAMAGED),
+    "rows_rotated": _columns(_rotated, *_DAMAGED),
     "buffer_transposed": load(NO_EXPERTS, _transposed, *_DAMAGED),
-    "block_scales_exchanged": _columns(_scales_exchanged, *_DAMAGED),
-    "rows_times_gain": _columns(_times_gain, "gain not folded", *_DAMAGED),
+    "block_scales_exchanged": load(ANY, _scales_exchanged, *_DAMAGED),
+    "rows_times_gain": load(ANY, _times_gain, "gain not folded", *_DAMAGED),
     "gain_moved": load(NO_EXPERTS, _gain_moved, "gain not folded"),
-    "bias_part_zeroed": _bias(
-        lambda draw: _part(draw, lambda layer, bias: np.zeros_like(bias)),
-        *("bias damaged", "bias differs", "bias missing"),
-    ),
-    "bias_part_cast": _bias(_cast, "bias rounded", "bias damaged", "bias differs"),
-    "bias_scaled": _bias(_bias_scaled, "bias damaged", "bias differs"),
-    "bias_part_negated": _bias(
-        lambda draw: _part(draw, lambda layer, bias: -bias), "bias damaged", "bias differs"
-    ),
+    "bias_part_zeroed": _bias(each("bias", np.zeros_like), *_OTHER_BIAS, "bias missing"),
+    "bias_part_negated": _bias(each("bias", np.negative), *_OTHER_BIAS),
+    "bias_part_cast": _bias(_cast, *_OTHER_BIAS, "bias rounded"),
+    "bias_part_scaled": _bias(_scaled_bias, *_OTHER_BIAS),
+    "bias_part_reversed": _bias(_reversed, *_OTHER_BIAS),
     "bias_part_stale": _bias(
-        _bias_older, "bias stale", "bias damaged", "bias differs", loaded="older"
+        lambda draw: bias_of(draw.model.older, lambda layer: layer),
+        *(*_OTHER_BIAS, "bias stale"),
+        loaded="older",
     ),
-    "bias_part_reversed": _bias(_reversed, "bias damaged", "bias differs"),
+    "bias_scaled": _bias(_scaled_bias, *_OTHER_BIAS, in_part=False),
 }

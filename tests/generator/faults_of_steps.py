@@ -1,23 +1,23 @@
 """Faults behind loading that came later: other rules, inputs of others, slots that are empty."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from tests.generator import faults_of_stages as stages
 from tests.generator import kinds
 from tests.generator.engine import Reading, Trace
-from tests.generator.faults_of_stages import (
-    BATCHES,
-    READ,
-    WRITTEN,
-    capacity_of,
-    of_ids,
-    of_rule,
-    overflow,
-)
 from tests.generator.model import Choice, ScoreName, choose
+
+_rule = partial(kinds.kind, "rule", stages.READ)
+
+
+def _with(change: Callable[[Any, Any], Any], *options: Any) -> Callable[[kinds.Draw], kinds.Made]:
+    """A change that takes one of the options first."""
+    return lambda draw: partial(change, draw.choice(*options))
 
 
 # --------------------------------------------------------------------------------------------- rule
@@ -25,32 +25,20 @@ def _any_score(draw: kinds.Draw) -> kinds.Made:
     scores: tuple[ScoreName, ...] = ("softmax", "sigmoid", "sqrt_softplus", "identity")
     there = draw.model.rule
     others = [one for one in scores if one != there.score or there.softmax_over_chosen]
-    return of_rule(score=draw.choice(*others), softmax_over_chosen=False)
-
-
-def _temperature(draw: kinds.Draw) -> kinds.Made:
-    return of_rule(temperature=float(draw.choice(0.25, 0.5, 0.8, 1.25, 2.0, 4.0)))
+    return stages.of_rule(score=draw.choice(*others), softmax_over_chosen=False)
 
 
 def _maximum_from(start: float) -> kinds.Kind:
     """The search for the largest starts at a number that is larger than scores."""
-    return kinds.kind(
-        "rule",
-        READ,
-        lambda draw: of_rule(least=start, nobody=draw.choice(-1, 0)),
+    return _rule(
+        lambda draw: stages.of_rule(least=start, nobody=draw.choice(-1, 0)),
         *("rule differs",),
         families=kinds.WITH_SELECTION_BIAS,
         bias_level=start - 0.8,
-        may_be_refused=True,
     )
 
 
 # ------------------------------------------------------------------------------------------- inputs
-def _clipped(draw: kinds.Draw) -> kinds.Made:
-    largest = float(draw.choice(0.4, 0.8, 1.5, 3.0))
-    return lambda reading: np.clip(reading.inputs, -largest, largest)
-
-
 def _jitter(draw: kinds.Draw) -> kinds.Made:
     size = float(draw.choice(0.03, 0.1, 0.3))
 
@@ -69,11 +57,6 @@ def _columns_missing(draw: kinds.Draw) -> kinds.Made:
     return lambda reading: reading.inputs * is_there.astype(np.float32)
 
 
-def _of_another_request(draw: kinds.Draw) -> kinds.Made:
-    shift = int(draw.choice(1, 2, -1))
-    return lambda reading: np.roll(reading.inputs, shift, axis=0)
-
-
 def _reordered(draw: kinds.Draw) -> kinds.Made:
     """Tokens of a step (or of every few of them) change places."""
     width = draw.choice(2, 4, 0)
@@ -86,20 +69,10 @@ def _reordered(draw: kinds.Draw) -> kinds.Made:
     return change
 
 
-def _falling_behind(draw: kinds.Draw) -> kinds.Made:
+def _falling_behind(every: int, reading: Reading) -> np.ndarray:
     """One more token behind after every few of them."""
-    every = int(draw.choice(4, 8, 16))
-
-    def change(reading: Reading) -> np.ndarray:
-        at = np.arange(reading.start, reading.start + reading.inputs.shape[1])
-        return reading.history[:, at - at // every]
-
-    return change
-
-
-def _past_unseen(draw: kinds.Draw) -> kinds.Made:
-    most = int(draw.choice(1, 2, 4))
-    return lambda handover: most
+    at = np.arange(reading.start, reading.start + reading.inputs.shape[1])
+    return reading.history[:, at - at // every]
 
 
 # ----------------------------------------------------------------------------------------- dispatch
@@ -109,7 +82,9 @@ def _slots_empty(draw: kinds.Draw) -> kinds.Made:
 
     def change(logits: np.ndarray, choice: Choice) -> Choice:
         experts = logits.shape[1]
-        full, _ = overflow(choice.chosen, experts, capacity_of(choice.chosen, experts, factor))
+        full, _ = stages.overflow(
+            choice.chosen, experts, stages.capacity_of(choice.chosen, experts, factor)
+        )
         chosen = np.where(full, np.int32(filler), choice.chosen)
         weights = np.where(full, np.float32(0.0), choice.weights)
         return Choice(chosen, weights, choice.selection)
@@ -122,7 +97,7 @@ def _expert_choice(draw: kinds.Draw) -> kinds.Made:
     factor, filler = float(draw.choice(0.5, 1.0, 2.0)), draw.choice(-1, 0)
 
     def change(logits: np.ndarray, choice: Choice) -> Choice:
-        most = capacity_of(choice.chosen, logits.shape[1], factor)
+        most = stages.capacity_of(choice.chosen, logits.shape[1], factor)
         is_taken = np.zeros(logits.shape, bool)
         best = np.argsort(-logits, axis=0, kind="stable")[:most]
         np.put_along_axis(is_taken, best, True, axis=0)
@@ -170,32 +145,25 @@ def _of_a_stranger(draw: kinds.Draw) -> kinds.Made:
 
 def _local_numbers(draw: kinds.Draw) -> kinds.Made:
     experts = draw.model.shape.experts
-    numbers = [n for n in (64, 128, experts // 2, experts // 4) if n < experts]
-    n = int(draw.choice(*numbers))
-    return of_ids(lambda chosen: chosen % n)
+    n = draw.choice(*(n for n in (64, 128, experts // 2, experts // 4) if n < experts))
+    return stages.of_ids(lambda chosen: chosen % n)
 
 
-def _documents_exchanged(draw: kinds.Draw) -> kinds.Made:
+def _documents_exchanged(shift: int, trace: Trace) -> Trace:
     """Rows of the next request of the batch, as far as both have some."""
-    shift = int(draw.choice(1, 2, -1))
-
-    def change(trace: Trace) -> Trace:
-        chosen, weights = trace.chosen.copy(), trace.weights.copy()
-        for batch in trace.batches:
-            for here, there in zip(batch, np.roll(batch, shift), strict=True):
-                both = slice(int(trace.text.lengths[[here, there]].min()))
-                chosen[:, here, both] = trace.chosen[:, there, both]
-                weights[:, here, both] = trace.weights[:, there, both]
-        return replace(trace, chosen=chosen, weights=weights)
-
-    return change
+    chosen, weights = trace.chosen.copy(), trace.weights.copy()
+    for batch in trace.batches:
+        for here, there in zip(batch, np.roll(batch, shift), strict=True):
+            both = slice(int(trace.text.lengths[[here, there]].min()))
+            chosen[:, here, both] = trace.chosen[:, there, both]
+            weights[:, here, both] = trace.weights[:, there, both]
+    return replace(trace, chosen=chosen, weights=weights)
 
 
-_rule = partial(kinds.kind, "rule", READ)
 _groups = partial(_rule, families=kinds.WITH_GROUPS)
-_input = partial(kinds.kind, "input", READ)
-_write = partial(kinds.kind, "write", WRITTEN, visible_in="ids_only")
-_dispatch = partial(kinds.kind, "dispatch", BATCHES, may_be_refused=True)
+_input = partial(kinds.kind, "input", stages.READ)
+_write = partial(kinds.kind, "write", stages.WRITTEN, visible_in="ids_only")
+_dispatch = partial(kinds.kind, "dispatch", stages.BATCHES)
 
 _OTHER_INPUTS = ("inputs differ", "not the router")
 _OTHER_TOKENS = ("tokens shifted", *_OTHER_INPUTS)
@@ -204,30 +172,38 @@ KINDS: Mapping[str, kinds.Kind] = {
     "any_score": _rule(_any_score, "rule differs", "routing weights differ"),
     # logits over t are those of rows over t
     "temperature": _rule(
-        _temperature,
+        lambda draw: stages.of_rule(temperature=draw.choice(0.25, 0.5, 0.8, 1.25, 2.0, 4.0)),
         *("rule differs", "routing weights differ"),
         unseen=("rows damaged",),
         told_by="logits",
     ),
-    "groups_interleaved": _groups(lambda draw: of_rule(interleaved=True), "rule differs"),
-    "groups_without_bias": _groups(lambda draw: of_rule(groups_without_bias=True), "rule differs"),
+    "groups_interleaved": _groups(lambda draw: stages.of_rule(interleaved=True), "rule differs"),
+    "groups_without_bias": _groups(
+        lambda draw: stages.of_rule(groups_without_bias=True), "rule differs"
+    ),
     "maximum_from_0": _maximum_from(0.0),
     "maximum_from_minus_1": _maximum_from(-1.0),
     "softmax_of_tokens": _rule(
-        lambda draw: of_rule(score="softmax_of_tokens"),
+        lambda draw: stages.of_rule(score="softmax_of_tokens"),
         "rule differs",
         families=("olmoe", "qwen3_moe"),
     ),
-    "input_clipped": _input(_clipped, *_OTHER_INPUTS),
+    "input_clipped": _input(
+        _with(lambda most, reading: np.clip(reading.inputs, -most, most), 0.4, 0.8, 1.5, 3.0),
+        *_OTHER_INPUTS,
+    ),
     "input_jitter": _input(_jitter, "arithmetic noise only", *_OTHER_INPUTS),
     "input_columns_missing": _input(_columns_missing, *_OTHER_INPUTS, unseen=("columns damaged",)),
-    "input_of_another_request": _input(_of_another_request, *_OTHER_TOKENS),
+    "input_of_another_request": _input(
+        _with(lambda shift, reading: np.roll(reading.inputs, shift, axis=0), 1, 2, -1),
+        *_OTHER_TOKENS,
+    ),
     "input_reordered": _input(_reordered, *_OTHER_TOKENS),
-    "input_falling_behind": _input(_falling_behind, *_OTHER_TOKENS),
+    "input_falling_behind": _input(_with(_falling_behind, 4, 8, 16), *_OTHER_TOKENS),
     "past_unseen": kinds.kind(
         "memory",
         ("all", *kinds.LAYERS, "documents", "positions_from"),
-        _past_unseen,
+        _with(lambda most, handover: most, 1, 2, 4),
         "not the router",
         starts="steps",
     ),
@@ -235,5 +211,5 @@ KINDS: Mapping[str, kinds.Kind] = {
     "expert_choice": _dispatch(_expert_choice, "rule differs"),
     "choices_of_a_stranger": _write(_of_a_stranger, "random choices", "unrelated"),
     "local_numbers": _write(_local_numbers, "experts renamed", may_be_refused=True),
-    "documents_exchanged": _write(_documents_exchanged, "tokens shifted"),
+    "documents_exchanged": _write(_with(_documents_exchanged, 1, 2, -1), "tokens shifted"),
 }

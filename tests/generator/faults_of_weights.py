@@ -93,7 +93,7 @@ def of_part(part: str, change: Callable[[int, np.ndarray], np.ndarray]) -> Made:
     return changed
 
 
-def _each(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Draw], Made]:
+def each(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Draw], Made]:
     return lambda draw: of_part(part, lambda layer, values: change(values))
 
 
@@ -184,7 +184,7 @@ def _bias_shifted(draw: Draw) -> Made:
     return of_part("bias", lambda layer, bias: np.roll(bias, shift))
 
 
-def _bias_of(tensors: Sequence[model.RouterTensors], at: Callable[[int], int]) -> Made:
+def bias_of(tensors: Sequence[model.RouterTensors], at: Callable[[int], int]) -> Made:
     def change(layer: int, bias: np.ndarray) -> np.ndarray:
         there = tensors[at(layer)].bias
         assert there is not None
@@ -233,7 +233,7 @@ KINDS: Mapping[str, Kind] = {
     "rows_zeroed": load(ANY, _zeroed, "rows damaged"),
     "row_scaled": load(NO_EXPERTS, _row_scaled, "rows damaged"),
     "weights_transposed": load(
-        NO_EXPERTS, _each("weight", np.transpose), "rows damaged", bend="square"
+        NO_EXPERTS, each("weight", np.transpose), "rows damaged", bend="square"
     ),
     "weights_of_another_layer": load(ANY, _of_another_layer, "rows of another layer"),
     "weights_of_older_checkpoint": load(
@@ -248,31 +248,31 @@ KINDS: Mapping[str, Kind] = {
     "weights_at_initialisation": load(ANY, _at_initialisation, "unrelated", "rows damaged"),
     "weights_scaled": load(ANY, _scaled, "rows damaged", "routing weights differ", "rule differs"),
     "low_rank_update": load(ANY, _low_rank, "rows damaged"),
-    "weights_bf16": load(ANY, _each("weight", model.rounded), "weights rounded", stored="float32"),
+    "weights_bf16": load(ANY, each("weight", model.rounded), "weights rounded", stored="float32"),
     "weights_fp8_e4m3": load(ANY, lambda draw: _fp8(draw, "e4m3"), "weights rounded"),
     "weights_fp8_e5m2": load(ANY, lambda draw: _fp8(draw, "e5m2"), "weights rounded"),
     "weights_int8": load(ANY, lambda draw: _int(draw, 8), "weights rounded"),
     "weights_int4": load(ANY, lambda draw: _int(draw, 4), "weights rounded"),
     "weights_bf16_after_int8": load(ANY, _bf16_after_int8, "weights rounded"),
-    "bias_dropped": load_bias(ANY, _each("bias", np.zeros_like), "bias missing"),
-    "bias_negated": load_bias(ANY, _each("bias", np.negative), "bias differs"),
+    "bias_dropped": load_bias(ANY, each("bias", np.zeros_like), "bias missing"),
+    "bias_negated": load_bias(ANY, each("bias", np.negative), "bias differs"),
     "bias_offset": load_bias(EXPERTS, _bias_offset, "bias differs"),
     "bias_shifted": load_bias(NO_EXPERTS, _bias_shifted, "bias differs"),
-    "bias_bf16": load_bias(ANY, _each("bias", model.rounded), "bias rounded"),
+    "bias_bf16": load_bias(ANY, each("bias", model.rounded), "bias rounded"),
     "bias_of_another_layer": load_bias(
         ANY,
-        lambda draw: _bias_of(draw.model.routers, draw.another_layer()),
+        lambda draw: bias_of(draw.model.routers, draw.another_layer()),
         *("bias stale", "bias differs"),
     ),
     "bias_of_older_checkpoint": load_bias(
         ANY,
-        lambda draw: _bias_of(draw.model.older, lambda layer: layer),
+        lambda draw: bias_of(draw.model.older, lambda layer: layer),
         *("bias stale", "bias differs"),
         loaded="older",
     ),
     "bias_misread": load_bias(ANY, _bias_misread, "bias differs"),
-    "gain_dropped": _gain(_each("gain", np.ones_like)),
-    "gain_twice": _gain(_each("gain", np.square)),
-    "gain_plus_one": _gain(_each("gain", lambda gain: 1.0 + gain)),
+    "gain_dropped": _gain(each("gain", np.ones_like)),
+    "gain_twice": _gain(each("gain", np.square)),
+    "gain_plus_one": _gain(each("gain", lambda gain: 1.0 + gain)),
     "gain_of_another_layer": _gain(_gain_of_another_layer),
 }

@@ -129,6 +129,15 @@ def draw_scope(scope: str, ground: Ground, lowest: int = 0) -> tuple[str, Reach]
     return _plainest(scope, layers, ground), Reach(frozenset(map(int, layers)), tokens, experts)
 
 
+def draw_part(ground: Ground) -> np.ndarray:
+    """Experts of any scope, or one."""
+    parts = [
+        *EXPERTS.values(),
+        lambda ground: ground.rng.integers(ground.model.shape.experts, size=1),
+    ]
+    return parts[int(ground.rng.integers(len(parts)))](ground)
+
+
 def _plainest(scope: str, layers: np.ndarray, ground: Ground) -> str:
     """One word for one reach: layers from the last one on are one layer."""
     if scope not in LAYERS:
@@ -191,7 +200,8 @@ class Kind:
     the writer alone is wrong. Some show only where all arithmetics are float32 (``is_exact``).
     ``loaded`` is the other checkpoint that the faulty engine loaded from; a trace whose ids cannot
     be choices ``may_be_refused``. ``unseen`` are right too where B does not record what tells them
-    from what is ``named``: its inputs, or what else they are ``told_by``.
+    from what is ``named``: its inputs, or what else they are ``told_by``. With ``in_part`` it touches
+    some experts alone, wherever it acts.
     """
 
     stage: Stage
@@ -211,6 +221,7 @@ class Kind:
     may_be_refused: bool = False
     unseen: tuple[Cause, ...] = ()
     told_by: Literal["router_input", "logits"] = "router_input"
+    in_part: bool = False
 
 
 def kind(

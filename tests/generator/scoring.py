@@ -24,6 +24,7 @@ from tests.generator.cases import Case, Selection, draw, num_different, write
 from tests.generator.engine import Arithmetic, Schedule, serve
 from tests.generator.faults import KINDS, NEW
 from tests.generator.files import Form, write_checkpoint, write_recording
+from tests.generator.kinds import EXPERTS
 from tests.generator.model import FAMILIES, Shape, draw_model, draw_text
 
 #: Verdicts that name no cause and claim no health.
@@ -71,8 +72,11 @@ def outcome(case: Case, verdict: CauseVerdict) -> str:
         truth.operator.startswith("gain_") for truth in case.truths
     ):
         right += ["not the router", "inputs differ"]  # the norm has made what is recorded
-    for kind in (KINDS[truth.operator] for truth in case.truths):
-        right += kind.unseen if case.form != kind.told_by else ()
+    for truth in case.truths:
+        kind = KINDS[truth.operator]
+        # what all experts read cannot be what some of them have loaded
+        is_told = case.form == kind.told_by or truth.scope in EXPERTS
+        right += () if is_told else kind.unseen
     if verdict.cause in right:
         return "named"
     if verdict.detail.startswith("refused:"):
