@@ -5,7 +5,7 @@ fault: it differs from A in rounding, sums and batches alone, so what tells B fr
 fault and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,11 +22,7 @@ OPERATORS = tuple(KINDS)
 
 #: Kinds that seeds count through; seeds of old kinds draw what they drew before there were others.
 Selection = Literal["old", "new", "all"]
-SELECTIONS: dict[Selection, tuple[str, ...]] = {
-    "old": tuple(OLD),
-    "new": tuple(NEW),
-    "all": OPERATORS,
-}
+SELECTIONS: Mapping[str, tuple[str, ...]] = {"old": tuple(OLD), "new": tuple(NEW), "all": OPERATORS}
 SIZES: tuple[Size, ...] = tuple(SHAPES)
 
 #: Draws of one case before it is given up: faults without effect are drawn again.

@@ -13,27 +13,15 @@ from tests.generator.model import Choice, rounded, to_fp8
 
 
 # ------------------------------------------------------------------------------------------- inputs
-def _before(reading: Reading, distance: int) -> np.ndarray:
+def _before(distance: int, reading: Reading) -> np.ndarray:
     """The inputs of the tokens ``distance`` earlier; the first tokens keep their own."""
     start, step = reading.start, reading.inputs.shape[1]
     at = np.arange(start, start + step)
     return reading.history[:, np.where(at >= distance, at - distance, at)]
 
 
-def _another_token(draw: kinds.Draw) -> kinds.Made:
-    shift = int(draw.choice(1, 2, 4))
-    return lambda reading: _before(reading, shift)
-
-
-def _stale(draw: kinds.Draw) -> kinds.Made:
-    """The buffer still holds the step before: a chunk of the prefill, or the last token."""
-    return lambda reading: _before(reading, reading.inputs.shape[1])
-
-
-def _normalised_twice(draw: kinds.Draw) -> kinds.Made:
-    with_gain = bool(draw.rng.integers(2))
-
-    return lambda reading: unit(reading.inputs) * (reading.gain if with_gain else 1.0)
+def _normalised_twice(without_gain: int, reading: Reading) -> np.ndarray:
+    return unit(reading.inputs) * (1.0 if without_gain else reading.gain)
 
 
 def _fp8(draw: kinds.Draw) -> kinds.Made:
@@ -221,23 +209,14 @@ def _padding(draw: kinds.Draw) -> kinds.Made:
     return change
 
 
-def _rows(index: Callable[[np.ndarray], np.ndarray]) -> kinds.Made:
-    def change(trace: Trace) -> Trace:
-        at = index(np.arange(trace.chosen.shape[2]))
+def _rows(
+    index: Callable[[int, np.ndarray], np.ndarray], *options: int
+) -> Callable[[kinds.Draw], kinds.Made]:
+    def change(one: int, trace: Trace) -> Trace:
+        at = index(one, np.arange(trace.chosen.shape[2]))
         return replace(trace, chosen=trace.chosen[:, :, at], weights=trace.weights[:, :, at])
 
-    return change
-
-
-def _rows_shifted(draw: kinds.Draw) -> kinds.Made:
-    shift = int(draw.choice(1, 2, 3))
-    return _rows(lambda at: np.maximum(at - shift, 0))
-
-
-def _rows_stale(draw: kinds.Draw) -> kinds.Made:
-    """A slot of the buffer is refreshed once in a while; until then it holds an old row."""
-    every = int(draw.choice(8, 16))
-    return _rows(lambda at: at - at % every)
+    return kinds.with_one(change, *options)
 
 
 def _layers_shifted(draw: kinds.Draw) -> kinds.Made:
@@ -261,14 +240,21 @@ _write = partial(kinds.kind, "write", visible_in="ids_only")
 
 KINDS: Mapping[str, kinds.Kind] = {
     "input_of_another_token": _input(
-        _another_token, "tokens shifted", "inputs differ", "not the router"
+        kinds.with_one(_before, 1, 2, 4), "tokens shifted", "inputs differ", "not the router"
     ),
-    "input_stale": _input(_stale, "tokens shifted", "inputs differ", "not the router"),
+    # the buffer still holds the step before: a chunk of the prefill, or the last token
+    "input_stale": _input(
+        lambda draw: lambda reading: _before(reading.inputs.shape[1], reading),
+        *("tokens shifted", "inputs differ", "not the router"),
+    ),
     "input_of_another_layer": _input(
         lambda draw: lambda reading: reading.below[-1], "inputs differ", "not the router", lowest=1
     ),
     "input_normalised_twice": _input(
-        _normalised_twice, "inputs differ", "gain not folded", "not the router"
+        kinds.with_one(_normalised_twice, 1, 0),
+        "inputs differ",
+        "gain not folded",
+        "not the router",
     ),
     "input_bf16": _input(
         lambda draw: lambda reading: rounded(reading.inputs),
@@ -363,7 +349,12 @@ KINDS: Mapping[str, kinds.Kind] = {
         visible_in="weights",
     ),
     "padding_rows": _write(("all", "documents"), _padding, "padding counted", "tokens shifted"),
-    "written_rows_shifted": _write(WRITTEN, _rows_shifted, "tokens shifted"),
-    "written_rows_stale": _write(WRITTEN, _rows_stale, "rows repeated"),
+    "written_rows_shifted": _write(
+        WRITTEN, _rows(lambda shift, at: np.maximum(at - shift, 0), 1, 2, 3), "tokens shifted"
+    ),
+    # a slot of the buffer is refreshed once in a while; until then it holds an old row
+    "written_rows_stale": _write(
+        WRITTEN, _rows(lambda every, at: at - at % every, 8, 16), "rows repeated"
+    ),
     "written_layers_shifted": _write(BATCHES, _layers_shifted, "layers shifted"),
 }

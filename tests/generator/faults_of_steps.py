@@ -1,9 +1,8 @@
 """Faults behind loading that came later: other rules, inputs of others, slots that are empty."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -13,11 +12,6 @@ from tests.generator.engine import Reading, Trace
 from tests.generator.model import Choice, ScoreName, choose
 
 _rule = partial(kinds.kind, "rule", stages.READ)
-
-
-def _with(change: Callable[[Any, Any], Any], *options: Any) -> Callable[[kinds.Draw], kinds.Made]:
-    """A change that takes one of the options first."""
-    return lambda draw: partial(change, draw.choice(*options))
 
 
 # --------------------------------------------------------------------------------------------- rule
@@ -189,21 +183,23 @@ KINDS: Mapping[str, kinds.Kind] = {
         families=("olmoe", "qwen3_moe"),
     ),
     "input_clipped": _input(
-        _with(lambda most, reading: np.clip(reading.inputs, -most, most), 0.4, 0.8, 1.5, 3.0),
+        kinds.with_one(
+            lambda most, reading: np.clip(reading.inputs, -most, most), 0.4, 0.8, 1.5, 3.0
+        ),
         *_OTHER_INPUTS,
     ),
     "input_jitter": _input(_jitter, "arithmetic noise only", *_OTHER_INPUTS),
     "input_columns_missing": _input(_columns_missing, *_OTHER_INPUTS, unseen=("columns damaged",)),
     "input_of_another_request": _input(
-        _with(lambda shift, reading: np.roll(reading.inputs, shift, axis=0), 1, 2, -1),
+        kinds.with_one(lambda shift, reading: np.roll(reading.inputs, shift, axis=0), 1, 2, -1),
         *_OTHER_TOKENS,
     ),
     "input_reordered": _input(_reordered, *_OTHER_TOKENS),
-    "input_falling_behind": _input(_with(_falling_behind, 4, 8, 16), *_OTHER_TOKENS),
+    "input_falling_behind": _input(kinds.with_one(_falling_behind, 4, 8, 16), *_OTHER_TOKENS),
     "past_unseen": kinds.kind(
         "memory",
         ("all", *kinds.LAYERS, "documents", "positions_from"),
-        _with(lambda most, handover: most, 1, 2, 4),
+        kinds.with_one(lambda most, handover: most, 1, 2, 4),
         "not the router",
         starts="steps",
     ),
@@ -211,5 +207,5 @@ KINDS: Mapping[str, kinds.Kind] = {
     "expert_choice": _dispatch(_expert_choice, "rule differs"),
     "choices_of_a_stranger": _write(_of_a_stranger, "random choices", "unrelated"),
     "local_numbers": _write(_local_numbers, "experts renamed", may_be_refused=True),
-    "documents_exchanged": _write(_with(_documents_exchanged, 1, 2, -1), "tokens shifted"),
+    "documents_exchanged": _write(kinds.with_one(_documents_exchanged, 1, 2, -1), "tokens shifted"),
 }

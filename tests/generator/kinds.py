@@ -4,6 +4,7 @@ it acts.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -189,6 +190,11 @@ class Draw:
 
     def choice(self, *of: Any) -> Any:
         return of[int(self.rng.integers(len(of)))]
+
+
+def with_one(change: Callable[[Any, Any], Any], *options: Any) -> Callable[[Draw], Made]:
+    """A change that takes one of the options first."""
+    return lambda draw: partial(change, draw.choice(*options))
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ from tests.generator.kinds import SCOPES
 from tests.generator.model import FAMILIES, SHAPES, Model, Text, choose, draw_model, draw_text
 
 OLD = SELECTIONS["old"]
+PARTS: tuple[Selection, ...] = ("old", "new")
 
 #: Seeds that draw every operator once; by day one of each stage of the engine.
 SEEDS = one_of_each(
-    [(part, seed) for part in ("old", "new") for seed in range(len(SELECTIONS[part]))],
+    [(part, seed) for part in PARTS for seed in range(len(SELECTIONS[part]))],
     lambda case: (case[0], KINDS[SELECTIONS[case[0]][case[1]]].stage),
 )
 
