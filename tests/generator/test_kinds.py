@@ -28,7 +28,7 @@ def world(family: str, bias_level: float | None) -> tuple[Model, Text, Schedule]
     return model, text, Schedule(tuple(batches), 8, 26)
 
 
-def drawn(operator: str, seed: int) -> Draw:
+def draw_for(operator: str, seed: int) -> Draw:
     kind = NEW[operator]
     family = kind.families[seed % len(kind.families)]
     model, text, schedule = world(family, kind.bias_level)
@@ -341,12 +341,12 @@ DEFINITIONS = {
 @pytest.mark.parametrize("operator", NEW)
 def test_a_kind_does_what_it_says(operator):
     for seed in range(3 if operator == "past_unseen" else 12):
-        draw = drawn(operator, seed)
+        draw = draw_for(operator, seed)
         assert DEFINITIONS[operator](draw, NEW[operator].make(draw)), seed
 
 
 def test_a_kind_in_part_touches_some_experts_and_leaves_the_others():
-    parts = [kinds.draw_part(drawn("bias_part_zeroed", seed).ground) for seed in range(40)]
+    parts = [kinds.draw_part(draw_for("bias_part_zeroed", seed).ground) for seed in range(40)]
     assert {len(part) for part in parts} == {1, 2, 4}
-    injected = draw_fault("bias_part_zeroed", drawn("bias_part_zeroed", 0).ground)
+    injected = draw_fault("bias_part_zeroed", draw_for("bias_part_zeroed", 0).ground)
     assert injected.fault.reach.experts is not None
