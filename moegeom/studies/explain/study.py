@@ -45,6 +45,7 @@ from moegeom.studies.explain.record import (
     OutputChange,
 )
 from moegeom.studies.explain.verdict import verdict
+from moegeom.studies.faults.behind import with_later
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, Spread, spread
 from moegeom.studies.faults.operator import Site
 from moegeom.studies.faults.scope import Where, listed, region_of
@@ -195,6 +196,9 @@ def _layers(
         scores = list(watched(scored, names, watch))
     where = Where.of(sides.columns.at(rows), sides.token[rows])
     causes = with_composed(faults(scores, where), scores, where)
+    causes = with_later(
+        causes, {one.site.router.name: (one.site, one.values) for one in sites}, scores, where
+    )
     best = believed(causes)
     parts = () if best is None else best.parts or (best,)
 
@@ -204,7 +208,8 @@ def _layers(
         is_met, is_told = met_under(parts, score), choice.is_clean[rows]
         for part in parts:
             if score.router in part.routers:
-                candidate, inside = score.scored[part.name].candidate, part.region.is_inside
+                candidate = score.scored[part.name.split("+")[0]].candidate
+                inside = part.region.is_inside
                 note_under(one, candidate, inside & choice.is_clean[rows], sides)
                 if candidate.rows is not None:  # what stands beyond its document nothing can tell
                     is_told = is_told & ~(inside & (candidate.rows < 0))

@@ -257,6 +257,11 @@ class Proposal:
         seen = values if self.inputs is None else self.inputs(site, rows, values)
         return engine_logits(self.routed, self.routed.inputs(seen))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it routes again, for all experts together or not at all."""
+        return self.routed is not None and (self.of_all_only or self.inputs is not None)
+
     def can_share(self, site: Site) -> bool:
         """Whether logits have to be computed, of the inputs as they are."""
         return self.routed is not None and self.inputs is None and not self.has_logits_of(site)

@@ -214,7 +214,8 @@ class Fault:
     ``mended`` is the share of all sets that differ at its first router that it removes,
     ``of_values`` that of the bits of B's recorded values. ``ways`` is the noise that fits best at
     each router: 0 as for all tokens, 1 as for some. ``parts`` are the faults that it is composed
-    of, each on tokens of its own; none for a single one.
+    of, each on tokens of its own; none for a single one. ``met`` marks the sets that it reproduces
+    with what is left behind it, where there is a second fault of the same tokens.
     """
 
     name: str
@@ -233,6 +234,7 @@ class Fault:
     inherits: bool = False
     ways: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[Fault, ...] = ()
+    met: Mapping[str, Bool[np.ndarray, "tokens"]] = field(default_factory=dict)
 
     @property
     def repaired(self) -> float:

@@ -235,6 +235,11 @@ def share_of_equals(site: Site) -> Float64[np.ndarray, "tokens"]:
     return 1.0 / count[place]
 
 
+#: Edits of all experts that save less than this share of the bits on every so many-th token of the
+#: sample go no further.
+_EVERY, _LEAST_FIRST = 6, 0.1
+
+
 @dataclass(frozen=True, eq=False)
 class _Tried:
     """A candidate on the sample: bits saved in whole parts of it, and its noise.
@@ -264,10 +269,23 @@ def _tried(
     if sample is not None and not only_logits:
         emulated = emulate(site.router, AS_STORED)
         plain = emulated, engine_logits(emulated, emulated.inputs(sample))
+    first = np.arange(0, len(rows), _EVERY)
+    own_first = own.at(first)
+    base_first = noise.code(own_first)
+    of_first = own_first, base_first, weight[first], _groups(site, rows[first])
+    least = _LEAST_FIRST * float((weight[first] * base_first.both).sum())
     for operator in OPERATORS.all():
         for candidate in operator.candidates(site):
             if only_logits and not candidate.changes_logits(site):
                 continue
+            if candidate.is_whole and sample is not None:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    logits = candidate.logits(site, rows[first], sample[first])
+                apart = _apart(site, candidate, rows[first], logits)
+                look = _compared(candidate, apart, *of_first)
+                if look.saved <= least:
+                    trials.append(look)
+                    continue
             logits, some = None, iter(())
             if candidate.routed is not None:
                 with np.errstate(over="ignore", invalid="ignore"):  # as below
@@ -778,5 +796,7 @@ def met_under(parts: Sequence[Fault], site: SiteScores) -> Bool[np.ndarray, "tok
     is_met = site.is_met
     for part in parts:
         if site.router in part.routers:
-            is_met = np.where(part.region.is_inside, site.scored[part.name].is_met, is_met)
+            under = part.met.get(site.router)
+            under = site.scored[part.name].is_met if under is None else under
+            is_met = np.where(part.region.is_inside, under, is_met)
     return is_met

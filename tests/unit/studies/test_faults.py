@@ -19,6 +19,7 @@ from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.explain.record import VERDICTS
 from moegeom.studies.faults._bits import STEP, bits_by_chance
+from moegeom.studies.faults.behind import with_later
 from moegeom.studies.faults.exchangeable import LEAST, FlippedRouter, spread
 from moegeom.studies.faults.operator import AS_STORED, OPERATORS, ChoiceValues, Site, weights_of
 from moegeom.studies.faults.operators.damaged import row_costs, rows_exchanged
@@ -485,6 +486,28 @@ def test_faults_of_different_tokens_compose(router):
     assert met_under(best.parts, scores).mean() > 0.95
     single = faults_of(site(router, theirs=rows_of(by * 0, one.mine)))
     assert with_composed(single, [scores], WHERE) == single
+
+
+def test_a_second_fault_of_the_same_tokens_is_looked_for_behind_the_first(router):
+    weight = router.weight.copy()
+    weight[:, :128] *= np.float32(0.0)
+    one = site(router)
+    logits = one.values_at(0)(NUMBER) @ weight.T
+    logits[:, [3, 17, 30]] *= -1.0
+    two = dataclasses.replace(one, theirs=chosen_of(logits))
+    scores = [score_site(two, two.values_at(0))]
+    pool = faults(scores, WHERE)
+    best = believed(with_later(pool, {"text/0": (two, two.values_at(0))}, scores, WHERE))
+    assert best is not None
+    assert "columns 0-127 of 256 read as zeros" in best.text
+    assert "rows turned round, 3 of 32 experts (3, 17, 30)" in best.text
+    assert best.reproduced["text/0"] > 0.99 > 0.9 > max(one.reproduced["text/0"] for one in pool)
+    assert met_under((best,), scores[0]).mean() > 0.99
+    # nothing is looked for behind one that leaves nothing
+    alone = dataclasses.replace(one, theirs=chosen_of(one.values_at(0)(NUMBER) @ weight.T))
+    scores = [score_site(alone, alone.values_at(0))]
+    pool = faults(scores, WHERE)
+    assert with_later(pool, {"text/0": (alone, alone.values_at(0))}, scores, WHERE) == pool
 
 
 def flipped(router, chance: np.ndarray, seed: int = 0) -> FlippedRouter:

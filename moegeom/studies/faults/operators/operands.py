@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
+from moegeom.engine.choice import group_masked
+from moegeom.engine.flipping import engine_logits
+from moegeom.geometry.set_code import set_distances
 from moegeom.router.edits import SETS, RouterInModel, beside, edits_of
-from moegeom.studies.faults.operator import Inputs, Proposal, Site, operator, routed
+from moegeom.studies.faults.operator import AS_STORED, Inputs, Proposal, Site, operator, routed
+from moegeom.variants.emulated import emulate
 
 #: Layers up and down whose inputs are tried.
 _NEAR = 2
@@ -82,27 +87,33 @@ def normed_twice(site: Site) -> Iterator[Proposal]:
     yield from routed(site, "normed_twice", text, cause, site.router, bits=1.0, inputs=inputs)
 
 
-#: Quantiles of the size of coordinates beyond which inputs may be cut off.
-_CUTS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
-
-#: Tokens that tell how large coordinates are.
-_SEEN = 512
+#: Quantiles of the size of coordinates beyond which inputs may be cut off, how many of them go on,
+#: and tokens that choose these.
+_CUTS, _GO_ON, _SEEN = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999), 2, 256
 
 
 @operator
 def inputs_clipped(site: Site) -> Iterator[Proposal]:
     """Coordinates cut off at one size, as by a static scale that is too small."""
-    if not site.has_inputs:
+    rows = np.flatnonzero(site.differs)
+    if not site.has_inputs or not len(rows):
         return
-    values = site.values_at(site.number)(np.arange(min(len(site.mine), _SEEN)))
+    rows = rows[:: math.ceil(len(rows) / _SEEN)]
+    values = site.values_at(site.number)(rows)
     assert values is not None
-    size = np.abs(values).astype(np.float64)
-    for share, most in zip(_CUTS, np.quantile(size, _CUTS).tolist(), strict=True):
+    plain = emulate(site.router, AS_STORED)
+    met: dict[float, float] = {}
+    for most in np.quantile(np.abs(values).astype(np.float64), _CUTS).tolist():
+        logits = engine_logits(plain, np.clip(values, -most, most).astype(np.float32))
+        scores, _ = group_masked(site.router.rule, plain.compared(logits), site.kernels)
+        met[most] = float(set_distances(scores, site.theirs[rows]).is_met.mean())
+    for most in sorted(met, key=lambda most: -met[most])[:_GO_ON]:
 
         def inputs(
             there: Site, rows: np.ndarray, values: np.ndarray, most: float = most
         ) -> np.ndarray:
             return np.clip(values, -most, most)
 
-        name, text = f"inputs_clipped_{share}", f"router inputs cut off at {most:.2g}"
+        number = list(met).index(most)
+        name, text = f"inputs_clipped_{_CUTS[number]}", f"router inputs cut off at {most:.2g}"
         yield from routed(site, name, text, "inputs differ", site.router, bits=4.0, inputs=inputs)

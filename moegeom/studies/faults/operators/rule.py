@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from moegeom.core.shapes import Float64
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.selection import group_scores, kept_groups
 from moegeom.geometry.set_code import set_distances
@@ -16,6 +17,9 @@ from moegeom.variants.emulated import emulate
 
 #: Bits that say one fitted bias, and the share of B's sets that they give on its own inputs.
 _BITS_PER_BIAS, _FITTED_MEETS = 10.0, 0.98
+
+#: How far loads lie apart, over their mean, that are even by the rule. Heuristic.
+_EVEN = 0.1
 
 
 def _biases(site: Site) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -147,31 +151,45 @@ def groups_otherwise(site: Site) -> Iterator[Proposal]:
 @operator
 def batch_scores(site: Site) -> Iterator[Proposal]:
     """Scores that are compared among the tokens of a batch: a softmax over the wrong axis, or each
-    expert takes its best tokens.
+    expert takes its best tokens, after which all have as many.
     """
     if not site.has_logits:
         return
     document = np.unique(site.columns.document, return_inverse=True)[1].ravel()
-    batches = {"all tokens": np.zeros(len(document), np.int64), "each document": document}
-    for words, batch in batches.items():
-        of_each = np.empty(site.logits.shape)
-        ranked = np.empty(site.logits.shape)
-        for number in range(int(batch.max()) + 1):
-            inside = batch == number
-            logits = site.logits[inside].astype(np.float64)
-            most = logits.max(axis=0)
-            of_each[inside] = logits - most - np.log(np.exp(logits - most).sum(axis=0))
-            ranked[inside] = logits.argsort(axis=0).argsort(axis=0) / len(logits)
-        for name, text, grid in (
-            ("softmax_of_tokens", "softmax over the tokens instead of the experts", of_each),
-            ("expert_choice", "each expert takes its best tokens", ranked),
-        ):
+    experts = len(site.matching)
+    load = np.bincount(site.theirs.ravel(), minlength=experts)[:experts]
+    ways = {"softmax over the tokens instead of the experts": _over_tokens}
+    if load.max() - load.min() <= _EVEN * load.mean():
+        ways["each expert takes its best tokens"] = _ranks
+    for words, batch in (("all tokens", np.zeros_like(document)), ("each document", document)):
+        order = np.argsort(batch, kind="stable")
+        parts = np.split(order, np.cumsum(np.bincount(batch))[:-1])
+        for text, of_tokens in ways.items():
+            grid = np.empty(site.logits.shape)
+            for part in parts:
+                grid[part] = of_tokens(site.logits[part].astype(np.float64))
 
             def scores(there: Site, rows: np.ndarray, grid: np.ndarray = grid) -> np.ndarray:
                 return group_masked(there.router.rule, grid[rows], there.kernels)[0]
 
             whole = f"{text}, of {words}"
-            yield Proposal(f"{name} {words}", whole, "rule differs", 3.0, scores=scores)
+            yield Proposal(whole, whole, "rule differs", 3.0, scores=scores)
+
+
+def _over_tokens(
+    logits: Float64[np.ndarray, "tokens experts"],
+) -> Float64[np.ndarray, "tokens experts"]:
+    """Logarithms of a softmax over the tokens."""
+    shifted = logits - logits.max(axis=0)
+    return shifted - np.log(np.exp(shifted).sum(axis=0))
+
+
+def _ranks(logits: Float64[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens experts"]:
+    """The place of each token among all, by what an expert thinks of it; 1 for the best."""
+    number = np.arange(1.0, len(logits) + 1.0)[:, None] / len(logits)
+    ranks = np.empty_like(logits)
+    np.put_along_axis(ranks, logits.argsort(axis=0), number, axis=0)
+    return ranks
 
 
 @operator
