@@ -140,7 +140,9 @@ def _build_groups(
     num_kept = settings.integer(spec.num_kept)
     if not 0 < num_kept <= num_groups:
         raise RouterError(
-            f"{router}: {num_kept} of {num_groups} groups cannot be kept.", code=CONFIG_CONTRADICTED
+            f"{router}: {num_kept} of {num_groups} groups cannot be kept.",
+            "Are the two numbers exchanged in config.json?" * (num_kept > num_groups),
+            code=CONFIG_CONTRADICTED,
         )
     if num_experts % num_groups:
         raise RouterError(

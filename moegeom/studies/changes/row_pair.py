@@ -302,7 +302,7 @@ class RoutersOfA:
             projections = {"": effective_rows_of(other)}
             if b.gain is not None and other.gain is not None:
                 with_gain = other.weight.astype(np.float64) * b.gain.astype(np.float64)
-                projections["behind its own gain, of "] = with_gain
+                projections[", behind its own gain"] = with_gain
             return projections
 
         routers = tuple(self._routers.values())

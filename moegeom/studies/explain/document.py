@@ -113,8 +113,8 @@ def _verdict(report: Explanation) -> Iterator[Block]:
         text += f" {verdict.detail[:1].upper()}{verdict.detail[1:]}"
     unseen = number_of(len(report.not_looked_at), "thing")
     yield Fact("VERDICT", f"{text} Not checked: {unseen}, below.", look)
-    if verdict.remedy:
-        yield Fact("next", verdict.remedy)
+    if report.remedy:
+        yield Fact("next", report.remedy)
     if report.layers:
         apart = [layer for layer in report.layers if layer.agreement < 1.0]
         worst = min(report.layers, key=lambda layer: layer.agreement)
@@ -363,7 +363,7 @@ def _record(report: Explanation) -> Mapping[str, Any]:
     verdict = report.verdict
     fields = dataclasses.asdict(dataclasses.replace(report, faults=(), run={}, other={}))
     return {
-        "verdict": fields["verdict"] | {"meaning": verdict.meaning, "remedy": verdict.remedy},
+        "verdict": fields["verdict"] | {"meaning": verdict.meaning, "remedy": report.remedy},
         "agreement": report.agreement,
         "any_flipped_share": report.any_share,
         **{name: fields[name] for name in _COUNTS},

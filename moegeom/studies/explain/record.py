@@ -128,11 +128,11 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
         "cut them off by the length of each sequence before the ids are used.",
     ),
     "bias in routing weights": (
-        "A and B choose alike, but B's routing weights contain the selection bias.",
+        "B's routing weights contain the selection bias.",
         "weights are made of the scores without the bias.",
     ),
     "routing weights differ": (
-        "A and B choose alike, but B weighs the chosen experts otherwise.",
+        "where A and B choose alike, B weighs the chosen experts otherwise.",
         "look at renormalisation and the scaling factor of the weights.",
     ),
     "capacity": (
@@ -145,7 +145,7 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
     ),
     "another checkpoint": (
         "B was recorded from another checkpoint: its routers have another fingerprint than A's.",
-        "record B from the checkpoint of A, or name the one that B ran: --checkpoint-b CKPT.",
+        "record B from the checkpoint of A.",
     ),
     "unrelated": (
         "what B chose has nothing to do with what A chose.",
@@ -155,10 +155,7 @@ VERDICTS: Mapping[str, tuple[str, str]] = {
         "some of B's choices are further off than noise can carry, and nothing tried explains it.",
         "compare the weights (moegeom signoff A B); look at the tokens that are named.",
     ),
-    "inconclusive": (
-        "what is recorded cannot tell.",
-        "name what else B may have loaded (--checkpoint-b), or record router inputs on both sides.",
-    ),
+    "inconclusive": ("what is recorded cannot tell.", ""),
 }
 
 
@@ -306,6 +303,19 @@ class OutputChange:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Differing:
+    """Where what differs is, at the first ``router`` where enough does: ``text`` names the tokens
+    and the experts, empty for all. The sets of the ``num_tokens`` tokens there overlap by so much
+    beyond chance.
+    """
+
+    router: str
+    text: str
+    num_tokens: int
+    beyond_chance: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """What a verdict follows from; ``run`` as in ``run.json``.
@@ -332,7 +342,7 @@ class Evidence:
     log_probs: LogProbs | None
     not_looked_at: Sequence[str] = ()
     is_of_another: bool = False
-    differing: str = ""
+    differing: Differing | None = None
     costs: tuple[OutputChange, ...] = ()
     harm: Mapping[str, float] = field(default_factory=dict)
 
@@ -340,6 +350,15 @@ class Evidence:
     def summary(self) -> Summary:
         """The run with the names of the routers alone."""
         return Summary(self.run, [{"router": layer.router} for layer in self.layers], [], [], [])
+
+    @property
+    def missing(self) -> str:
+        """What would tell more, of what was not given; empty where all was."""
+        ways = {
+            "name what else B may have loaded (--checkpoint-b)": not self.against,
+            "record what B's routers read": self.inputs_of == "A",
+        }
+        return " or ".join(way for way, is_missing in ways.items() if is_missing)
 
     def place(self, router: str) -> str:
         """The name of a router in words."""
@@ -368,6 +387,18 @@ class Explanation(Evidence):
     """The evidence, and the verdict that follows."""
 
     verdict: CauseVerdict
+
+    @property
+    def remedy(self) -> str:
+        """The one thing to do next; never what was done."""
+        own, more = self.verdict.remedy, self.missing
+        if self.verdict.cause == "another checkpoint" and not self.against:
+            return "record B from the checkpoint of A, or name the one that B ran (--checkpoint-b)."
+        if own or self.verdict.cause != "inconclusive":
+            return own
+        return (
+            f"{more}." if more else "compare the weights (moegeom diff A C) and the code of both."
+        )
 
     @property
     def exit_code(self) -> int:

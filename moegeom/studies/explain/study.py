@@ -20,7 +20,7 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.run_facts import run_b_facts
 from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers, open_choices
-from moegeom.geometry.rows import common_choices, expert_matching
+from moegeom.geometry.rows import common_choices, expert_matching, overlap_beyond_chance
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
@@ -38,6 +38,7 @@ from moegeom.studies.explain.layer import (
     sides_of,
 )
 from moegeom.studies.explain.record import (
+    Differing,
     Evidence,
     ExplainRequest,
     Explanation,
@@ -179,7 +180,7 @@ def _layers(
     elsewhere: Mapping[str, Router],
     rows: Int64[np.ndarray, "rows"],
     watch: Watch | None,
-) -> tuple[list[LayerEvidence], list[Fault], Spread, str]:
+) -> tuple[list[LayerEvidence], list[Fault], Spread, Differing | None]:
     """Evidence of every router, the faults on their scopes, how the remaining flips spread, and
     where what differs is.
     """
@@ -221,7 +222,7 @@ def _layers(
     return [layer for layer, _ in pairs], causes, spread(flips), _differing(sites, where)
 
 
-def _differing(sites: Sequence[ReadySite], where: Where) -> str:
+def _differing(sites: Sequence[ReadySite], where: Where) -> Differing | None:
     """Which tokens, and which experts, hold what differs at the first router where enough does."""
     for site in (one.site for one in sites):
         differs = site.differs & site.decides
@@ -229,9 +230,16 @@ def _differing(sites: Sequence[ReadySite], where: Where) -> str:
             continue
         region, share = region_of(differs, where)
         parts = [f"{percent_of_all(share)} of it in {region.text}"] if region.text else []
-        some = _taking_part(site, differs)
-        return ", ".join([*parts, *some])
-    return ""
+        inside, own = region.is_inside, np.arange(len(site.matching))
+        common = common_choices(site.mine[inside], site.theirs[inside], len(own))
+        number = int(inside.sum())
+        return Differing(
+            site.router.name,
+            ", ".join([*parts, *_taking_part(site, differs)]),
+            number,
+            overlap_beyond_chance(common, own, number),
+        )
+    return None
 
 
 def _taking_part(site: Site, differs: Bool[np.ndarray, "tokens"]) -> list[str]:

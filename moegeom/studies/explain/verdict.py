@@ -68,7 +68,7 @@ def verdict(case: Evidence) -> CauseVerdict:
         opened = (rule(case) for rule in _OPEN)
         cause = next((one for one in opened if one is not None), None)
     cause = cause or CauseVerdict("inconclusive", f"{_share(case)} {_unexplained(case)}")
-    return _of_another(case, cause)
+    return _of_another(case, _beside_c(case, cause))
 
 
 def _best(case: Evidence) -> CauseVerdict | None:
@@ -77,6 +77,20 @@ def _best(case: Evidence) -> CauseVerdict | None:
     causes = [one for one in (_fault(case), *weights) if one is not None]
     named = [one for one in causes if one.cause != "inconclusive"]
     return max(named or causes, key=lambda one: one.margin or 0.0, default=None)
+
+
+def _beside_c(case: Evidence, cause: CauseVerdict) -> CauseVerdict:
+    """How much of what differs the routers of the other checkpoint explain, which is a model."""
+    if not case.against or cause.cause in ("no disagreement", "arithmetic noise only"):
+        return cause
+    of_c = [one for one in case.faults if one.of_other and one.bits > 0.0]
+    if not of_c:
+        return dataclasses.replace(cause, detail=f"{cause.detail} C's routers explain none of it.")
+    best = max(of_c, key=lambda one: one.repaired)
+    part = f"{_percent(max(best.repaired, 0.0))} of what differs in {case.place(best.router)}"
+    rest = "" if best.repaired >= _AGREES else "; the rest may be the rest of that model"
+    text = f"C's routers explain {part}{rest}."
+    return dataclasses.replace(cause, detail=f"{cause.detail} {text}")
 
 
 def _of_another(case: Evidence, cause: CauseVerdict) -> CauseVerdict:
@@ -230,9 +244,13 @@ def _is_beyond(layer: LayerEvidence) -> bool:
 
 
 def _unrelated(case: Evidence) -> CauseVerdict | None:
-    """The first router whose sets overlap by chance alone, if all before it agree."""
+    """The first router, or tokens of it, whose sets overlap by chance, if all before it agree."""
     if case.num_examined < _ENOUGH:
         return None
+    there = case.differing
+    if there and there.text and there.num_tokens >= _ENOUGH and there.beyond_chance <= _CHANCE:
+        overlap = "There sets overlap no more than those of two dice."
+        return CauseVerdict("unrelated", f"{_share(case)} {overlap}", there.router)
     for number, layer in enumerate(case.layers):
         if layer.beyond_chance > _CHANCE or layer.beyond_chance_renamed > _CHANCE_RENAMED:
             if layer.agreement < _AGREES:
@@ -351,6 +369,10 @@ def _noise(case: Evidence) -> CauseVerdict | None:
     router, most = max(noises, key=lambda pair: pair[1].scale)
     size = f"{_percent(most.scale)} of the input ({most.roundings:.2g} roundings to bfloat16)"
     text = f"{_share(case)} Noise of up to {size}, in {case.place(router)}, makes as many"
+    if most.scale > 1.0:
+        alone = f"In {case.place(router)} B's choices have nothing to do with A's router."
+        detail = f"{_share(case)} {alone} {_unexplained(case)}"
+        return _elsewhere(case, detail) or CauseVerdict("inconclusive", detail, router)
     if most.scale > _MOST_NOISE:
         # choices alone cannot tell noise that large from a router that was changed as much
         detail = (
@@ -428,7 +450,7 @@ def _share(case: Evidence) -> str:
     if case.layers[-1].agreement == 1.0:
         apart = [one.router for one in case.layers if one.agreement < 1.0]
         place = f"in {case.summary.places(apart)}"
-    most = f", {case.differing}" if case.differing else ""
+    most = f", {case.differing.text}" if case.differing and case.differing.text else ""
     return (
         f"A and B choose differently in {_percent(mean)} of (token, layer) pairs, {place}{most}; "
         f"{_percent(case.any_share)} of tokens differ somewhere."

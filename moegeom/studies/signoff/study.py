@@ -589,12 +589,12 @@ def rotation_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
         parts.append(f"{where([*rotated], names)}{most}: {judgement.why.removesuffix('.')}")
         details = (change.meaning,) if judgement.state == "passed" else ()
     if moved:
-        parts.append(f"no rotation explains what happened to {where(moved, names)}")
-    has_failed = moved or any(judgement.state == "failed" for _, judgement in rotated.values())
+        parts.append(f"no rotation is at issue in {where(moved, names)}, whose rows failed")
+    has_failed = any(judgement.state == "failed" for _, judgement in rotated.values())
     have_moved = any(one.is_permuted for one in judged)
     places = "changed places and did not turn" if have_moved else "are where they were"
     sentence = "; ".join(parts) or f"not needed, rows {places}"
-    state = "failed" if has_failed else "passed"
+    state = "failed" if has_failed else "not judged" if moved else "passed"
     return Line("up to rotation", state, f"{sentence}.", details, (), {"gram_noise": noise})
 
 

@@ -41,7 +41,7 @@ def _of_layer(pair: RowPair) -> Iterator[EditFit]:
         yield EditFit(
             rows,
             math.log2(max(len(projections), 2)) + 1.0,
-            kind=f"{kind}{place_in_words(source)}",
+            kind=f"{place_in_words(source)} of A{kind}",
             evidence={"source": source},
             allows_subset=True,
         )
@@ -55,7 +55,7 @@ def place_in_words(router: str) -> str:
 
 OF_LAYER = Edit(
     "another layer",
-    "router of {kind} of A",
+    "router of {kind}",
     "these routers are those of other layers of A: tokens go to other experts.",
     fit=_of_layer,
     gate=error,
