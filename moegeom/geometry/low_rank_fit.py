@@ -95,43 +95,52 @@ def fitted_update(
 
 
 def fitted_factors(
-    shares: Float[np.ndarray, "blocks tokens experts"],
-    scores: Float[np.ndarray, "tokens experts"],
+    inputs: Float[np.ndarray, "tokens hidden"],
+    weight: Float[np.ndarray, "experts hidden"],
+    logits: Float[np.ndarray, "tokens experts"],
     chosen: Integer[np.ndarray, "tokens k"],
+    size: int = 1,
+    bias: Float64[np.ndarray, "experts"] | None = None,
 ) -> Float64[np.ndarray, "blocks"]:
-    r"""A factor for each block of columns that makes the choices likely.
+    r"""A factor for each block of ``size`` columns that makes the choices likely.
 
-    Minimises over f the soft count of :func:`fitted_update` for the scores
-    :math:`s_{te} = \text{scores}_{te} + \sum_b (f_b - 1) z_{bte}`, z the share of each block in the
-    logit, plus :math:`\tfrac{1}{2} \sum_b (f_b - 1)^2`. Convex, so the minimum is the global one.
-    Scores that are not finite take no part; ones where nothing says anything.
+    Minimises over f the soft count of :func:`fitted_update` for the logits
+    :math:`z_{te} + \sum_d (f_{d / n} - 1) x_{td} W_{ed}`, n the size, or with a ``bias`` for their
+    sigmoids and that, plus :math:`\tfrac{1}{2} \sum_b (f_b - 1)^2`; over the median f, since
+    choices by logits say nothing of a common factor. The minimum for logits, which are convex in f,
+    is the global one. Ones where nothing says anything.
 
     Oracle in tests: planted factors.
     """
     from scipy.optimize import minimize
 
-    is_chosen, is_known = chosen_mask(chosen, scores.shape[1]), np.isfinite(scores)
-    usable = np.where(is_chosen, is_known, True).all(axis=1) & (is_known & ~is_chosen).any(axis=1)
-    number = len(shares)
-    if not usable.any():
-        return np.ones(number)
-    is_chosen, is_known, own = (
-        is_chosen[usable],
-        is_known[usable],
-        scores[usable].astype(np.float64),
-    )
-    of_block = shares[:, usable].reshape(number, -1)
-    gap = np.abs(_edge(own, is_chosen, is_known))
+    is_chosen, is_known = chosen_mask(chosen, logits.shape[1]), np.isfinite(logits)
+    number = -(-inputs.shape[1] // size)
+    seen, rows = inputs.astype(np.float32), weight.astype(np.float32)
+    block = np.arange(inputs.shape[1]) // size
+
+    def scored(moved: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
+        """Scores of logits, and their slopes."""
+        if bias is None:
+            return moved, 1.0
+        chance = 1.0 / (1.0 + np.exp(-np.clip(moved, -30.0, 30.0)))
+        return chance + bias, chance * (1.0 - chance)
+
+    own = logits.astype(np.float64)
+    gap = np.abs(_edge(scored(own)[0], is_chosen, is_known))
     soft = float(np.median(gap[gap > 0.0])) if (gap > 0.0).any() else 1.0
 
     def cost(change: np.ndarray) -> tuple[float, np.ndarray]:
-        moved = own + (change.astype(of_block.dtype) @ of_block).reshape(own.shape)
+        moved, slope = scored(own + seen @ (rows * change[block].astype(np.float32)).T)
         value, pull = _set_loss(moved / soft, is_chosen, is_known)
-        slope = of_block @ (pull / soft).astype(of_block.dtype).ravel()
-        return value + 0.5 * float(change @ change), slope + change
+        pull = (pull * slope / soft).astype(np.float32)
+        of_each = (seen * (pull @ rows)).sum(axis=0, dtype=np.float64)
+        return value + 0.5 * float(change @ change), np.bincount(block, of_each, number) + change
 
     start = np.zeros(number)
-    return 1.0 + minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+    fit = 1.0 + minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+    usual = float(np.median(fit))
+    return fit / usual if usual > 0.0 else fit
 
 
 def _edge(

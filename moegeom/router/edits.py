@@ -202,10 +202,15 @@ _GAINS: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray], float]] = Ma
     {
         "missing": ("left out", np.ones_like, 0.0),
         "twice": ("applied twice", np.square, 0.0),
+        "and_root": ("applied, and its root", lambda gain: np.abs(gain) ** 1.5, 1.0),
         "and_one": ("taken as 1 + g", lambda gain: gain + gain.dtype.type(1.0), 1.0),
         "less_one": ("taken as g - 1", lambda gain: gain - gain.dtype.type(1.0), 1.0),
     }
 )
+
+
+#: Layers up and down whose gain may stand beside one.
+_NEAR = 3
 
 
 def _gains(model: RouterInModel) -> Iterator[EditedRouter]:
@@ -225,6 +230,12 @@ def _gains(model: RouterInModel) -> Iterator[EditedRouter]:
         if there.gain is not None and there.gain.shape == own.shape:
             text = f"of layer {there.layer} for {router.layer}"
             others.append((f"of_layer{apart:+d}", text, there.gain, model.bits))
+            if abs(apart) > _NEAR or not there.gain.all():
+                continue
+            for power, word in ((1.0, "and"), (-1.0, "over"), (0.5, "and the root of")):
+                text = f"{word} that of layer {there.layer}"
+                both = own * np.abs(there.gain.astype(np.float64)) ** power
+                others.append((f"with_layer{apart:+d}_{power:g}", text, both, model.bits + 2.0))
     for name, text, other, bits in others:
         if not np.array_equal(other, own):
             edited = dataclasses.replace(router, gain=other.astype(np.float64))
@@ -233,8 +244,8 @@ def _gains(model: RouterInModel) -> Iterator[EditedRouter]:
             )
 
 
-#: The smallest blocks of a rotation that quantisers use.
-_LEAST_TURNED = 16
+#: The smallest blocks of a rotation.
+_LEAST_TURNED = 4
 
 
 def _orders(columns: int) -> Iterator[tuple[str, str, Int64[np.ndarray, "columns"]]]:
@@ -256,15 +267,42 @@ def _orders(columns: int) -> Iterator[tuple[str, str, Int64[np.ndarray, "columns
         apart = own.reshape(-1, parts).T.ravel()
         if parts * parts != columns:
             yield f"apart_{parts}", f"taken apart into {parts} blocks", apart
+    for size in dict.fromkeys((2, 4, 8, 16, 32, 64, 128, columns // 2)):
+        if size < 2 or columns % size or columns <= size or size % 2:
+            continue
+        blocks, half = own.reshape(-1, size), size // 2
+        halves = blocks.reshape(-1, 2, half)
+        ways = {
+            "reversed": blocks[:, ::-1],
+            "halves exchanged": halves[:, ::-1],
+            "halves interleaved": halves.transpose(0, 2, 1),
+            "taken apart by two": blocks.reshape(-1, half, 2).transpose(0, 2, 1),
+            "moved along by one": np.roll(blocks, 1, axis=1),
+        }
+        orders = {words: order.ravel() for words, order in ways.items()}
+        unlike = {order.tobytes(): words for words, order in reversed(orders.items())}
+        for words in unlike.values():
+            yield f"in_{size}_{words}", f"{words} in each block of {size}", orders[words]
+    for parts in (2, 4, 8):
+        size = columns // parts
+        for place in range(1, parts if columns % parts == 0 else 1):
+            order = own.copy()
+            order[place * size : (place + 1) * size] -= size
+            first, last = place * size, (place + 1) * size - 1
+            yield f"again_{first}_{last}", f"{first}-{last} a copy of those before", order
 
 
 def _layouts(model: RouterInModel) -> Iterator[EditedRouter]:
     router = model.router
     experts, hidden = router.weight.shape
-    turned = np.ascontiguousarray(router.weight).reshape(hidden, experts).T
-    text = "rows read as columns" + " (shapes exchanged)" * (experts != hidden)
-    edited = dataclasses.replace(router, weight=np.ascontiguousarray(turned))
-    yield EditedRouter("transposed", text, "layout", "rows damaged", edited)
+    rows = np.ascontiguousarray(router.weight)
+    ways = {"transposed": (rows.reshape(hidden, experts).T, "rows read as columns")}
+    if experts != hidden:
+        ways["transposed_back"] = rows.T.reshape(experts, hidden), "columns read as rows"
+    for name, (turned, words) in ways.items():
+        text = words + " (shapes exchanged)" * (experts != hidden)
+        edited = dataclasses.replace(router, weight=np.ascontiguousarray(turned))
+        yield EditedRouter(name, text, "layout", "rows damaged", edited)
 
 
 def _columns(model: RouterInModel) -> Iterator[EditedRouter]:
@@ -285,7 +323,7 @@ def _columns(model: RouterInModel) -> Iterator[EditedRouter]:
 def _turned(
     rows: Float[np.ndarray, "experts hidden"],
 ) -> Iterator[tuple[int, Float[np.ndarray, "experts hidden"]]]:
-    """Rows times blocks of Sylvester's orthonormal matrix, of every power of two from 16."""
+    """Rows times blocks of Sylvester's orthonormal matrix, of every power of two from 4."""
     turned, size = rows, 1
     while rows.shape[1] % (2 * size) == 0:
         pair = turned.reshape(len(rows), -1, 2, size)

@@ -194,6 +194,28 @@ ROUNDED_ON_THE_WAY = Disagreement(
 
 
 # ------------------------------------------------------------------------------- biases and rules
+def _favoured(logits: Array) -> Array:
+    """Every expert's logit and a number of its own."""
+    added = np.random.default_rng(3).standard_normal(logits.shape[1])
+    return logits + (0.4 * logits.std() * added).astype(np.float32)
+
+
+EXPERTS_FAVOURED = Disagreement(
+    "experts_favoured",
+    "The engine kept a term that balances experts, which training had switched off: it adds a "
+    "number to each expert's logit, in a model that has no bias.",
+    (
+        Pair(
+            "a number for each expert",
+            _rounding(Engine(logits=_favoured)),
+            "experts favoured otherwise",
+            0,
+        ),
+        Pair("noise of 0.2 % on the inputs instead", noisy),
+    ),
+)
+
+
 def plain_model() -> Checkpoint:
     """Two layers, 64 experts, no groups: 4 chosen by sigmoid score and bias."""
     return sigmoid_model(layers=2).changed(config={"n_group": 1, "topk_group": 1})

@@ -209,7 +209,7 @@ def _layers(
         is_met, is_told = met_under(parts, score), choice.is_clean[rows]
         for part in parts:
             if score.router in part.routers:
-                candidate = score.scored[part.name.split("+")[0]].candidate
+                candidate = score.scored[part.operator].candidate
                 inside = part.region.is_inside
                 note_under(one, candidate, inside & choice.is_clean[rows], sides)
                 if candidate.rows is not None:  # what stands beyond its document nothing can tell

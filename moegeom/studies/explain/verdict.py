@@ -24,6 +24,9 @@ _REPAIRS = 0.5
 #: Sets that agree where routing weights are judged before anything else. Heuristic.
 _AGREES = 0.99
 
+#: Sets that agree where weights are judged at all: of a stranger's choices some agree by chance.
+_MOSTLY = 0.5
+
 #: Flips that noise could not have made, before they are called a bug: one may be chance.
 _BEYOND = 3
 
@@ -141,7 +144,7 @@ def _wrong_weights(case: Evidence, layer: LayerEvidence) -> CauseVerdict | None:
     if off <= _NOISY_WEIGHTS and rule.nearest_error > _SAME_WEIGHTS:
         return None
     # tokens that read something else have other weights by the same rule
-    is_clear = rule.nearest_error <= _CLEARLY * off
+    is_clear = rule.nearest_error <= _CLEARLY * off and layer.agreement >= _MOSTLY
     if not (is_clear or (is_first and (case.inputs_of == "B" or rule.outlying == 0.0))):
         return None
     near = f"B's are {rule.nearest}, up to {rule.nearest_error:.1g}"

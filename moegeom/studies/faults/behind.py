@@ -139,7 +139,7 @@ def _joined(
     own = {one.router: one for one in scores}
     for one in again:
         before = own[one.router]
-        under = first.met.get(one.router, before.scored[first.name.split("+")[0]].is_met).copy()
+        under = first.met.get(one.router, before.scored[first.operator].is_met).copy()
         if one.router in behind.routers:
             inside = behind.region.is_inside
             under[rows[inside]] = one.scored[behind.name].is_met[inside]
@@ -150,6 +150,7 @@ def _joined(
     return dataclasses.replace(
         first,
         name=f"{first.name}+{behind.name}",
+        leading=first.operator,
         text=f"{first.text}, and of the same tokens {behind.text}{scope}",
         cause=most.cause,
         bits=first.bits + behind.bits,

@@ -176,6 +176,10 @@ class Site:
 
     def shifted(self, by: int) -> Int64[np.ndarray, "tokens"]:
         """Row of the token ``by`` positions later in the same document; -1 for none."""
+        return self.shifted_by(np.asarray(by, np.int64))
+
+    def shifted_by(self, by: Int64[np.ndarray, "..."]) -> Int64[np.ndarray, "tokens"]:
+        """The same for a number of each token."""
         document, position = self.columns.document, self.columns.position
         row = self.place + by
         inside = (row >= 0) & (row < len(row))

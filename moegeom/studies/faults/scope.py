@@ -127,8 +127,9 @@ def found_by_chance(saved: Float64[np.ndarray, "tokens"], where: Where) -> float
     return most
 
 
-#: Share of the tokens beyond which they are all that differ, and bits that a region is worth.
-_NEARLY_ALL, _TELLING = 0.9, 30.0
+#: Share of the tokens beyond which they are all that differ; that of what differs which a region
+#: holds, and the bits that it is worth.
+_NEARLY_ALL, _MOSTLY, _TELLING = 0.9, 0.5, 30.0
 
 
 def region_of(differs: Bool[np.ndarray, "tokens"], where: Where) -> tuple[TokenRegion, float]:
@@ -157,9 +158,10 @@ def region_of(differs: Bool[np.ndarray, "tokens"], where: Where) -> tuple[TokenR
             for some in (inside, ~inside)
         )
     gained = float(saved[region.is_inside].sum()) - region.bits
-    if gained - found_by_chance(saved, where) < _TELLING:
+    share = float(differs[region.is_inside].sum()) / number
+    if share < _MOSTLY or gained - found_by_chance(saved, where) < _TELLING:
         return whole, 1.0
-    return region, float(differs[region.is_inside].sum()) / number
+    return region, share
 
 
 def sums(
@@ -215,7 +217,8 @@ class Fault:
     ``of_values`` that of the bits of B's recorded values. ``ways`` is the noise that fits best at
     each router: 0 as for all tokens, 1 as for some. ``parts`` are the faults that it is composed
     of, each on tokens of its own; none for a single one. ``met`` marks the sets that it reproduces
-    with what is left behind it, where there is a second fault of the same tokens.
+    with what is left behind it, where there is a second fault of the same tokens: then ``leading``
+    is the name of the first.
     """
 
     name: str
@@ -235,6 +238,7 @@ class Fault:
     ways: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[Fault, ...] = ()
     met: Mapping[str, Bool[np.ndarray, "tokens"]] = field(default_factory=dict)
+    leading: str = ""
 
     @property
     def repaired(self) -> float:
@@ -252,6 +256,11 @@ class Fault:
     @property
     def router(self) -> str:
         return self.routers[0]
+
+    @property
+    def operator(self) -> str:
+        """The name of the operator, of the first of two."""
+        return self.leading or self.name
 
     @property
     def scope(self) -> str:

@@ -638,7 +638,7 @@ LEAST_BITS, _EXPLAINS, REPAIRS, _LEADS = 50.0, 0.4, 0.4, 10.0
 
 #: ... of what is fitted, such as the experts that it is about, on some of the tokens alone: with so
 #: much freedom an operator fits a part of what another one did.
-_FITTED_BITS = 400.0
+_FITTED_BITS = 250.0
 
 #: ... or this share of all sets that differ there.
 _MENDS = 0.8
@@ -682,8 +682,16 @@ def _explains(one: Fault) -> bool:
 
 
 def rival(best: Fault, candidates: Sequence[Fault]) -> Fault | None:
-    """The best fault of another cause, where it explains most of its scope too."""
-    others = [one for one in explaining(candidates) if one.cause != best.cause]
+    """The best fault of another cause, where it explains most of its scope too.
+
+    Edits of one bias that fit alike are one cause: the simplest is said.
+    """
+    kind = best.cause.split()[0]
+    others = [
+        one
+        for one in explaining(candidates)
+        if one.cause != best.cause and not (kind == "bias" == one.cause.split()[0])
+    ]
     return max(others, key=lambda one: one.bits, default=None)
 
 
@@ -797,6 +805,6 @@ def met_under(parts: Sequence[Fault], site: SiteScores) -> Bool[np.ndarray, "tok
     for part in parts:
         if site.router in part.routers:
             under = part.met.get(site.router)
-            under = site.scored[part.name].is_met if under is None else under
+            under = site.scored[part.operator].is_met if under is None else under
             is_met = np.where(part.region.is_inside, under, is_met)
     return is_met

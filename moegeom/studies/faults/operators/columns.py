@@ -18,53 +18,82 @@ from moegeom.studies.faults.operator import Proposal, Site, operator, routed
 from moegeom.studies.faults.scope import listed
 
 #: Tokens with other sets that columns are looked for in, at least and at most.
-_LEAST, _LOOKED = 24, 2048
+_LEAST, _LOOKED = 24, 512
 
-#: Standard errors by which a run of columns has to pull, all together, and what each column has to
-#: pull more than by chance.
-_PULLS, _BEYOND = 8.0, 0.7
+#: Standard errors by which one column has to pull at the choices that differ.
+_PULLS = 6.0
 
-#: Factors of columns that hold back B's choices, and of those that push them, with words.
-_HELD = {0.0: "read as zeros", 0.5: "halved", -1.0: "with the other sign"}
-_PUSHED = {2.0: "twice as large", 4.0: "four times as large"}
+#: Factors of columns, with words; how far a fitted one has to be from 1, and how many are tried.
+_FACTORS = {
+    0.0: "read as zeros",
+    0.5: "halved",
+    -1.0: "with the other sign",
+    1.5: "times 1.5",
+    2.0: "twice as large",
+    4.0: "four times as large",
+}
+_APART, _NEAREST = 0.2, 2
 
-#: Parts of the width at whose borders slices begin, and numbers of ranks that take turns.
-_PARTS, _MOST_TURNS = (2, 4, 8, 16, 32), 16
+#: Parts of the width at whose borders slices begin; numbers of ranks that take turns, and how many
+#: of these are tried.
+_PARTS, _MOST_TURNS, _TRIED = (2, 4, 8, 16, 32), 16, 4
 
-#: Columns that share a scale, and the most blocks of them; entries in all that factors are fitted
-#: to, tokens at most, and bits of each factor.
-_BLOCKS, _MOST_BLOCKS, _CELLS, _FITTED, _FACTOR_BITS = (32, 64, 128), 64, 2**23, 768, 10.0
+#: Blocks of columns whose factors are said one by one, and bits of each.
+_MOST_BLOCKS, _FACTOR_BITS = 64, 10.0
 
 
 @operator
 def columns_scaled(site: Site) -> Iterator[Proposal]:
-    r"""Runs of columns, and every n-th, times one factor.
+    """Runs of columns and every n-th times one factor, and blocks each times its own.
 
-    Where they are follows from how each column pulls at the choices that differ,
-    :math:`g_d = \sum_t x_{td} \sum_e (b_{te} - a_{te}) W_{ed}`, b and a the sets of B and A, over
-    its standard error: below 0 where B has less of the column.
+    Which follows from the factors of all columns that make B's choices likely.
     """
+    hidden = site.router.hidden_size
     rows = np.flatnonzero(site.differs)
-    if not site.has_inputs or len(rows) < _LEAST:
+    rule = site.router.rule
+    is_known = rule.is_affine or (
+        rule.score == "sigmoid" and site.router.selection_bias is not None
+    )
+    if not site.has_inputs or len(rows) < _LEAST or not is_known:
         return
-    pull = _pulls(site, rows[:: max(1, math.ceil(len(rows) / _LOOKED))])
-    router, hidden = site.router, site.router.hidden_size
-    for sign, factors in ((-1.0, _HELD), (1.0, _PUSHED)):
-        for text, is_some, bits in _columns(sign * pull):
-            for factor, words in factors.items():
-                rows_of = np.where(
-                    is_some, router.weight * router.weight.dtype.type(factor), router.weight
-                )
-                edited = dataclasses.replace(router, weight=rows_of)
-                name = f"{text} times {factor:g}"
-                for one in routed(
-                    site, name, f"{text} of {hidden} {words}", "columns damaged", edited, bits=bits
-                ):
-                    yield dataclasses.replace(one, of_all_only=True)
+    rows = rows[:: math.ceil(len(rows) / _LOOKED)]
+    if np.abs(_pulls(site, rows)).max() < _PULLS:
+        return
+    found: set[tuple[bytes, float]] = set()
+    size = math.ceil(hidden / _MOST_BLOCKS)
+    fits = [_fitted(site, rows, width) for width in dict.fromkeys((1, size))]
+    for sign in (-1.0, 1.0):
+        for text, is_some, bits in _columns(sign * (fits[0] - 1.0)):
+            middle = float(np.median(fits[0][is_some]))
+            for factor in sorted(_FACTORS, key=lambda one: abs(one - middle))[:_NEAREST]:
+                if (is_some.tobytes(), factor) in found:
+                    continue
+                found.add((is_some.tobytes(), factor))
+                each = np.where(is_some, factor, 1.0)
+                name = f"{text} of {hidden} {_FACTORS[factor]}"
+                yield from _weighed(site, name, each, bits=bits)
+    changed = np.flatnonzero(np.abs(fits[-1][::size] - 1.0) > _APART)
+    if len(changed):
+        text = f"{len(changed)} blocks of {size} columns weighed otherwise ({listed(changed)})"
+        own_bits = _FACTOR_BITS * math.ceil(hidden / size)
+        yield from _weighed(site, text, fits[-1], own_bits=own_bits)
+
+
+def _weighed(
+    site: Site, text: str, factors: Float64[np.ndarray, "hidden"], **bits: float
+) -> Iterator[Proposal]:
+    router = site.router
+    rows = (router.weight.astype(np.float64) * factors).astype(router.weight.dtype)
+    edited = dataclasses.replace(router, weight=rows)
+    for one in routed(site, text.partition(" (")[0], text, "columns damaged", edited, **bits):
+        yield dataclasses.replace(one, of_all_only=True)
 
 
 def _pulls(site: Site, rows: Int64[np.ndarray, "rows"]) -> Float64[np.ndarray, "hidden"]:
-    """How each column pulls, in standard errors."""
+    r"""How each column pulls at the choices that differ, in standard errors.
+
+    :math:`\sum_t x_{td} \sum_e (b_{te} - a_{te}) W_{ed}`, b and a the sets of B and A.
+    """
     values, experts = site.values_at(site.number)(rows), len(site.matching)
     assert values is not None
     gained = chosen_mask(site.theirs[rows], experts).astype(np.float32)
@@ -76,12 +105,34 @@ def _pulls(site: Site, rows: Int64[np.ndarray, "rows"]) -> Float64[np.ndarray, "
     return np.divide(total, size, out=np.zeros_like(total), where=size > 0.0)
 
 
+def _fitted(
+    site: Site, rows: Int64[np.ndarray, "rows"], size: int
+) -> Float64[np.ndarray, "hidden"]:
+    """A factor for each column, the same in blocks of this size, that makes B's choices likely."""
+    # those that agree say where factors would break what holds
+    alike = np.flatnonzero(~site.differs)
+    some = np.sort(np.r_[rows, alike[:: max(1, math.ceil(len(alike) / _LOOKED))]])
+    values = site.values_at(site.number)(some)
+    assert values is not None
+    with one_blas_thread():
+        factors = fitted_factors(
+            values,
+            site.router.weight,
+            site.logits[some],
+            site.theirs[some],
+            size,
+            None if site.router.rule.is_affine else site.router.selection_bias,
+        )
+    return np.repeat(factors, size)[: values.shape[1]]
+
+
 def _columns(
-    pull: Float64[np.ndarray, "hidden"],
+    apart: Float64[np.ndarray, "hidden"],
 ) -> Iterator[tuple[str, Bool[np.ndarray, "hidden"], float]]:
-    """Runs and every n-th of columns with a positive pull, in words, and the bits of a name."""
-    hidden, number = len(pull), np.arange(len(pull))
-    total = np.concatenate([[0.0], np.cumsum(pull - _BEYOND)])
+    """Runs and every n-th of columns whose factors are apart, in words, and the bits of a name."""
+    hidden, number = len(apart), np.arange(len(apart))
+    beyond = apart - _APART
+    total = np.concatenate([[0.0], np.cumsum(beyond)])
     stop = int((total - np.minimum.accumulate(total)).argmax())
     start = int(total[: stop + 1].argmin())
     ends = {(start, stop)}
@@ -90,69 +141,18 @@ def _columns(
         ends.add((round(round(start / part) * part), round(round(stop / part) * part)))
     for first, last in sorted(ends):
         inside = (number >= first) & (number < last)
-        few = inside.sum()
-        if 0 < few < hidden and pull[inside].sum() > _PULLS * math.sqrt(few):
+        few = int(inside.sum())
+        if 0 < few < hidden and beyond[inside].sum() > 0.0:
             # half of most columns is twice the others: few are said first
-            yield (
-                f"columns {first}-{last - 1}",
-                inside,
-                2.0 * math.log2(hidden) + 4.0 * few / hidden,
-            )
-    best: tuple[float, int, np.ndarray] = (0.0, 0, number)
+            bits = 2.0 * math.log2(hidden) + 4.0 * few / hidden
+            yield f"columns {first}-{last - 1}", inside, bits
+    turns = []
     for count in range(2, min(_MOST_TURNS, hidden // 2) + 1):
-        of_each = np.bincount(number % count, weights=pull - _BEYOND, minlength=count)
+        of_each = np.bincount(number % count, weights=beyond, minlength=count)
         some = np.flatnonzero(of_each > 0.0)
-        if len(some) < count:
-            best = max(
-                best, (float(of_each[some].sum()) - count, count, some), key=lambda one: one[0]
-            )
-    worth, count, some = best
-    inside = np.isin(number % max(count, 1), some) & (count > 0)
-    if count and worth > 0.0 and pull[inside].sum() > _PULLS * math.sqrt(inside.sum()):
+        if 0 < len(some) < count:
+            inside = np.isin(number % count, some)
+            # many residues fit anything: each costs as much as a column
+            turns.append((float(beyond[inside].sum()) - len(some), count, some, inside))
+    for _, count, some, inside in sorted(turns, key=lambda one: -one[0])[:_TRIED]:
         yield f"columns {listed(some)} modulo {count}", inside, 4.0 + count
-
-
-@operator
-def columns_in_blocks(site: Site) -> Iterator[Proposal]:
-    """A factor for each block of columns, fitted to B's choices: scales in another order, say."""
-    rows, hidden = np.flatnonzero(site.differs), site.router.hidden_size
-    sizes = [size for size in _BLOCKS if hidden % size == 0 and 2 < hidden // size <= _MOST_BLOCKS]
-    if not site.has_inputs or len(rows) < _LEAST or not sizes:
-        return
-    pull = _pulls(site, rows[:: max(1, math.ceil(len(rows) / _LOOKED))])
-    size = sizes[0]
-    blocks = pull.reshape(-1, size).sum(axis=1) / math.sqrt(size)
-    if (np.abs(blocks) > _PULLS / 2.0).sum() < 2:
-        return
-    number, experts = hidden // size, len(site.matching)
-    most = min(_FITTED, max(_LEAST, _CELLS // (number * experts)))
-    # those that agree say where factors would break what holds
-    parts = (rows, np.flatnonzero(~site.differs))
-    some = np.sort(np.concatenate([part[:: max(1, math.ceil(len(part) / most))] for part in parts]))
-    values = site.values_at(site.number)(some)
-    assert values is not None
-    weight = site.router.weight.astype(np.float32)
-    with one_blas_thread():
-        shares = np.stack(
-            [
-                values[:, at : at + size] @ weight[:, at : at + size].T
-                for at in range(0, hidden, size)
-            ]
-        )
-        factors = fitted_factors(shares, site.selection[some], site.theirs[some])
-    changed = np.flatnonzero(np.abs(factors - 1.0) > 0.05)
-    if not len(changed):
-        return
-    edited = dataclasses.replace(
-        site.router,
-        weight=(weight * np.repeat(factors, size).astype(np.float32)).astype(
-            site.router.weight.dtype
-        ),
-    )
-    text = (
-        f"{len(changed)} of {number} blocks of {size} columns weighed otherwise ({listed(changed)})"
-    )
-    for one in routed(
-        site, "columns_in_blocks", text, "columns damaged", edited, own_bits=_FACTOR_BITS * number
-    ):
-        yield dataclasses.replace(one, of_all_only=True)

@@ -177,6 +177,9 @@ _ALIKE = 0.2
 #: Ranks that are tried; of few experts any update has a low rank.
 _RANKS, _EXPERTS_PER_RANK = (1, 2, 4), 4
 
+#: Share of the sets that differ from which rows of any rank are tried.
+_MANY = 0.1
+
 #: Share of the sets that differ which it has to mend, among tokens that it was not fitted to.
 _MENDS = 0.3
 
@@ -208,6 +211,8 @@ def low_rank(site: Site) -> Iterator[Proposal]:
         )
         if (one * other).sum() <= _ALIKE * np.linalg.norm(one) * np.linalg.norm(other):
             return
+        if site.differs.mean() > _MANY:
+            ranks.append(experts)
         foretold = {rank: _foretold(site, half, rank) for rank in ranks}
     emulated, by_rank = emulate(site.router, AS_STORED), {}
     for rank, logits in foretold.items():
@@ -227,11 +232,13 @@ def low_rank(site: Site) -> Iterator[Proposal]:
             return np.log(weights.astype(np.float64))
 
     if mends >= _MENDS:
+        is_full = rank == experts
+        text = f"rows with an update of rank {rank}, as of an adapter"
         yield Proposal(
-            f"low_rank_{rank}",
-            f"rows with an update of rank {rank}, as of an adapter",
+            "other_rows" if is_full else f"low_rank_{rank}",
+            "other rows, of which half of B's choices foretell the rest" if is_full else text,
             "rows damaged",
-            own_bits=_BITS_PER_EXPERT * rank * experts,
+            own_bits=_BITS_PER_EXPERT * experts * (1 if is_full else rank),
             scores=lambda there, rows: selection[rows],
             values=values,
             moves_logits=True,

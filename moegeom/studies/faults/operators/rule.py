@@ -49,6 +49,26 @@ def bias_cast(site: Site) -> Iterator[Proposal]:
 
 
 @operator
+def bias_scaled(site: Site) -> Iterator[Proposal]:
+    """Biases times a factor, one of the usual ones or that which fits B's choices best."""
+    for kind, words, own in _biases(site):
+        factors = dict.fromkeys((0.5, 0.9, 1.5, 2.0, 10.0), 3.0)
+        for change in site.fitted_biases.values():
+            moved, base = change - np.median(change), own - np.median(own)
+            if base.any():
+                factors.setdefault(
+                    round(1.0 + float(moved @ base / (base @ base)), 2), _BITS_PER_BIAS
+                )
+        for factor, bits in factors.items():
+            edited = dataclasses.replace(site.router, **{kind: own * own.dtype.type(factor)})
+            name, text = f"bias_times_{factor:g}", f"{words} times {factor:g}"
+            yield from routed(
+                site, name, text, "bias differs", edited,
+                needs_inputs=kind == "logit_bias", bits=bits,
+            )  # fmt: skip
+
+
+@operator
 def bias_fitted(site: Site) -> Iterator[Proposal]:
     """A free bias, fitted to all tokens or to those that differ; every number costs bits.
 

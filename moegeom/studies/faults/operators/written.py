@@ -10,17 +10,19 @@ import numpy as np
 from moegeom.core.shapes import Bool, Float, Int32, Int64, Integer, UInt64
 from moegeom.geometry.rows import common_choices, expert_matching
 from moegeom.geometry.set_code import chosen_mask
-from moegeom.router.edits import beside
 from moegeom.studies.faults.operator import Proposal, Site, of_sets, operator
 
-#: Tokens by which rows may stand too far, how many of these shifts are tried in full, and layers.
-_FAR, _TRIED, _MOST_SHIFT = 512, 4, 8
+#: Tokens by which rows may stand too far, and how many of these shifts are tried in full.
+_FAR, _TRIED = 512, 4
 
 #: Shifts by document are fitted: they have to meet this share of the sets. Heuristic.
 _SOME = 0.3
 
 #: Positions that are shifted alike where a shift changes along the text, and sizes of chunks.
 _STRETCH, _CHUNKS = 16, (2, 4, 8, 16, 32, 64)
+
+#: Tokens after which a row may be lost.
+_LOST_EVERY = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 
 #: Sizes of a shift along a document, and the share of its steps that make it larger. Heuristic.
 _STEPS, _MOSTLY = 2, 0.8
@@ -67,6 +69,19 @@ def tokens_shifted(site: Site) -> Iterator[Proposal]:
     if len(np.unique(own)) > _TRIED:  # as padding in front does, of documents of any lengths
         text = "rows shifted in each document by a number of its own, as by padding in front"
         yield _shifted_by(site, "tokens_own", text, own, document, len(lags))
+    position = np.maximum(site.columns.position.astype(np.int64), 0)
+    lost = {every: -(position // every) for every in _LOST_EVERY}
+    rows_of = {every: site.shifted_by(by) for every, by in lost.items()}
+    mine, theirs = _names(site.mine), _names(site.theirs)
+    met = {
+        every: float(((mine[rows] == theirs) & (rows >= 0)).mean())
+        for every, rows in rows_of.items()
+    }
+    every = max(met, key=met.__getitem__)
+    text = f"rows one more token behind after every {every}"
+    yield Proposal(
+        "tokens_behind", text, "tokens shifted", 8.0, rows=rows_of[every], least_met=_SOME
+    )
     # a number of its own for each stretch of a document: rows that slip, as by drafts
     stretch = np.cumsum(np.diff(document, prepend=0) != 0) * len(document)
     stretch = _number(stretch + np.maximum(site.columns.position, 0) // _STRETCH)
@@ -215,22 +230,23 @@ def _names(sets: Int32[np.ndarray, "tokens k"]) -> UInt64[np.ndarray, "tokens"]:
 
 @operator
 def layers_shifted(site: Site) -> Iterator[Proposal]:
-    """Choices of a layer near by."""
+    """Choices of another layer: of that whose sets most often are B's where it differs."""
+    rows, experts = np.flatnonzero(site.differs), len(site.matching)
+    theirs, best = _names(site.theirs[rows]), (0.0, site.number)
     for number, other in enumerate(site.routers):
-        apart = number - site.number
-        if not apart or abs(apart) > _MOST_SHIFT:
+        if number == site.number or other.rule.top_k != site.theirs.shape[1]:
             continue
-        if other.rule.top_k != site.theirs.shape[1] or other.num_experts != len(site.matching):
-            continue
-        name, text, chosen = (
-            f"layers{apart:+d}",
-            f"choices of {beside(apart)}",
-            site.chosen_at(number),
-        )
-        yield Proposal(
-            name, text, "layers shifted", 4.0,
-            scores=lambda there, rows, chosen=chosen: of_sets(chosen[rows], len(there.matching)),
-        )  # fmt: skip
+        if other.num_experts == experts and len(rows):
+            share = float((_names(site.chosen_at(number)[rows]) == theirs).mean())
+            best = max(best, (share, number), key=lambda one: one[0])
+    if best[0] == 0.0:
+        return
+    chosen = site.chosen_at(best[1])
+    text = f"choices of layer {site.routers[best[1]].layer} in place of {site.router.layer}"
+    yield Proposal(
+        "layers", text, "layers shifted", 4.0, math.log2(len(site.routers)),
+        scores=lambda there, rows: of_sets(chosen[rows], experts),
+    )  # fmt: skip
 
 
 @operator
@@ -283,6 +299,7 @@ _NARROW = {
 def narrow(site: Site) -> Iterator[Proposal]:
     """Expert ids truncated by a narrow integer type, so that several experts share an id."""
     numbers = np.arange(len(site.matching))
+    is_repeated = bool((np.diff(np.sort(site.theirs, axis=1), axis=1) == 0).any())
     ways = {words: narrowed(numbers) for words, narrowed in _NARROW.items()}
     if 0 < (most := int(site.theirs[site.differs].max(initial=0)) + 1) < len(numbers):
         for count in {most, *(len(numbers) // ranks for ranks in (2, 4, 8, 16))}:
@@ -302,6 +319,12 @@ def narrow(site: Site) -> Iterator[Proposal]:
             return np.take_along_axis(each, expert, axis=1).astype(np.float64)
 
         text, cause = f"numbers of experts {words}", "experts renamed"
+        if is_repeated:  # which no top-k of other scores makes
+            grid = of_sets(name[site.mine], len(numbers))
+            yield Proposal(
+                f"narrow {words}", text, cause, 2.0, scores=lambda _, rows, grid=grid: grid[rows]
+            )
+            continue
         yield Proposal(f"narrow {words}", text, cause, 2.0, scores=scores, values=values)
 
 
@@ -421,7 +444,9 @@ def loads(site: Site) -> Iterator[Proposal]:
     ways = {"loads": site.theirs, "loads_where_different": site.theirs[site.differs]}
     for name, theirs in ways.items():
         load = np.bincount(theirs.ravel(), minlength=experts)[:experts]
-        score = np.log((load + 0.5) / (len(theirs) - load + 0.5)).astype(np.float32)
+        # an expert that stands in a row twice is in more rows than there are
+        others = np.maximum(len(theirs) - load, 0)
+        score = np.log((load + 0.5) / (others + 0.5)).astype(np.float32)
         yield Proposal(
             name, "the same experts whatever the token", "unrelated", own_bits=_LOAD_BITS * experts,
             scores=lambda there, rows, score=score: np.broadcast_to(score, (len(rows), experts)),
