@@ -75,7 +75,6 @@ SHOWN = {
     "selection_bias": "bias_range",
     "intrinsic_dimension": "intrinsic_dimension_two_nn",
     "load_tiles": "max_vio_tile_mean",
-    "token_identity": "same_token_overlap",
     "jump": "jump_over_output_p50",
 }
 

@@ -25,7 +25,7 @@ from moegeom.variants.emulated import Arithmetic, Emulated, emulate
 from moegeom.variants.what_if import AskedWhatIf, FitSample, FittedGate
 
 #: Quantities of a batch that are labels of its tokens, whatever is chosen.
-_LABELS = ("token", "population", "block", "document", "position", "token_id")
+_LABELS = ("token", "population", "block", "document", "position")
 
 #: What every choice comes with.
 _OF_CHOICE = ("chosen", "weights", "flip")

@@ -582,60 +582,7 @@ def _stands_out(means: Float64[np.ndarray, "runs"], at: int, size: int) -> bool:
 
 
 # -------------------------------------------------------------------------------------- consistency
-Labels = Int[np.ndarray, "tokens"]
 Chosen = Int[np.ndarray, "tokens k"]
-
-
-def label_counts(
-    label: Labels, chosen: Chosen, num_experts: int
-) -> tuple[Int64[np.ndarray, "labels"], Int64[np.ndarray, "labels experts"]]:
-    """Tokens of each label, and those of them that choose each expert; -1 is an empty slot."""
-    _, place, tokens = np.unique(label, return_inverse=True, return_counts=True)
-    key = place[:, None] * num_experts + chosen
-    is_taken = chosen >= 0
-    key = key.ravel() if is_taken.all() else key[is_taken]
-    counts = np.bincount(key, minlength=len(tokens) * num_experts)
-    return tokens.astype(np.int64), counts.reshape(len(tokens), num_experts).astype(np.int64)
-
-
-def same_label_agreement(
-    label: Labels,
-    chosen: Chosen,
-    num_experts: int,
-    without: tuple[Labels, Sequence[int]] | None = None,
-) -> float | list[float]:
-    r"""Mean of :math:`|S_t \cap S_u| / k` over pairs of different tokens with one label.
-
-    :math:`\sum_v (\sum_e N_{ve}^2 - k n_v) / (k \sum_v n_v (n_v - 1))`: pairs of a token with
-    itself are left out, so that rare labels do not raise it. 0 to 1; nan when no label repeats.
-    With one label for all it is the chance level. With the block of each token and some blocks:
-    of the tokens outside each. Source: docs/theory.md D3 (c). Oracle in tests: all pairs.
-    """
-    names, (tokens, counts) = np.unique(label), label_counts(label, chosen, num_experts)
-    pairs, top_k = (tokens * (tokens - 1)).sum(), chosen.shape[1]
-    sums = [((counts**2).sum() - top_k * len(label), pairs)]
-    for row in [] if without is None else [np.flatnonzero(without[0] == b) for b in without[1]]:
-        # whole numbers: what the labels of a block add can be taken off
-        few, less = label_counts(label[row], chosen[row], num_experts)
-        own = np.searchsorted(names, np.unique(label[row]))
-        fewer = ((2 * counts[own] - less) * less).sum() - top_k * len(row)
-        sums.append((sums[0][0] - fewer, pairs - ((2 * tokens[own] - few - 1) * few).sum()))
-    figures = [float(s / (top_k * p)) if p else math.nan for s, p in sums]
-    return figures[0] if without is None else figures[1:]
-
-
-def expert_label_agreement(
-    label: Labels, chosen: Chosen, num_experts: int
-) -> Float64[np.ndarray, "experts"]:
-    r"""Probability that another token of the label goes to the expert too, given that one did.
-
-    :math:`\sum_v N_{ve} (N_{ve} - 1) / \sum_v N_{ve} (n_v - 1)`; nan for an expert whose tokens all
-    have labels of their own. Source: docs/theory.md D3 (c); oracle in tests: all pairs.
-    """
-    tokens, counts = label_counts(label, chosen, num_experts)
-    both = (counts * (counts - 1)).sum(axis=0)
-    possible = (counts * (tokens - 1)[:, None]).sum(axis=0)
-    return np.divide(both, possible, out=np.full(num_experts, np.nan), where=possible > 0)
 
 
 def num_shared(first: Chosen, second: Chosen) -> Int64[np.ndarray, "tokens"]:

@@ -209,22 +209,7 @@ def first_choices(sample) -> np.ndarray:
     return sample.chosen[np.arange(sample.tokens), best]
 
 
-def test_token_identity_and_rarefaction(sample):
-    inside = member(sample)
-    overlap = inside @ inside.T
-    same = sample.columns.token_id[:, None] == sample.columns.token_id[None, :]
-    np.fill_diagonal(same, False)
-    close(sample.layer["same_token_overlap"], overlap[same].mean() / sample.k)
-    off = ~np.eye(sample.tokens, dtype=bool)
-    close(sample.layer["same_token_overlap_chance"], overlap[off].mean() / sample.k)
-    assert sample.layer["num_token_ids"] == len(set(sample.columns.token_id))
-    together = same @ inside  # of each token, others with its id that chose an expert
-    for row in table(sample, "experts"):
-        uses = inside[:, row["expert"]] > 0
-        pairs = same[uses].sum()
-        if pairs:
-            close(row["vocabulary_specialisation"], together[uses, row["expert"]].sum() / pairs)
-    # By drawing tokens again and again.
+def test_rarefaction_is_that_of_drawing_tokens_again_and_again(sample):
     sets = np.array([hash(tuple(sorted(row))) for row in sample.chosen.tolist()])
     random = np.random.default_rng(0)
     for row in table(sample, "rarefaction"):

@@ -42,7 +42,6 @@ def quantities_of(token: np.ndarray) -> batch.TokenBatch:
         token=token.astype(np.int64) * (TILE // RUN),
         document=document[token],
         position=(np.arange(TOKENS) % RUN).astype(np.int32)[token],
-        token_id=random.integers(-1, 20, TOKENS).astype(np.int32)[token],
         probability=probability[token],
         entropy=floats[5][token],
         log_sum_exp=1e3 * (floats[5][token] - 0.5),
@@ -205,10 +204,9 @@ def test_merging_overflowing_sketches_is_associative_and_commutative(monkeypatch
     test_merging_is_associative_and_commutative_and_equals_folding("expert_sets")
 
 
-@pytest.mark.parametrize("name", ["token_sample", "input_sample", "block_outputs"])
+@pytest.mark.parametrize("name", ["input_sample", "block_outputs"])
 def test_merging_samples_of_a_longer_stream_is_associative_and_commutative(name, monkeypatch):
     """Samples that hold a part of the stream."""
-    monkeypatch.setattr(samples, "NUM_IDS", 100)
     monkeypatch.setattr(samples, "NUM_INPUTS", 100)
     # the stream numbers its tokens up to 128 times as high: the sample is by number, not by place
     monkeypatch.setattr(sys.modules[__name__], "EXTENT", replace(EXTENT, num_tokens=TOKENS))

@@ -202,31 +202,6 @@ def _sample(
     return Reduction(name, needs, start, merge, select, settle, use, ended)
 
 
-# ---------------------------------------------------------------------------------------------- ids
-#: Tokens kept, about.
-NUM_IDS = 16_384
-
-
-def _ids(batch: TokenBatch) -> State:
-    assert batch.token_id is not None
-    return {"token_id": batch.token_id, "chosen": batch.chosen}
-
-
-#: Token ids and chosen experts of a sample of the tokens.
-TOKEN_SAMPLE = _sample(
-    "token_sample",
-    ("chosen", "token_id"),
-    lambda extent: {
-        "token_id": np.empty(0, np.int32),
-        "chosen": np.empty((0, extent.top_k), np.int16),
-    },
-    _ids,
-    SampleRows,
-    size=lambda extent: NUM_IDS,
-    use=Use(of_random_router=False),
-)
-
-
 # ------------------------------------------------------------------------------------------- inputs
 #: Tokens kept, about, and bytes at most: the table of their distances costs tokens^2 x hidden size.
 NUM_INPUTS = 2048

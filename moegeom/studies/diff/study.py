@@ -557,7 +557,6 @@ FREE_OF_T: tuple[str, ...] = (
     "rounding_sigmas_p01",
     "rounding_sigmas_p50",
     "routing_entropy_*",
-    "same_token_overlap",
     "z_loss",
 )
 

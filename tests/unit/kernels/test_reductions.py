@@ -24,7 +24,7 @@ from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import samples as sketch
 from moegeom.kernels.reductions.choices import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
 from moegeom.kernels.reductions.histograms import FIXED_POINT
-from moegeom.kernels.reductions.samples import NUM_IDS
+from moegeom.kernels.reductions.samples import NUM_INPUTS
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import finish_router
 from moegeom.metrics import METRICS
@@ -362,19 +362,22 @@ def test_a_sample_of_documents_does_not_depend_on_how_the_stream_is_cut(owner):
         np.testing.assert_equal(folded_samples(*parts), whole)
 
 
-OPEN = Extent(1, 4, 2)
+OPEN = Extent(1, 4, 2, hidden_size=3)
 
 
 def _batch(start: int, stop: int) -> TokenBatch:
     token = np.arange(start, stop)
     chosen = np.stack([token % 4, (token + 1) % 4], axis=1).astype(np.int32)
-    return batch_of(len(token), token=token, token_id=token.astype(np.int32), chosen=chosen)
+    values = np.sin(token[:, None] * [1.0, 2.0, 3.0]).astype(np.float32)
+    return batch_of(
+        len(token), token=token, chosen=chosen, margin=np.cos(1.0 * token), input=values
+    )
 
 
-@pytest.mark.parametrize("total", [100, NUM_IDS, 3 * NUM_IDS + 5])
+@pytest.mark.parametrize("total", [100, NUM_INPUTS, 3 * NUM_INPUTS + 5])
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_a_sample_does_not_depend_on_when_the_length_is_known(total: int, num_parts: int) -> None:
-    reduction = REDUCTIONS["token_sample"]
+    reduction = REDUCTIONS["input_sample"]
     told = reduction.start(replace(OPEN, num_tokens=total))
     told.fold(_batch(0, total), {})
     edges = np.linspace(0, total, 20).astype(int)
@@ -382,7 +385,7 @@ def test_a_sample_does_not_depend_on_when_the_length_is_known(total: int, num_pa
     for part, (start, stop) in zip(itertools.cycle(parts), itertools.pairwise(edges), strict=False):
         part.fold(_batch(start, stop), {})
     states = [part.state() for part in parts]
-    assert max(len(state["key"]) for state in states) <= 2 * NUM_IDS + total // 19
+    assert max(len(state["key"]) for state in states) <= 2 * NUM_INPUTS + total // 19
     found = states[0] if num_parts == 1 else reduction.merge(*states)
     found = reduction.ended(found, replace(OPEN, num_tokens=total))
     np.testing.assert_equal(found, told.state())
