@@ -83,7 +83,6 @@ NO_PICTURE = {
     "agreement",
     "distance_bracket",
     "exact_ties",
-    "expert_capacity",
     "group_load",
     "reachability",
     "selection_bias",

@@ -198,33 +198,3 @@ def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         },
         "ranks": {"num_ranks": ranks, "rank_imbalance": imbalance, "balancedness": 1.0 / imbalance},
     }
-
-
-@metric(
-    needs=("document_counts",),
-    layers=(
-        count("expert_capacity", "tokens of a sequence that an expert takes", "tokens"),
-        estimate(
-            "capacity_dropped_share",
-            "share of slots beyond the model's own capacity, each document a sequence",
-            "capacity_dropped_share",
-        ),
-    ),
-    invariances=("token_permutation", "expert_relabelling"),
-)
-def expert_capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """Expert capacity: tokens that no expert runs, because theirs had its fill of the sequence.
-
-    With the model's own capacity C, counted over each document as over a sequence of its own: of c
-    tokens of a document that choose an expert it runs C, and drops max(0, c - C), whatever their
-    order. A model that packs several documents into a sequence, or counts padding, drops more.
-    Missing where the model has no capacity, or counts it over a batch.
-    """
-    counts, capacity = reductions["document_counts"], facts.router.rule.capacity
-    assert capacity is not None, "unavailable() asks for a capacity"
-    return {
-        "layers": {
-            "expert_capacity": capacity,
-            "capacity_dropped_share": float(dropped_slot_share(counts.ravel(), capacity)),
-        }
-    }
