@@ -74,7 +74,6 @@ SHOWN = {
     "rows": "row_norm_median",
     "selection_bias": "bias_range",
     "intrinsic_dimension": "intrinsic_dimension_two_nn",
-    "load_tiles": "max_vio_tile_mean",
     "jump": "jump_over_output_p50",
 }
 

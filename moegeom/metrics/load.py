@@ -79,7 +79,7 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
     c_e tokens choose expert e, m = kT / E is the fair share. All figures here are functions of c /
     m over all tokens ("global"): the same words mean other things in other tools, so the reduction
-    stands in the name (``load_cv_ddof0``, ``max_vio_global``; per batch see ``load_tiles``).
+    stands in the name (``load_cv_ddof0``, ``max_vio_global``).
 
     Even perfectly even routing shows a CV and a MaxVio on finitely many tokens: the floors beside
     them hold for independent tokens, and tokens of one document are not, so a balanced router shows
@@ -117,34 +117,6 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         },
         "experts": {"expert": np.arange(experts), "num_slots": counts, "load": share},
     }
-
-
-@metric(
-    needs=("tile_load",),
-    layers=(
-        count("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles"),
-        figure(
-            "max_vio_tile_mean",
-            "mean over tiles of the largest load over the fair share, minus 1",
-            "max_vio_tile",
-        ),
-    ),
-    invariances=("expert_relabelling",),
-)
-def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """MaxVio per batch: how uneven the load is within 1024 consecutive tokens, on average.
-
-    Training logs MaxVio per batch, max_e c_e / m - 1 over one batch, averaged over batches; over a
-    whole set of tokens (``max_vio_global``) imbalances of single batches even out, so the two must
-    not be compared. Here a batch is a tile of 1024 tokens in the order of the recording; tiles with
-    fewer than 512 are left out. There is no standard error: a tile holds several documents. Even
-    random routing shows sqrt(2 log E (1 - k/E) / m) or so, m = 1024 k / E.
-    """
-    tiles, total = reductions["tile_load"]
-    if not tiles:
-        return {"layers": {}}
-    vio = total / tiles * facts.router.num_experts - 1.0
-    return {"layers": {"num_tiles": tiles, "max_vio_tile_mean": vio}}
 
 
 #: Factors in use for training with dropped tokens.

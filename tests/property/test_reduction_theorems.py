@@ -12,7 +12,7 @@ from numpy.testing import assert_equal
 from moegeom.core.tokens import TILE
 from moegeom.kernels import batch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
-from moegeom.kernels.reductions import choices, samples
+from moegeom.kernels.reductions import samples
 from moegeom.kernels.reductions import samples as sketch
 from moegeom.kernels.table import BACKENDS, load_kernels
 
@@ -144,7 +144,7 @@ PARTS = st.lists(st.integers(0, 2), min_size=TOKENS // RUN, max_size=TOKENS // R
 
 #: Reductions of the whole only, which say so by holding nothing for a population.
 WHOLE_ONLY = set(
-    "block_outputs directions expert_pairs input_sample output_cosines flip_bits tile_load".split()
+    "block_outputs directions expert_pairs input_sample output_cosines flip_bits".split()
 )
 
 #: The one that is not by block either, and says so in the same way.
@@ -171,12 +171,6 @@ def selected(name: str, state, population, without):
     if isinstance(seen, samples.SampleRows):
         return {column: seen[column] for column in seen.state}
     return seen
-
-
-@pytest.fixture(autouse=True)
-def short_tiles(monkeypatch):
-    """Tiles of a few tokens count."""
-    monkeypatch.setattr(choices, "LEAST_TOKENS", RUN // 2)
 
 
 @EVERY
