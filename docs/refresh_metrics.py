@@ -56,7 +56,6 @@ CURVES = {
         "boundary_distance_over_norm",
         True,
     ),
-    "expert_sets": ("rarefaction", "num_tokens_drawn", "expected_expert_sets", None, True),
     "capacity": ("capacity", "capacity_factor", "dropped_slot_share", None, False),
 }
 

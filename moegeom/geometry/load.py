@@ -61,11 +61,6 @@ def max_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     return load_share(counts).max(axis=-1) - 1.0
 
 
-def min_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
-    """Smallest load over the fair share, minus 1; -1 when an expert is dead."""
-    return load_share(counts).min(axis=-1) - 1.0
-
-
 def gini(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     r"""Gini coefficient, :math:`\sum_i (2i - E - 1) c_{(i)} / (E \sum c)`, counts ascending.
 
@@ -97,16 +92,6 @@ def underused_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     share = load_share(counts)
     underused = (share < UNDERUSED_BELOW).mean(axis=-1)
     return np.where(np.isnan(_fair(counts)[..., 0]), np.nan, underused)
-
-
-def avg_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
-    """Mean distance of a load from the fair share, in fair shares; in [0, 2 (1 - 1/E)]."""
-    return np.abs(load_share(counts) - 1.0).mean(axis=-1)
-
-
-def jain(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
-    r"""Jain's fairness index, :math:`(\sum c)^2 / (E \sum c^2) = 1 / (1 + CV^2)`; 1 at balance."""
-    return np.float64(1.0) / (1.0 + load_cv(counts) ** 2)
 
 
 def load_cv_squared_debiased(block_counts: Int64[np.ndarray, "blocks experts"]) -> float:
@@ -270,11 +255,6 @@ def coactivation_over_chance(
     return counts / num_tokens / (top_k * (top_k - 1) / (experts * (experts - 1)))
 
 
-def num_pairs_seen(counts: Pairs) -> int:
-    """Pairs of different experts that some token chose."""
-    return int(np.count_nonzero(np.triu(counts, 1)))
-
-
 def largest(counts: Int64[np.ndarray, "all"], most: int) -> Int64[np.ndarray, "some"]:
     """Places of the ``most`` largest counts, descending; the first of equal ones comes first."""
     least = np.partition(counts, -most)[-most] if len(counts) > most else 0
@@ -370,32 +350,6 @@ def pair_overlap(counts: Int64[np.ndarray, "*batch experts"], top_k: int) -> Per
     tokens = loads.sum(axis=-1) / top_k
     pairs = np.where(tokens < 2.0, np.nan, tokens * (tokens - 1.0))
     return (loads * (loads - 1.0)).sum(axis=-1) / (top_k * pairs)
-
-
-def rarefied(
-    counts: Int64[np.ndarray, "expert_sets"], num_tokens: Int64[np.ndarray, "sizes"]
-) -> Float64[np.ndarray, "sizes"]:
-    r"""Expected number of distinct expert sets among n tokens drawn without replacement.
-
-    :math:`S - \sum_i \binom{T - n_i}{n} / \binom{T}{n}`: what a shorter stream of such tokens would
-    have shown, so that streams of different length can be compared. S for n = T, nan for n > T.
-    Relative error 1e-9 (logarithms of binomials). Source: Hurlbert 1971; oracle: Monte Carlo and
-    exact rational sums.
-    """
-    from scipy.special import gammaln
-
-    total = int(counts.sum())
-    size, multiplicity = np.unique(counts[counts > 0], return_counts=True)
-    n = num_tokens[:, None].astype(np.float64)
-    rest = total - size[None, :] - n  # tokens of other expert sets less those drawn
-    possible = rest >= 0
-    rest = np.where(possible, rest, 0.0)
-    left = np.where(n <= total, total - n, 0.0)
-    log_missed = gammaln(total - size + 1.0) - gammaln(rest + 1.0)
-    log_missed += gammaln(left + 1.0) - gammaln(total + 1.0)
-    missed = np.where(possible, np.exp(np.minimum(log_missed, 0.0)), 0.0)
-    expected = (multiplicity * (1.0 - missed)).sum(axis=1)
-    return np.where(num_tokens <= total, expected, np.nan)
 
 
 # ------------------------------------------------------------------------------------------- chance

@@ -36,13 +36,6 @@ from moegeom.metrics import stacked
             "where tokens choose different numbers of experts",
             "max_vio_floor",
         ),
-        estimate(
-            "avg_vio_global",
-            "mean distance of a load from the fair share, in fair shares",
-            "avg_vio",
-        ),
-        estimate("jain", "Jain's fairness index of the load", "jain"),
-        estimate("min_vio_global", "smallest load over the fair share, minus 1", "min_vio"),
         estimate("gini", "Gini coefficient of the load", "gini"),
         estimate(
             "load_entropy_normalised",
@@ -103,9 +96,6 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "load_cv_squared_debiased": np.reshape(debiased, counts.shape[:-1])[()],
             "max_vio_global": loads.max_vio(counts),
             "max_vio_floor": sizes and loads.max_vio_floor(*sizes),
-            "min_vio_global": loads.min_vio(counts),
-            "avg_vio_global": loads.avg_vio(counts),
-            "jain": loads.jain(counts),
             "gini": loads.gini(counts),
             "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else None,
             "effective_experts": np.exp(entropy),

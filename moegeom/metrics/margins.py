@@ -239,7 +239,7 @@ def tropical_saturation(
 
     A connected set of inputs that stays away from all boundaries has one chosen set only; real
     tokens visit many cells, so the least distance of many tokens is near 0 for every working
-    router. The share of the most frequent set is ``modal_expert_set_share``.
+    router.
     """
     return {"tropical_saturation": bins.lowest(reductions["relative_distance_histogram"])}
 

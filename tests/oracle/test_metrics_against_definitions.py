@@ -118,9 +118,7 @@ def test_load_variants_capacity_and_ranks(sample):
     load = counts / (sample.k * sample.tokens / sample.experts)
     q = load / sample.experts
     layer = sample.layer
-    close(layer["avg_vio_global"], np.abs(load - 1).mean())
     close(layer["load_imbalance_global"], load.max())
-    close(layer["jain"], load.sum() ** 2 / (sample.experts * (load**2).sum()))
     close(layer["kl_to_uniform_nats"], scipy.stats.entropy(q, np.full(len(q), 1 / len(q))))
     close(layer["diversity"], np.exp(scipy.stats.entropy(q)) / sample.experts)
     close(layer["load_cv_ddof0"], scipy.stats.variation(load))
@@ -153,7 +151,6 @@ def test_coactivation_and_its_chance(sample):
     close(sample.layer["overlap_routing"], np.mean(found))
     both = inside.T @ inside
     pairs = both[np.triu_indices(sample.experts, 1)]
-    assert sample.layer["num_pairs_seen"] == (pairs > 0).sum()
     chance = sample.k * (sample.k - 1) / (sample.experts * (sample.experts - 1))
     close(sample.layer["coactivation_max_over_chance"], pairs.max() / sample.tokens / chance)
     for row in table(sample, "coactivation")[:20]:
@@ -203,17 +200,6 @@ def first_choices(sample) -> np.ndarray:
     selection = sample.z if bias is None else scipy.special.expit(sample.z) + bias
     best = np.take_along_axis(selection, sample.chosen, axis=1).argmax(axis=1)
     return sample.chosen[np.arange(sample.tokens), best]
-
-
-def test_rarefaction_is_that_of_drawing_tokens_again_and_again(sample):
-    sets = np.array([hash(tuple(sorted(row))) for row in sample.chosen.tolist()])
-    random = np.random.default_rng(0)
-    for row in table(sample, "rarefaction"):
-        size = row["num_tokens_drawn"]
-        if size in (64, 1024, sample.tokens):
-            drawn = [len(set(random.choice(sets, size, replace=False))) for _ in range(20)]
-            close(row["expected_expert_sets"], np.mean(drawn), 0.02)
-    assert table(sample, "rarefaction")[-1]["expected_expert_sets"] == pytest.approx(len(set(sets)))
 
 
 def test_information_of_the_domain(sample):
