@@ -450,12 +450,6 @@ def _columns(order: int) -> tuple[Column, ...]:
             "tokens",
             formula="order_distance",
         ),
-        figure(
-            "logit_stretch_p50",
-            "median of how far logits must move to the boundary, over half the margin, which "
-            "it is where rows are independent; only for dependent ones",
-            "logit_distance",
-        ),
     ),
     tables={
         "order_ladder": (
@@ -496,10 +490,6 @@ def order_distance(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not len(lower):
         return {"layers": {}}
     values: dict[str, float | int | None] = {"num_order_distance_tokens": len(lower)}
-    stretch = search["stretch"][~np.isnan(search["stretch"])]
-    if len(stretch):
-        median = np.quantile(stretch, 0.5, method="inverted_cdf")
-        values["logit_stretch_p50"] = within_ends(float(median))
     for column, order in enumerate(ORDERS):
         name = f"order_{order}_distance"
         for end, distances in (("lower", lower), ("upper", upper)):

@@ -88,7 +88,7 @@ def order_distances_of(token: np.ndarray, floats: np.ndarray) -> batch.OrderDist
     row = np.flatnonzero(token % RUN == 0)
     lower = np.outer(floats[2][token][row], batch.ORDERS)
     upper = lower * (1.0 + (token[row] % 16 == 0))[:, None]
-    return batch.OrderDistances(row, lower, upper, 1.0 + lower[:, 0])
+    return batch.OrderDistances(row, lower, upper)
 
 
 def noise_of(token: np.ndarray, floats: np.ndarray) -> batch.NoisyFlip:

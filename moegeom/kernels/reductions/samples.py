@@ -335,7 +335,7 @@ def _examined(batch: TokenBatch) -> Int64[np.ndarray, "rows"]:
 def _brackets(batch: TokenBatch) -> State:
     """NaN for tokens that were not looked at more closely."""
     brackets, columns = batch.order_distance, {}
-    for name in ("lower", "upper", "stretch"):
+    for name in ("lower", "upper"):
         values = getattr(brackets, name)
         columns[name] = np.full((len(batch.token), *values.shape[1:]), np.nan)
         columns[name][_examined(batch)] = values
@@ -347,10 +347,7 @@ def _brackets(batch: TokenBatch) -> State:
 ORDER_DISTANCES = _sample(
     "order_distances",
     ("order_distance",),
-    lambda extent: {
-        **dict.fromkeys(("lower", "upper"), np.empty((0, len(ORDERS)))),
-        "stretch": np.empty(0),
-    },
+    lambda extent: dict.fromkeys(("lower", "upper"), np.empty((0, len(ORDERS)))),
     _brackets,
     SampleRows,
     rows=_examined,
