@@ -410,9 +410,6 @@ def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 _UNIT = "rms of the input"
 
-#: Widths in units of the router input, those of ``boundary_distance``.
-_WIDTHS = 2.0 ** np.arange(-12, 9)
-
 
 def _columns(order: int) -> tuple[Column, ...]:
     name = f"order_{order}_distance"
@@ -451,22 +448,6 @@ def _columns(order: int) -> tuple[Column, ...]:
             formula="order_distance",
         ),
     ),
-    tables={
-        "order_ladder": (
-            count("order", "experts that tie at the border, less 1", ""),
-            Column("width", "distance that counts as near", "router input"),
-            figure(
-                "share_lower",
-                "share of the tokens looked at that are certainly nearer",
-                "order_distance",
-            ),
-            figure(
-                "share_upper",
-                "share of them that may be nearer: the same where searches came to their end",
-                "order_distance",
-            ),
-        )
-    },
     invariances=("expert_relabelling", "common_row_shift"),
 )
 def order_distance(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -497,16 +478,4 @@ def order_distance(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             median = np.quantile(distances[:, column], 0.5, method="inverted_cdf")
             values[f"{name}_rms_p50_{end}"] = median / np.sqrt(facts.router.hidden_size)
         values[f"{name}_exact_share"] = float(np.mean(lower[:, column] == upper[:, column]))
-    return {"layers": values, "order_ladder": _ladder(lower, upper)}
-
-
-def _ladder(
-    lower: Float64[np.ndarray, "tokens orders"], upper: Float64[np.ndarray, "tokens orders"]
-) -> dict[str, Any]:
-    """Shares below each width, for each order: what is certain and what may be."""
-    return {
-        "order": np.repeat(ORDERS, len(_WIDTHS)),
-        "width": np.tile(_WIDTHS, len(ORDERS)),
-        "share_lower": (upper[:, :, None] < _WIDTHS).mean(axis=0).ravel(),
-        "share_upper": (lower[:, :, None] < _WIDTHS).mean(axis=0).ravel(),
-    }
+    return {"layers": values}

@@ -228,13 +228,6 @@ def test_columns_are_medians_and_shares_over_the_tokens_looked_at(whole, tables)
             name = f"order_{order}_distance_rms_p50_{end}"
             np.testing.assert_allclose(layer[name], median / np.sqrt(8))
         assert layer[f"order_{order}_distance_exact_share"] == (lower == upper).mean()
-    ladder = [row for row in tables["order_ladder"] if row["population"] == "all"]
-    assert [row["width"] for row in ladder[:2]] == [2.0**-12, 2.0**-11]
-    for row in ladder:
-        lower, upper = ends[:, :, ORDERS.index(row["order"])].T
-        assert row["share_lower"] == (upper < row["width"]).mean()
-        assert row["share_upper"] == (lower < row["width"]).mean()
-    assert ladder[-1]["share_lower"] == 1.0
     # a random router is not searched
     random = made.row_of(tables["layers"], "random")
     assert {random[name] for name in COLUMNS} == {None}
