@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.core.tokens import TILE
 from moegeom.engine.request import ScanRequest
 from moegeom.pipeline import scan
 from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.study import measure_boundary
 from moegeom.studies.check.study import GateRequest, gate
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
 WRITTEN = Path(__file__).parent / "counted_costs.json"
 

@@ -78,9 +78,9 @@ def _scanned_router(point: Point) -> float:
 
 def _scanned_layers(point: Point) -> float:
     """Processor seconds of a second scan of a checkpoint."""
+    from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
     from moegeom.engine.request import ScanRequest
     from moegeom.pipeline import scan
-    from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

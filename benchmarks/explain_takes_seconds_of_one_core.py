@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Router
 from moegeom.engine.choice import chosen_by, logits_of
@@ -25,7 +26,6 @@ from moegeom.geometry.number_formats import Code, decoded
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.explain.study import ExplainRequest, explain
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
 

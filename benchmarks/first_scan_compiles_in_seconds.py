@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
 
 def _scan(folder: Path, name: str) -> tuple[float, float]:

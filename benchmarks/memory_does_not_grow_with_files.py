@@ -78,7 +78,7 @@ def main() -> None:
     if sys.argv[1:2] == ["scan"]:
         print(json.dumps(_scan(*sys.argv[2:])))
         return
-    from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
+    from benchmarks.synthetic import SyntheticModel, write_checkpoint
 
     where = sys.argv[1] if len(sys.argv) > 1 else None
     numbers = tuple(map(int, sys.argv[2:])) or NUM_FILES

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from benchmarks.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Router
 from moegeom.engine.request import ScanRequest
 from moegeom.pipeline import scan
 from moegeom.router.load import load_routers
 from moegeom.studies.boundary.study import BoundaryRequest, measure_boundary
-from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
 from tests.array_source import ArraySource
 
 #: (hidden, experts, top_k, tokens).

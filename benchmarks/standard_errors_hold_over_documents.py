@@ -50,11 +50,8 @@ NAMES = (
 BIASED = (
     "load_cv",
     "max_vio",
-    "min_vio",
-    "avg_vio",
     "load_imbalance",
     "gini",
-    "jain",
     "load_entropy",
     "effective_experts",
     "diversity",

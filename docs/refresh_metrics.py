@@ -56,7 +56,6 @@ CURVES = {
         "boundary_distance_over_norm",
         True,
     ),
-    "expert_sets": ("rarefaction", "num_tokens_drawn", "expected_expert_sets", None, True),
     "capacity": ("capacity", "capacity_factor", "dropped_slot_share", None, False),
 }
 
@@ -74,8 +73,6 @@ SHOWN = {
     "rows": "row_norm_median",
     "selection_bias": "bias_range",
     "intrinsic_dimension": "intrinsic_dimension_two_nn",
-    "load_tiles": "max_vio_tile_mean",
-    "token_identity": "same_token_overlap",
     "jump": "jump_over_output_p50",
 }
 
@@ -84,7 +81,6 @@ NO_PICTURE = {
     "agreement",
     "distance_bracket",
     "exact_ties",
-    "expert_capacity",
     "group_load",
     "reachability",
     "selection_bias",

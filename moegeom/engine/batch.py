@@ -37,12 +37,7 @@ from moegeom.engine.prepared import PreparedRouter
 from moegeom.engine.task import OUTLIER_FACTOR, Task, block_of
 from moegeom.geometry.boundary.curved import POINT
 from moegeom.geometry.boundary.linear import RowDistances, angle_bound
-from moegeom.geometry.boundary.orders import (
-    free_logit_distance,
-    logit_distance,
-    order_distance,
-    rows_apart,
-)
+from moegeom.geometry.boundary.orders import order_distance, rows_apart
 from moegeom.geometry.noise import boundary_sigmas, flip_bounds, simulate_flip
 from moegeom.geometry.paths import cell_quantiles
 from moegeom.geometry.rounding import bf16_noise_scale
@@ -57,9 +52,6 @@ from moegeom.variants.emulated import Emulated
 #: that every router takes a second or two.
 _TOKENS_TIMES_EXPERTS = 4096
 _LEAST_TOKENS, _MOST_TOKENS = 8, 64
-
-#: Tokens of a tile at which dependent rows are looked at.
-_STRETCHED = 8
 
 #: Steps of one search; nearly all end by themselves after two for each expert.
 _MOST_NODES = 1000
@@ -89,28 +81,7 @@ def order_distances(
         looked_at,
         np.array([[bracket.lower for bracket in of_token] for of_token in brackets]).reshape(shape),
         np.array([[bracket.upper for bracket in of_token] for of_token in brackets]).reshape(shape),
-        _stretches(prepared, logits[looked_at].astype(np.float64)),
     )
-
-
-def _stretches(
-    prepared: PreparedRouter, logits: Float64[np.ndarray, "tokens experts"]
-) -> Float64[np.ndarray, "tokens"]:
-    """How far logits must move to the boundary, over half the margin.
-
-    nan for independent rows, and beyond the first few tokens: each is a tree of linear programs.
-    """
-    rows, k = prepared.coordinates, prepared.router.rule.top_k
-    # less their mean, independent rows span one dimension less than there are experts
-    if rows is None or k >= len(rows) or np.linalg.matrix_rank(rows) >= len(rows) - 1:
-        return np.full(len(logits), np.nan)
-    own = np.linalg.qr(prepared.router.weight.astype(np.float64).T)[1].T
-    distances = np.full(len(logits), np.nan)
-    distances[:_STRETCHED] = [
-        logit_distance(one, own, k, 1, _MOST_NODES).upper for one in logits[:_STRETCHED]
-    ]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return distances / free_logit_distance(logits, k, 1)
 
 
 def tokens_of_tile(num_experts: int, num_tokens: int) -> int:

@@ -233,8 +233,6 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         )
         why = f"the angle before the norm is defined for RMS norms; {norm_text}"
         reasons.setdefault("angle", why)
-    if router.rule.capacity is None:
-        reasons["capacity"] = f"{RULE_HAS_NO}number of tokens of a sequence that an expert takes"
     if not _has_guarded_sum(router):
         reasons["weight_sum"] = f"{RULE_HAS_NO}sum of scores that could be as small as its guard"
     if router.rule.num_chosen is None:

@@ -25,7 +25,7 @@ from moegeom.variants.emulated import Arithmetic, Emulated, emulate
 from moegeom.variants.what_if import AskedWhatIf, FitSample, FittedGate
 
 #: Quantities of a batch that are labels of its tokens, whatever is chosen.
-_LABELS = ("token", "population", "block", "document", "position", "token_id")
+_LABELS = ("token", "population", "block", "document", "position")
 
 #: What every choice comes with.
 _OF_CHOICE = ("chosen", "weights", "flip")
@@ -37,7 +37,7 @@ _SEEN = ("logits", "mapped", "selection", "scores", "chosen", "weights", "margin
 _OF_STORED = frozenset(
     [
         *("input", "direction", "angle", "rounding_sigmas", "noise", "noise_scale", "input_norm"),
-        *("float_bound", "matches_recording", "order_distance", "fill_decides", "capacity"),
+        *("float_bound", "matches_recording", "order_distance", "fill_decides"),
         "weight_sum",
         *("shared_output", "routed_output", "expert_output"),
     ]

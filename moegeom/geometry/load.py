@@ -61,11 +61,6 @@ def max_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     return load_share(counts).max(axis=-1) - 1.0
 
 
-def min_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
-    """Smallest load over the fair share, minus 1; -1 when an expert is dead."""
-    return load_share(counts).min(axis=-1) - 1.0
-
-
 def gini(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     r"""Gini coefficient, :math:`\sum_i (2i - E - 1) c_{(i)} / (E \sum c)`, counts ascending.
 
@@ -97,16 +92,6 @@ def underused_share(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
     share = load_share(counts)
     underused = (share < UNDERUSED_BELOW).mean(axis=-1)
     return np.where(np.isnan(_fair(counts)[..., 0]), np.nan, underused)
-
-
-def avg_vio(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
-    """Mean distance of a load from the fair share, in fair shares; in [0, 2 (1 - 1/E)]."""
-    return np.abs(load_share(counts) - 1.0).mean(axis=-1)
-
-
-def jain(counts: Int64[np.ndarray, "*batch experts"]) -> PerVector:
-    r"""Jain's fairness index, :math:`(\sum c)^2 / (E \sum c^2) = 1 / (1 + CV^2)`; 1 at balance."""
-    return np.float64(1.0) / (1.0 + load_cv(counts) ** 2)
 
 
 def load_cv_squared_debiased(block_counts: Int64[np.ndarray, "blocks experts"]) -> float:
@@ -270,11 +255,6 @@ def coactivation_over_chance(
     return counts / num_tokens / (top_k * (top_k - 1) / (experts * (experts - 1)))
 
 
-def num_pairs_seen(counts: Pairs) -> int:
-    """Pairs of different experts that some token chose."""
-    return int(np.count_nonzero(np.triu(counts, 1)))
-
-
 def largest(counts: Int64[np.ndarray, "all"], most: int) -> Int64[np.ndarray, "some"]:
     """Places of the ``most`` largest counts, descending; the first of equal ones comes first."""
     least = np.partition(counts, -most)[-most] if len(counts) > most else 0
@@ -370,32 +350,6 @@ def pair_overlap(counts: Int64[np.ndarray, "*batch experts"], top_k: int) -> Per
     tokens = loads.sum(axis=-1) / top_k
     pairs = np.where(tokens < 2.0, np.nan, tokens * (tokens - 1.0))
     return (loads * (loads - 1.0)).sum(axis=-1) / (top_k * pairs)
-
-
-def rarefied(
-    counts: Int64[np.ndarray, "expert_sets"], num_tokens: Int64[np.ndarray, "sizes"]
-) -> Float64[np.ndarray, "sizes"]:
-    r"""Expected number of distinct expert sets among n tokens drawn without replacement.
-
-    :math:`S - \sum_i \binom{T - n_i}{n} / \binom{T}{n}`: what a shorter stream of such tokens would
-    have shown, so that streams of different length can be compared. S for n = T, nan for n > T.
-    Relative error 1e-9 (logarithms of binomials). Source: Hurlbert 1971; oracle: Monte Carlo and
-    exact rational sums.
-    """
-    from scipy.special import gammaln
-
-    total = int(counts.sum())
-    size, multiplicity = np.unique(counts[counts > 0], return_counts=True)
-    n = num_tokens[:, None].astype(np.float64)
-    rest = total - size[None, :] - n  # tokens of other expert sets less those drawn
-    possible = rest >= 0
-    rest = np.where(possible, rest, 0.0)
-    left = np.where(n <= total, total - n, 0.0)
-    log_missed = gammaln(total - size + 1.0) - gammaln(rest + 1.0)
-    log_missed += gammaln(left + 1.0) - gammaln(total + 1.0)
-    missed = np.where(possible, np.exp(np.minimum(log_missed, 0.0)), 0.0)
-    expected = (multiplicity * (1.0 - missed)).sum(axis=1)
-    return np.where(num_tokens <= total, expected, np.nan)
 
 
 # ------------------------------------------------------------------------------------------- chance
@@ -582,60 +536,7 @@ def _stands_out(means: Float64[np.ndarray, "runs"], at: int, size: int) -> bool:
 
 
 # -------------------------------------------------------------------------------------- consistency
-Labels = Int[np.ndarray, "tokens"]
 Chosen = Int[np.ndarray, "tokens k"]
-
-
-def label_counts(
-    label: Labels, chosen: Chosen, num_experts: int
-) -> tuple[Int64[np.ndarray, "labels"], Int64[np.ndarray, "labels experts"]]:
-    """Tokens of each label, and those of them that choose each expert; -1 is an empty slot."""
-    _, place, tokens = np.unique(label, return_inverse=True, return_counts=True)
-    key = place[:, None] * num_experts + chosen
-    is_taken = chosen >= 0
-    key = key.ravel() if is_taken.all() else key[is_taken]
-    counts = np.bincount(key, minlength=len(tokens) * num_experts)
-    return tokens.astype(np.int64), counts.reshape(len(tokens), num_experts).astype(np.int64)
-
-
-def same_label_agreement(
-    label: Labels,
-    chosen: Chosen,
-    num_experts: int,
-    without: tuple[Labels, Sequence[int]] | None = None,
-) -> float | list[float]:
-    r"""Mean of :math:`|S_t \cap S_u| / k` over pairs of different tokens with one label.
-
-    :math:`\sum_v (\sum_e N_{ve}^2 - k n_v) / (k \sum_v n_v (n_v - 1))`: pairs of a token with
-    itself are left out, so that rare labels do not raise it. 0 to 1; nan when no label repeats.
-    With one label for all it is the chance level. With the block of each token and some blocks:
-    of the tokens outside each. Source: docs/theory.md D3 (c). Oracle in tests: all pairs.
-    """
-    names, (tokens, counts) = np.unique(label), label_counts(label, chosen, num_experts)
-    pairs, top_k = (tokens * (tokens - 1)).sum(), chosen.shape[1]
-    sums = [((counts**2).sum() - top_k * len(label), pairs)]
-    for row in [] if without is None else [np.flatnonzero(without[0] == b) for b in without[1]]:
-        # whole numbers: what the labels of a block add can be taken off
-        few, less = label_counts(label[row], chosen[row], num_experts)
-        own = np.searchsorted(names, np.unique(label[row]))
-        fewer = ((2 * counts[own] - less) * less).sum() - top_k * len(row)
-        sums.append((sums[0][0] - fewer, pairs - ((2 * tokens[own] - few - 1) * few).sum()))
-    figures = [float(s / (top_k * p)) if p else math.nan for s, p in sums]
-    return figures[0] if without is None else figures[1:]
-
-
-def expert_label_agreement(
-    label: Labels, chosen: Chosen, num_experts: int
-) -> Float64[np.ndarray, "experts"]:
-    r"""Probability that another token of the label goes to the expert too, given that one did.
-
-    :math:`\sum_v N_{ve} (N_{ve} - 1) / \sum_v N_{ve} (n_v - 1)`; nan for an expert whose tokens all
-    have labels of their own. Source: docs/theory.md D3 (c); oracle in tests: all pairs.
-    """
-    tokens, counts = label_counts(label, chosen, num_experts)
-    both = (counts * (counts - 1)).sum(axis=0)
-    possible = (counts * (tokens - 1)[:, None]).sum(axis=0)
-    return np.divide(both, possible, out=np.full(num_experts, np.nan), where=possible > 0)
 
 
 def num_shared(first: Chosen, second: Chosen) -> Int64[np.ndarray, "tokens"]:

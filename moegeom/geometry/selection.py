@@ -200,7 +200,7 @@ def margin(selection: Float[np.ndarray, "tokens experts"], k: int) -> Float64[np
 
     Zero exactly on a tie across the border of the chosen set; ties inside it do not count.
     Masked experts at -inf give inf when fewer than k+1 experts are allowed.
-    Source: docs/theory.md A2 (`gap` = `tie_spread(1)`).
+    Source: docs/theory.md A2, A5.
     """
     if k == selection.shape[1]:
         return np.full(selection.shape[0], np.inf)

@@ -73,17 +73,11 @@ ORDERS = (2, 3)
 
 @dataclass(frozen=True, eq=False)
 class OrderDistances:
-    """Distances to ties of each of ``ORDERS``, as brackets, for the tokens ``row``.
-
-    ``stretch`` is how much further logits must move to the boundary than half the margin, because
-    inputs cannot move each on its own; nan where rows are independent, and they can, and
-    beyond the first few tokens.
-    """
+    """Distances to ties of each of ``ORDERS``, as brackets, for the tokens ``row``."""
 
     row: Int64[np.ndarray, "looked_at"]
     lower: Float64[np.ndarray, "looked_at orders"]
     upper: Float64[np.ndarray, "looked_at orders"]
-    stretch: Float64[np.ndarray, "looked_at"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,11 +30,6 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
             "visited_expert_sets",
             "expert_sets",
         ),
-        Column(
-            "expert_sets_possible_log10",
-            "log10 of the number of sets of that size, of any size where sizes differ",
-            "log10 expert sets",
-        ),
         estimate(
             "expert_set_coverage",
             "Good-Turing estimate: share of further tokens whose set was already seen",
@@ -61,27 +55,13 @@ def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Val
             "expert_set_collision",
             "nats",
         ),
-        estimate(
-            "modal_expert_set_share",
-            "share of tokens in the most frequent set; missing when sampled",
-            "modal_expert_set",
-        ),
         Column("expert_set_sampling_rate", "share of the hash space that was kept"),
     ),
     tables={
         "expert_sets": (
             Column("expert_set", "experts of the set, ascending", "experts", "list"),
             count("num_tokens", "tokens that chose it", "tokens"),
-        ),
-        "rarefaction": (
-            count("num_tokens_drawn", "tokens drawn without replacement", "tokens"),
-            figure(
-                "expected_expert_sets",
-                "expected number of distinct sets among them; no rows when sampled",
-                "rarefaction",
-                "expert_sets",
-            ),
-        ),
+        )
     },
     without_each=_without_each,
     invariances=("token_permutation",),
@@ -95,28 +75,18 @@ def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     lower estimate of the number of sets in use, ``expert_set_entropy_nats`` the entropy of their
     distribution, where coverage lets it be known. Where nearly every token has a set of its own,
     these say how many tokens there are, and not how many sets: read ``expert_set_collision_nats``,
-    minus the logarithm of the probability that two tokens share theirs. Table ``rarefaction`` gives
-    the expected number of distinct sets among fewer tokens: compare streams of different length
-    there, at equal T.
+    minus the logarithm of the probability that two tokens share theirs.
 
     In the full input space every set has a cell (nearly every real router has more input dimensions
     than experts); what is informative is which of them data visit.
     """
     seen = reductions["expert_sets"]
     counts, rate = seen["count"], float(seen["rate"])
-    router = facts.router
     # the lower hash first among equals: any order would do, but it must be the same everywhere
     top = loads.largest(counts, NUM_LISTED)
-    experts, top_k = router.num_experts, router.rule.num_chosen
-    if top_k is None:
-        possible = experts * math.log(2.0)
-    else:
-        possible = math.lgamma(experts + 1) - math.lgamma(top_k + 1)
-        possible -= math.lgamma(experts - top_k + 1)
     return {
         "layers": {
             "num_expert_sets": len(counts) / rate,
-            "expert_sets_possible_log10": possible / math.log(10.0),
             "expert_set_chao1": loads.chao1(counts) / rate,
             "expert_set_sampling_rate": rate,
             **_shares(counts, rate),
@@ -125,16 +95,14 @@ def expert_sets(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "expert_set": _members(seen["members"][seen["row"][top]]),
             "num_tokens": counts[top],
         },
-        "rarefaction": _rarefaction(counts, rate),
     }
 
 
 def _shares(counts: np.ndarray, rate: float, is_part: bool = False) -> dict[str, float | None]:
     """Estimates within their ranges; of a part, which an error is made of, whatever its size."""
     coverage = loads.good_turing_coverage(counts)
-    shannon = collision = modal = None
+    shannon = collision = None
     if rate == 1.0 and len(counts):
-        modal = float(counts.max() / counts.sum())
         collision = loads.collision_entropy_nats(counts, 1 if is_part else loads.LEAST_PAIRS)
         if is_part or coverage >= loads.LEAST_COVERAGE:
             shannon = loads.expert_set_entropy_nats(counts)
@@ -142,7 +110,6 @@ def _shares(counts: np.ndarray, rate: float, is_part: bool = False) -> dict[str,
         "expert_set_coverage": coverage,
         "expert_set_entropy_nats": shannon,
         "expert_set_collision_nats": collision,
-        "modal_expert_set_share": modal,
     }
 
 
@@ -151,15 +118,6 @@ def _members(rows: np.ndarray) -> np.ndarray | list[list[int]]:
     if not (rows < 0).any():
         return rows
     return [row[row >= 0].tolist() for row in rows]
-
-
-def _rarefaction(counts: np.ndarray, rate: float) -> dict[str, np.ndarray]:
-    """Expected distinct sets for powers of two below the number of tokens, and for that itself."""
-    total = int(counts.sum())
-    if not total or rate < 1.0:
-        return {"num_tokens_drawn": np.empty(0, np.int64), "expected_expert_sets": np.empty(0)}
-    sizes = np.unique(np.append(2 ** np.arange(0, int(math.log2(total)) + 1), total))
-    return {"num_tokens_drawn": sizes, "expected_expert_sets": loads.rarefied(counts, sizes)}
 
 
 @metric(
@@ -217,8 +175,6 @@ NUM_LISTED_PAIRS = 256
             "the same for sets of one size drawn evenly",
             "overlap_routing",
         ),
-        count("num_pairs_seen", "pairs of experts that some token chose", "pairs"),
-        figure("pairs_seen_share", "the same over all pairs", "pairs_seen"),
         estimate(
             "coactivation_max_over_chance",
             "largest frequency of a pair over that of even chance; missing for k = 1",
@@ -264,8 +220,6 @@ def coactivation(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     layers: dict[str, float | int | None] = {
         "overlap_routing": float(loads.jaccard_mean(counts)),
         "overlap_routing_chance": None if top_k is None else loads.jaccard_chance(experts, top_k),
-        "num_pairs_seen": int(loads.num_pairs_seen(counts)),
-        "pairs_seen_share": loads.num_pairs_seen(counts) / len(first),
     }
     if top_k is None or top_k < 2:
         return {"layers": layers}

@@ -36,13 +36,6 @@ from moegeom.metrics import stacked
             "where tokens choose different numbers of experts",
             "max_vio_floor",
         ),
-        estimate(
-            "avg_vio_global",
-            "mean distance of a load from the fair share, in fair shares",
-            "avg_vio",
-        ),
-        estimate("jain", "Jain's fairness index of the load", "jain"),
-        estimate("min_vio_global", "smallest load over the fair share, minus 1", "min_vio"),
         estimate("gini", "Gini coefficient of the load", "gini"),
         estimate(
             "load_entropy_normalised",
@@ -79,7 +72,7 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
     c_e tokens choose expert e, m = kT / E is the fair share. All figures here are functions of c /
     m over all tokens ("global"): the same words mean other things in other tools, so the reduction
-    stands in the name (``load_cv_ddof0``, ``max_vio_global``; per batch see ``load_tiles``).
+    stands in the name (``load_cv_ddof0``, ``max_vio_global``).
 
     Even perfectly even routing shows a CV and a MaxVio on finitely many tokens: the floors beside
     them hold for independent tokens, and tokens of one document are not, so a balanced router shows
@@ -103,9 +96,6 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "load_cv_squared_debiased": np.reshape(debiased, counts.shape[:-1])[()],
             "max_vio_global": loads.max_vio(counts),
             "max_vio_floor": sizes and loads.max_vio_floor(*sizes),
-            "min_vio_global": loads.min_vio(counts),
-            "avg_vio_global": loads.avg_vio(counts),
-            "jain": loads.jain(counts),
             "gini": loads.gini(counts),
             "load_entropy_normalised": entropy / np.log(experts) if experts > 1 else None,
             "effective_experts": np.exp(entropy),
@@ -117,34 +107,6 @@ def load(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
         },
         "experts": {"expert": np.arange(experts), "num_slots": counts, "load": share},
     }
-
-
-@metric(
-    needs=("tile_load",),
-    layers=(
-        count("num_tiles", "tiles of 1024 tokens (at least 512)", "tiles"),
-        figure(
-            "max_vio_tile_mean",
-            "mean over tiles of the largest load over the fair share, minus 1",
-            "max_vio_tile",
-        ),
-    ),
-    invariances=("expert_relabelling",),
-)
-def load_tiles(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """MaxVio per batch: how uneven the load is within 1024 consecutive tokens, on average.
-
-    Training logs MaxVio per batch, max_e c_e / m - 1 over one batch, averaged over batches; over a
-    whole set of tokens (``max_vio_global``) imbalances of single batches even out, so the two must
-    not be compared. Here a batch is a tile of 1024 tokens in the order of the recording; tiles with
-    fewer than 512 are left out. There is no standard error: a tile holds several documents. Even
-    random routing shows sqrt(2 log E (1 - k/E) / m) or so, m = 1024 k / E.
-    """
-    tiles, total = reductions["tile_load"]
-    if not tiles:
-        return {"layers": {}}
-    vio = total / tiles * facts.router.num_experts - 1.0
-    return {"layers": {"num_tiles": tiles, "max_vio_tile_mean": vio}}
 
 
 #: Factors in use for training with dropped tokens.
@@ -197,34 +159,4 @@ def capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             "dropped_slot_share": dropped_slot_share(counts[..., None, :], slots),
         },
         "ranks": {"num_ranks": ranks, "rank_imbalance": imbalance, "balancedness": 1.0 / imbalance},
-    }
-
-
-@metric(
-    needs=("document_counts",),
-    layers=(
-        count("expert_capacity", "tokens of a sequence that an expert takes", "tokens"),
-        estimate(
-            "capacity_dropped_share",
-            "share of slots beyond the model's own capacity, each document a sequence",
-            "capacity_dropped_share",
-        ),
-    ),
-    invariances=("token_permutation", "expert_relabelling"),
-)
-def expert_capacity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """Expert capacity: tokens that no expert runs, because theirs had its fill of the sequence.
-
-    With the model's own capacity C, counted over each document as over a sequence of its own: of c
-    tokens of a document that choose an expert it runs C, and drops max(0, c - C), whatever their
-    order. A model that packs several documents into a sequence, or counts padding, drops more.
-    Missing where the model has no capacity, or counts it over a batch.
-    """
-    counts, capacity = reductions["document_counts"], facts.router.rule.capacity
-    assert capacity is not None, "unavailable() asks for a capacity"
-    return {
-        "layers": {
-            "expert_capacity": capacity,
-            "capacity_dropped_share": float(dropped_slot_share(counts.ravel(), capacity)),
-        }
     }

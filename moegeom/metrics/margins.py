@@ -239,7 +239,7 @@ def tropical_saturation(
 
     A connected set of inputs that stays away from all boundaries has one chosen set only; real
     tokens visit many cells, so the least distance of many tokens is near 0 for every working
-    router. The share of the most frequent set is ``modal_expert_set_share``.
+    router.
     """
     return {"tropical_saturation": bins.lowest(reductions["relative_distance_histogram"])}
 
@@ -410,9 +410,6 @@ def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
 
 _UNIT = "rms of the input"
 
-#: Widths in units of the router input, those of ``boundary_distance``.
-_WIDTHS = 2.0 ** np.arange(-12, 9)
-
 
 def _columns(order: int) -> tuple[Column, ...]:
     name = f"order_{order}_distance"
@@ -450,29 +447,7 @@ def _columns(order: int) -> tuple[Column, ...]:
             "tokens",
             formula="order_distance",
         ),
-        figure(
-            "logit_stretch_p50",
-            "median of how far logits must move to the boundary, over half the margin, which "
-            "it is where rows are independent; only for dependent ones",
-            "logit_distance",
-        ),
     ),
-    tables={
-        "order_ladder": (
-            count("order", "experts that tie at the border, less 1", ""),
-            Column("width", "distance that counts as near", "router input"),
-            figure(
-                "share_lower",
-                "share of the tokens looked at that are certainly nearer",
-                "order_distance",
-            ),
-            figure(
-                "share_upper",
-                "share of them that may be nearer: the same where searches came to their end",
-                "order_distance",
-            ),
-        )
-    },
     invariances=("expert_relabelling", "common_row_shift"),
 )
 def order_distance(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
@@ -496,10 +471,6 @@ def order_distance(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     if not len(lower):
         return {"layers": {}}
     values: dict[str, float | int | None] = {"num_order_distance_tokens": len(lower)}
-    stretch = search["stretch"][~np.isnan(search["stretch"])]
-    if len(stretch):
-        median = np.quantile(stretch, 0.5, method="inverted_cdf")
-        values["logit_stretch_p50"] = within_ends(float(median))
     for column, order in enumerate(ORDERS):
         name = f"order_{order}_distance"
         for end, distances in (("lower", lower), ("upper", upper)):
@@ -507,16 +478,4 @@ def order_distance(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
             median = np.quantile(distances[:, column], 0.5, method="inverted_cdf")
             values[f"{name}_rms_p50_{end}"] = median / np.sqrt(facts.router.hidden_size)
         values[f"{name}_exact_share"] = float(np.mean(lower[:, column] == upper[:, column]))
-    return {"layers": values, "order_ladder": _ladder(lower, upper)}
-
-
-def _ladder(
-    lower: Float64[np.ndarray, "tokens orders"], upper: Float64[np.ndarray, "tokens orders"]
-) -> dict[str, Any]:
-    """Shares below each width, for each order: what is certain and what may be."""
-    return {
-        "order": np.repeat(ORDERS, len(_WIDTHS)),
-        "width": np.tile(_WIDTHS, len(ORDERS)),
-        "share_lower": (upper[:, :, None] < _WIDTHS).mean(axis=0).ravel(),
-        "share_upper": (lower[:, :, None] < _WIDTHS).mean(axis=0).ravel(),
-    }
+    return {"layers": values}

@@ -1,20 +1,18 @@
-"""Tokens: how many, what they and their neighbours choose, the scores, and what ids tell of it."""
+"""Tokens: how many, what they and their neighbours choose, the scores, and the domains."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
-from moegeom.geometry.load import expert_label_agreement, load_entropy_nats, same_label_agreement
+from moegeom.geometry.load import load_entropy_nats
 from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions import choices as reduced
 from moegeom.kernels.reductions import histograms as of_scores
-from moegeom.kernels.reductions.samples import SampleRows
 from moegeom.metrics import stacked
 
 
@@ -455,70 +453,3 @@ def domain_specialisation(reductions: Mapping[str, Any], facts: RouterFacts) -> 
             "domain_information_share": information / entropy if entropy > 0 else None,
         }
     }
-
-
-def _without_each(parts: Sequence[Mapping[str, Any]], facts: RouterFacts) -> Values:
-    samples = [part["token_sample"] for part in parts]
-    every = dataclasses.replace(samples[0], without=None)
-    return {"layers": _overlaps(every, facts, [one.without for one in samples])}
-
-
-def _overlaps(sample: SampleRows, facts: RouterFacts, *left_out: list[int]) -> dict[str, Any]:
-    label, chosen, block = _with_ids(sample, "token_id", "chosen", "block")
-    if len(label) < 2 or facts.router.rule.num_chosen is None:
-        return {}
-    labels = {"same_token_overlap": label, "same_token_overlap_chance": np.zeros_like(label)}
-    experts, without = facts.router.num_experts, [(block, blocks) for blocks in left_out]
-    return {
-        name: same_label_agreement(own, chosen, experts, *without) for name, own in labels.items()
-    }
-
-
-@metric(
-    needs=("token_sample",),
-    layers=(
-        count("num_token_ids", "different token ids in the sample", "ids"),
-        estimate(
-            "same_token_overlap",
-            "mean share of chosen experts that another token of the same id chooses too",
-            "same_token_overlap",
-        ),
-        estimate("same_token_overlap_chance", "the same for any two tokens", "same_token_overlap"),
-    ),
-    tables={
-        "experts": (
-            count("expert", "expert number", "expert"),
-            figure(
-                "vocabulary_specialisation",
-                "probability that another token of the same id chooses the expert too",
-                "vocabulary_specialisation",
-            ),
-        )
-    },
-    without_each=_without_each,
-    invariances=("expert_relabelling",),
-)
-def token_identity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """Vocabulary specialisation: how much of the choice follows from which token it is.
-
-    On a sample of about 16 384 tokens with known token ids. ``same_token_overlap`` is the
-    probability that an expert chosen by a token is also chosen by another token of the same id,
-    drawn at random; ``same_token_overlap_chance`` is the same for any two different tokens. Both
-    are averages over pairs of different tokens, so rare ids do not push them up, and equal values
-    mean that ids tell nothing.
-
-    For each expert, ``vocabulary_specialisation`` is the probability that another token of the same
-    id chooses it, given that one did; its chance level is the share of tokens that choose it.
-    """
-    label, chosen = _with_ids(reductions["token_sample"], "token_id", "chosen")
-    experts, layers = facts.router.num_experts, _overlaps(reductions["token_sample"], facts)
-    specialisation = expert_label_agreement(label, chosen, experts)
-    return {
-        "layers": {"num_token_ids": len(np.unique(label)) or None, **layers},
-        "experts": {"expert": np.arange(experts), "vocabulary_specialisation": specialisation},
-    }
-
-
-def _with_ids(sample: SampleRows, *names: str) -> list[np.ndarray]:
-    has_id = sample["token_id"] >= 0
-    return [sample[name][has_id] for name in names]

@@ -10,7 +10,7 @@ from pathlib import Path
 from moegeom.core.tokens import TILE
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.trust import FIRST_TOKENS
-from moegeom.kernels.reductions.samples import DOCUMENTS, NUM_IDS, NUM_INPUTS
+from moegeom.kernels.reductions.samples import NUM_INPUTS
 from moegeom.measure.passes import _TYPICAL_TOKENS, FLIPPED, SAMPLED
 from moegeom.metrics import METRICS, read_columns_of
 from tests.architecture.sources import ROOT
@@ -330,7 +330,7 @@ STATED = re.compile(
 )
 
 #: What a sample of a few thousand can be, by what its metric needs; pages of no metric: any.
-ALL = {SMALL_SAMPLE_TOKENS, NUM_INPUTS, DOCUMENTS, NUM_IDS, SAMPLED}
+ALL = {SMALL_SAMPLE_TOKENS, NUM_INPUTS, SAMPLED}
 
 
 def stated(text: str) -> set[int]:
@@ -346,10 +346,6 @@ def size_of(metric) -> set[int]:
     """The sizes that a metric may state."""
     if "input_sample" in metric.needs:
         return {NUM_INPUTS}
-    if "token_sample" in metric.needs:
-        return {NUM_IDS}
-    if "document_counts" in metric.needs:
-        return {DOCUMENTS}
     if {"jumps", "flip_jumps"} & set(metric.needs):
         return {SAMPLED, FLIPPED}
     return {SMALL_SAMPLE_TOKENS}

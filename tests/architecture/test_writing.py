@@ -76,7 +76,7 @@ MAY_OPEN = {
     "moegeom/tokens/foreign/npy.py": "an archive, behind the reader of archives of checkpoints",
     "moegeom/results/plans.py": "an array out of a file that is open",
     "moegeom/kernels/cuda/program.py": "part of the program",
-    "moegeom/engine/diagnosis.py": "/proc/cpuinfo",
+    "cli/moegeom_cli/commands/doctor.py": "/proc/cpuinfo",
     "moegeom/results/writer.py": "waits until folders that it wrote are on the disk",
     "moegeom/tokens/recording/journal.py": "the journal, for writing, inside a folder of its own; "
     "waits until files that it wrote are on the disk",

@@ -202,9 +202,9 @@ def plant_code(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def world(moegeom, tmp_path_factory) -> Path:
     """A folder with ``model`` (three layers, one with duplicate rows), ``rec`` and ``results``."""
+    from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
     from moegeom.checkpoint.open import open_checkpoint
     from moegeom.router.load import load_routers
-    from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
     folder = tmp_path_factory.mktemp("world")
     model = SyntheticModel(hidden=64, experts=16, top_k=4, layers=3, duplicate=(1,))

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.main import get_command
 
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
+from benchmarks.synthetic import SyntheticModel, write_checkpoint
 from moegeom_cli.app import app
 from moegeom_cli.command import BRANCHES, Group, command_names
 from moegeom_cli.command import COMMANDS as COMMAND_FILES

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import moegeom as mg
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks.check import find_check, page_of
 from moegeom.core.errors import InternalError
@@ -35,7 +36,6 @@ from moegeom.studies.check.document import page_document
 from moegeom.studies.parts import missing_document, part_document
 from moegeom.studies.routers import document as routers_document
 from moegeom.studies.routers import routers
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from tests.short_samples import SAMPLES, short_samples
 from tests.unit.document.test_verdict_documents import documents
 from tests.unit.studies.test_research import tensors_of, write

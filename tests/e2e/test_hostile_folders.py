@@ -18,8 +18,8 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint
 from moegeom.results.reader import open_results
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from tests.by_day import by_day
 from tests.columns import columns_of, recording_of
 from tests.e2e.conftest import ROOT, changed, plant_code, run_cold, run_in

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import moegeom as mg
+from benchmarks.synthetic import SyntheticModel, write_checkpoint
 from moegeom.document.renderers.table import PAGE
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from tests.by_day import by_day
 
 SOUND = SyntheticModel(hidden=32, experts=64, top_k=8, layers=48)

@@ -11,18 +11,13 @@ import numpy as np
 import pytest
 
 import moegeom as mg
+from benchmarks.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint, write_tokens
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.router import Router
 from moegeom.geometry.selection import route
 from moegeom.pipeline import ScanRequest, scan
 from moegeom.results.reader import Results, open_results
 from moegeom.router.load import load_routers
-from moegeom.testing.synthetic import (
-    SyntheticModel,
-    synthetic_inputs,
-    write_checkpoint,
-    write_tokens,
-)
 from moegeom.tokens.open import open_tokens
 from tests.by_day import by_day
 

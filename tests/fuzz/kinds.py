@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.remote.folder import RangeCache
 from moegeom.checkpoint.remote.url import RemoteOptions
@@ -50,7 +51,6 @@ from moegeom.studies.log_probs import log_probs
 from moegeom.studies.track.record import TrackRequest
 from moegeom.studies.track.study import track
 from moegeom.studies.whatif.study import read_grid
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.attention_record import (
     NUM_BINS,
     AttentionRecord,

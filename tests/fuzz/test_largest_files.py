@@ -31,6 +31,7 @@ from safetensors.numpy import save_file
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint
 from moegeom.checkpoint.open import FORMATS, open_checkpoint
 from moegeom.core import limits
 from moegeom.core.errors import MoeGeomError
@@ -39,7 +40,6 @@ from moegeom.router.load import load_routers
 from moegeom.router.requested_family import read_family_file
 from moegeom.studies.check.study import GateRequest, gate
 from moegeom.studies.log_probs import log_probs
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.source import SOURCES
 from moegeom.tokens.traces.trace import DIALECTS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
+from benchmarks.synthetic import SyntheticModel, write_checkpoint
 from tests.museum.checkpoint import BF16, F32, Checkpoint, read_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"

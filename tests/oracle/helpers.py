@@ -198,6 +198,17 @@ def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:
     return quad(density, -12.0 * scale, 12.0 * scale, epsabs=1e-13, epsrel=1e-12)[0]
 
 
+def tie_spread(scores: np.ndarray, k: int, order: int) -> np.ndarray:
+    """Of each token the least spread of ``order`` + 1 scores in a row on both sides of the border
+    (A2); inf where there are none.
+    """
+    ordered = -np.sort(-np.asarray(scores, dtype=np.float64), axis=1)
+    experts = ordered.shape[1]
+    starts = [a for a in range(experts - order) if a <= k - 1 and a + order >= k]
+    spreads = [ordered[:, a] - ordered[:, a + order] for a in starts]
+    return np.min([np.full(len(ordered), np.inf), *spreads], axis=0)
+
+
 def order_eps(scores: np.ndarray, k: int, eps: float) -> np.ndarray:
     """Of each token the largest n of which n + 1 scores in a row, on both sides of the border,
     differ by ``eps`` or less (A2); 0 where there are none.

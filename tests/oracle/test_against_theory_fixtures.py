@@ -17,7 +17,6 @@ from benchmarks.slopes_of_descents_are_those_of_their_starts import loss_1, loss
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry import border_shares, capacity, gram, paths, selection, space
 from moegeom.geometry import load as loads
-from moegeom.geometry.boundary import orders
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.orders import order_distance
@@ -239,11 +238,11 @@ DELIVERED = {
     "load_metrics": load_figures,
     "group_gap": groups_of,
     "order_exact_*": lambda z, k: near_ties(z, k, 0.0)[0],
-    "window_spread_[2-9]": lambda z, k, n: orders.tie_spread(row(z), k, n),
+    "window_spread_[2-9]": lambda z, k, n: helpers.tie_spread(row(z), k, n),
     "order_eps_*": lambda z, k, eps: near_ties(z, k, eps)[0],
     "extras_*": lambda z, k, eps: near_ties(z, k, eps)[1],
     "active_tie_order": near_ties,
-    "logit_dist_inf_2": lambda z, k, n: orders.free_logit_distance(row(z), k, n),
+    "logit_dist_inf_2": lambda z, k, n: helpers.tie_spread(row(z), k, n) / 2.0,
     "dist_gamma2_worked": distance_of_order_2,
     "dist_gamma2_nonstraddling": distance_of_order_2_and_flats,
     "flat_dist_orthonormal": lambda W, x, J: helpers.flat_distance(

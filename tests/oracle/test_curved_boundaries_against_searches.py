@@ -14,7 +14,7 @@ import pytest
 from numba import njit
 from numpy.testing import assert_allclose, assert_array_equal, assert_array_less
 from scipy.differentiate import derivative
-from scipy.optimize import linprog, minimize, minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit, logit, softmax
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
@@ -470,52 +470,7 @@ def as_constraints(weight, z, tied, above, below):
     return weight[same] - weight[first], z[same] - z[first], *sides
 
 
-def by_programs(weight, z, k, order):
-    """Least t with |W x| <= t such that experts tie and split."""
-    experts, hidden = weight.shape
-    best, minus = np.inf, -np.ones((experts, 1))
-    within = np.vstack([np.hstack([weight, minus]), np.hstack([-weight, minus])])
-    for split in splits(experts, k, order):
-        same, gaps, sides, heights = as_constraints(weight, z, *split)
-        solved = linprog(
-            np.eye(hidden + 1)[-1],
-            A_ub=np.vstack([within, np.pad(-sides, ((0, 0), (0, 1)))]),
-            b_ub=np.append(np.zeros(2 * experts), heights),
-            A_eq=np.pad(same, ((0, 0), (0, 1))),
-            b_eq=-gaps,
-            bounds=(None, None),
-        )
-        best = min(best, solved.fun) if solved.status == 0 else best
-    return best
-
-
-@pytest.mark.parametrize(
-    ("experts", "hidden", "k", "order"),
-    [
-        *((4, 2, 1, 2), (5, 3, 2, 1), (5, 3, 2, 3), (6, 2, 3, 2), (6, 4, 2, 2)),
-        *((5, 7, 2, order) for order in (1, 2, 3)),
-    ],
-)
-def test_dependent_rows_alone_need_the_programs(experts, hidden, k, order):
-    random = np.random.default_rng([experts, hidden, k, order])
-    weight = random.standard_normal((experts, hidden))
-    z = weight @ random.standard_normal(hidden) + 0.5 * random.standard_normal(experts)
-    distance = orders.logit_distance(z, weight, k, order)
-    assert distance.is_exact
-    assert_allclose(distance.upper, by_programs(weight, z, k, order), rtol=1e-5)
-    # half the spread is a bound below, which independent rows reach
-    free = orders.free_logit_distance(z[None], k, order)[0]
-    assert free == distance.upper if hidden > experts else free <= distance.upper * (1.0 + 1e-6)
-
-
-def test_rows_that_depend_on_one_are_searched_and_least_distances_are_slsqps():
-    """Rank E - 1 with independent differences: every order of logits occurs, no common shift."""
-    weight = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    z = np.array([1.0, 0.3, 0.0])
-    found = orders.logit_distance(z, weight, 1, 2)
-    assert_allclose(found.upper, by_programs(weight, z, 1, 2), rtol=1e-6)
-    assert_allclose(found.upper, 1.0, rtol=1e-6)
-    assert orders.free_logit_distance(z[None], 1, 2)[0] == 0.5
+def test_least_distances_are_slsqps():
     random = np.random.default_rng(5)
     impossible = 0
     for _ in range(30):

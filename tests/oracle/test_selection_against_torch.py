@@ -1,5 +1,5 @@
 """Oracles: torch, scipy.special and all subsets, for norms, scores, entropies and choices; modules
-of transformers: routers with random weights, a capacity, a whole sample model.
+of transformers: a router with random weights, a whole sample model.
 
 Chosen sets must be equal wherever the margin is above rounding, routing weights within 1e-5. Of the
 model, forward hooks see the very tensors that a recording must return bit by bit.
@@ -17,11 +17,8 @@ import scipy.special
 import scipy.stats
 import torch
 from numpy.testing import assert_allclose, assert_array_equal, assert_array_less, assert_equal
-from transformers import AutoModelForCausalLM, SwitchTransformersConfig
+from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE, DeepseekV3TopkRouter
-from transformers.models.switch_transformers.modeling_switch_transformers import (
-    SwitchTransformersTop1Router,
-)
 from transformers.utils import logging as transformers_logging
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
@@ -32,12 +29,8 @@ from moegeom.geometry.rounding import score_resolution
 from moegeom.geometry.rows import normed
 from moegeom.geometry.selection import SCORES, mapped_logits, margin, route, top_k
 from moegeom.geometry.set_code import set_distances
-from moegeom.measure.passes import RouterRun, measure_router
-from moegeom.metrics import METRICS
 from moegeom.tokens.open import open_tokens
 from moegeom.tokens.recording.writer import RecordingWriter
-from tests.array_source import ArraySource
-from tests.unit.scan.made import router_with
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])
@@ -319,7 +312,7 @@ CONFIG = SimpleNamespace(
 )
 
 
-def test_the_fill_of_the_mask_decides_and_without_a_capacity_the_share_is_null():
+def test_the_fill_of_the_mask_decides_which_experts_the_router_chooses():
     """The V3 router fills with -inf: a rule that fills with 0.0 must be caught."""
     router = DeepseekV3TopkRouter(CONFIG).eval()
     generator = torch.Generator().manual_seed(5)
@@ -338,49 +331,6 @@ def test_the_fill_of_the_mask_decides_and_without_a_capacity_the_share_is_null()
         found = route(logits.numpy(), rule, router.e_score_correction_bias.numpy()).chosen
         same[fill] = (np.sort(found, axis=1) == np.sort(index.numpy(), axis=1)).all(axis=1).mean()
     assert_array_equal([same[0.0] < 0.1, same[-np.inf] == 1.0], [True, True])
-    generator = np.random.default_rng(0)
-    weight = generator.standard_normal((SWITCH_EXPERTS, SWITCH_HIDDEN), dtype=np.float32)
-    values = generator.standard_normal((SEQUENCES, LENGTH, SWITCH_HIDDEN), dtype=np.float32)
-    row, reasons = measured_switch(None, weight, values)
-    assert row.get("capacity_dropped_share") is None
-    assert "tokens of a sequence that an expert takes" in reasons["expert_capacity"]
-
-
-# ----------------------------------------------------------------------------------------- capacity
-SEQUENCES, LENGTH, SWITCH_HIDDEN, SWITCH_EXPERTS = 40, 48, 16, 4
-
-
-def measured_switch(capacity: int | None, weight: np.ndarray, values: np.ndarray):
-    """The row of the router as stored, and why metrics are null."""
-    rule = Rule(1, "softmax", Weights("scores"), capacity=capacity)
-    router = router_with(weight, rule)
-    source = ArraySource({"text/0": values.reshape(-1, SWITCH_HIDDEN)}, document_tokens=LENGTH)
-    found = measure_router(RouterRun(router, source, [METRICS["expert_capacity"], METRICS["load"]]))
-    rows = [row for row in found.rows["layers"] if row["variant"] == "as_stored"]
-    return next(row for row in rows if row["population"] == "all"), found.facts["reasons"]
-
-
-@pytest.mark.parametrize("capacity", [1, 12, 48])
-def test_dropped_tokens_are_those_that_the_router_masks(capacity):
-    torch.manual_seed(0)
-    config = SwitchTransformersConfig(
-        d_model=SWITCH_HIDDEN,
-        num_experts=SWITCH_EXPERTS,
-        expert_capacity=capacity,
-        router_bias=False,
-    )
-    router = SwitchTransformersTop1Router(config).eval()
-    values = torch.randn(SEQUENCES, LENGTH, SWITCH_HIDDEN) + 0.5 * torch.randn(
-        SEQUENCES, 1, SWITCH_HIDDEN
-    )
-    with torch.no_grad():
-        kept = router(values)[0].sum().item()
-    weight = router.classifier.weight.detach().numpy()
-    row, _ = measured_switch(capacity, weight, values.numpy())
-    expected = 1.0 - kept / (SEQUENCES * LENGTH)
-    assert_allclose(row["capacity_dropped_share"], expected, rtol=1e-12, atol=1e-15)
-    assert row["expert_capacity"] == capacity
-    assert (row["capacity_dropped_share_se"] > 0.0) == (expected > 0.0)
 
 
 # --------------------------------------------------------------------------------- recorded outputs

@@ -4,12 +4,12 @@ choices all pairs of tokens, Python's sets, all permutations and scikit-learn.
 
 import itertools
 import math
-from itertools import combinations, permutations
+from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal, assert_array_less, assert_equal
+from numpy.testing import assert_allclose, assert_array_equal, assert_array_less
 from scipy import optimize, stats
 
 from moegeom.checks import statistics
@@ -230,7 +230,6 @@ def test_figures_of_load_are_those_of_their_definitions(counts):
     assert_allclose(load.gini(counts), expected, rtol=1e-12, atol=1e-14)
     mean = sum(counts.tolist()) / len(counts)
     assert_allclose(load.max_vio(counts), max(counts) / mean - 1, rtol=1e-13)
-    assert_allclose(load.min_vio(counts), min(counts) / mean - 1, rtol=1e-13)
     fair = counts.sum() / len(counts)
     dead = sum(1 for c in counts if c == 0) / len(counts)
     underused = sum(1 for c in counts if c < 0.1 * fair) / len(counts)
@@ -343,81 +342,15 @@ def test_seen_tokens_tell_of_those_unseen():
 
 
 # ----------------------------------------------------------------------------- agreement of choices
-CASES = [(0, 60, 5, 8, 2), (1, 90, 40, 6, 1), (2, 25, 3, 12, 5), (3, 40, 200, 7, 7)]
-
-
-def routing(seed, tokens, labels, experts, k):
-    """Tokens whose choices lean on their label."""
-    random = np.random.default_rng(seed)
-    label = random.integers(0, labels, tokens) * 1000 - 7
-    taste = random.standard_normal((labels, experts))[(label + 7) // 1000]
-    noisy = taste + random.standard_normal((tokens, experts))
-    return label, np.argsort(-noisy, axis=1)[:, :k].astype(np.int32), experts
-
-
-@pytest.fixture(params=CASES, ids=str)
-def case(request):
-    return routing(*request.param)
-
-
-def ordered_pairs(label):
-    return [(t, u) for t, u in permutations(range(len(label)), 2) if label[t] == label[u]]
-
-
-def test_counts_agreement_and_information_are_those_of_their_definitions(case):
-    label, chosen, experts = case
-    tokens, counts = load.label_counts(label, chosen, experts)
-    for place, value in enumerate(sorted(set(label.tolist()))):
-        rows = chosen[label == value]
-        assert tokens[place] == len(rows)
-        expected = [sum(e in row for row in rows.tolist()) for e in range(experts)]
-        assert_array_equal(counts[place], expected)
-    # With one label for all: of any two tokens.
-    one = np.zeros_like(label)
-    sets = [set(row) for row in chosen.tolist()]
-    for some in (label, one):
-        shares = [len(sets[t] & sets[u]) / chosen.shape[1] for t, u in ordered_pairs(some)]
-        assert_allclose(
-            load.same_label_agreement(some, chosen, experts), np.mean(shares), rtol=1e-13
-        )
-    found = load.expert_label_agreement(label, chosen, experts)
-    for e in range(experts):
-        others = [e in sets[u] for t, u in ordered_pairs(label) if e in sets[t]]
-        assert_allclose(found[e], np.mean(others) if others else np.nan, rtol=1e-13)
-
-
-def test_overlap_is_that_of_pythons_sets_and_no_order_of_tokens_slots_or_names_matters(case):
-    label, chosen, experts = case
-    random = np.random.default_rng(0)
-    order = random.permutation(len(label))
-    names = random.permutation(experts).astype(np.int32)
-    moved = names[chosen[order][:, ::-1]]
-    found = load.same_label_agreement(-3 * label[order], moved, experts)
-    expected = load.same_label_agreement(label, chosen, experts)
-    assert_allclose(found, expected, rtol=1e-14)
-    found = load.expert_label_agreement(label[order], moved, experts)
-    assert_array_equal(found[names], load.expert_label_agreement(label, chosen, experts))
-    _, first, experts = case
+@pytest.mark.parametrize(
+    ("tokens", "experts", "k"), [(60, 8, 2), (90, 6, 1), (25, 12, 5), (40, 7, 7)]
+)
+def test_overlap_is_that_of_pythons_sets_whatever_the_order_of_slots(tokens, experts, k):
     random = np.random.default_rng(9)
-    second = np.argsort(random.random((len(first), experts)), axis=1)[:, : first.shape[1]]
-    for t in range(len(first)):
+    first, second = np.argsort(random.random((2, tokens, experts)), axis=2)[:, :, :k]
+    for t in range(tokens):
         a, b = set(first[t].tolist()), set(second[t].tolist())
         row = slice(t, t + 1)
         assert_array_equal(load.num_shared(first[row], second[row]), len(a & b))
         assert_allclose(load.overlap_share(first[row], second[row]), len(a & b) / len(a))
     assert_array_equal(load.overlap_share(first, first[:, ::-1]), 1.0)
-
-
-def test_labels_that_decide_agree_and_labels_that_never_repeat_tell_nothing():
-    label = np.repeat(np.arange(5), 4)
-    chosen = np.stack([label, (label + 1) % 9], axis=1).astype(np.int32)
-    assert_equal(load.same_label_agreement(label, chosen, 9), 1.0)
-    expected = np.where(np.arange(9) < 6, 1.0, np.nan)
-    assert_array_equal(load.expert_label_agreement(label, chosen, 9), expected)
-    label, chosen, experts = routing(0, 30, 3, 8, 2)
-    own = np.arange(30)
-    assert np.isnan(load.same_label_agreement(own, chosen, experts))
-    assert np.isnan(load.expert_label_agreement(own, chosen, experts)).all()
-    none = label[:0], chosen[:0]
-    assert np.isnan(load.same_label_agreement(*none, experts))
-    assert np.isnan(load.expert_label_agreement(*none, experts)).all()

@@ -16,7 +16,7 @@ from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
 from moegeom.geometry.boundary import orders
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, distance_bracket, row_distances
-from moegeom.geometry.selection import margin, route, top_k
+from moegeom.geometry.selection import route, top_k
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from tests.by_day import by_day
 from tests.oracle.helpers import flat_distance
@@ -409,32 +409,6 @@ def test_equal_selection_biases_leave_the_linear_boundaries_of_the_logits(settin
         assert_allclose(bound, straight.distance, rtol=1e-12)
 
 
-#: Few distinct values, so that exact ties are common; all are exact in binary.
-SCORES = st.integers(2, 9).flatmap(
-    lambda experts: st.tuples(
-        st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=experts, max_size=experts),
-        st.integers(1, experts),
-    )
-)
-
-
-def spread_by_brute_force(scores, k, order):
-    ordered = sorted(scores, reverse=True)
-    starts = [a for a in range(len(scores) - order) if a <= k - 1 and a + order >= k]
-    spreads = [ordered[a] - ordered[a + order] for a in starts]
-    return min(spreads, default=np.inf) if k < len(scores) else np.inf
-
-
-@given(SCORES)
-def test_spreads_are_the_least_of_all_windows_and_ascend_from_the_margin(drawn):
-    scores, k = drawn
-    z, counts = np.array([scores]), range(1, 10)
-    spreads = [orders.tie_spread(z, k, order)[0] for order in counts]
-    assert spreads == [spread_by_brute_force(scores, k, order) for order in counts]
-    assert spreads[0] == margin(z, k)[0]
-    assert spreads == sorted(spreads)
-
-
 # ----------------------------------------------------------------------------- distances of order n
 class OneInput:
     """A random affine router and one input."""
@@ -514,11 +488,3 @@ def test_the_nearest_tie_is_the_nearest_point_of_its_own_flat(seed):
 def test_cuts_leave_some_brackets_open():
     cut = [OneInput(seed).nearest(most_nodes=3) for seed in range(60)]
     assert 5 < sum(not bracket.is_exact for bracket in cut) < 60
-
-
-def test_a_move_within_the_logit_distance_makes_no_tie():
-    """Every logit moves by at most |w| |x|, so the two distances bound each other."""
-    for case in map(OneInput, range(6)):
-        longest = np.linalg.norm(case.weight, axis=1).max()
-        logit = orders.logit_distance(case.z, case.weight, case.k, case.order).upper
-        assert logit <= case.nearest().upper * longest * (1.0 + 1e-5)

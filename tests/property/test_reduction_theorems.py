@@ -12,7 +12,7 @@ from numpy.testing import assert_equal
 from moegeom.core.tokens import TILE
 from moegeom.kernels import batch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
-from moegeom.kernels.reductions import choices, samples
+from moegeom.kernels.reductions import samples
 from moegeom.kernels.reductions import samples as sketch
 from moegeom.kernels.table import BACKENDS, load_kernels
 
@@ -42,7 +42,6 @@ def quantities_of(token: np.ndarray) -> batch.TokenBatch:
         token=token.astype(np.int64) * (TILE // RUN),
         document=document[token],
         position=(np.arange(TOKENS) % RUN).astype(np.int32)[token],
-        token_id=random.integers(-1, 20, TOKENS).astype(np.int32)[token],
         probability=probability[token],
         entropy=floats[5][token],
         log_sum_exp=1e3 * (floats[5][token] - 0.5),
@@ -89,7 +88,7 @@ def order_distances_of(token: np.ndarray, floats: np.ndarray) -> batch.OrderDist
     row = np.flatnonzero(token % RUN == 0)
     lower = np.outer(floats[2][token][row], batch.ORDERS)
     upper = lower * (1.0 + (token[row] % 16 == 0))[:, None]
-    return batch.OrderDistances(row, lower, upper, 1.0 + lower[:, 0])
+    return batch.OrderDistances(row, lower, upper)
 
 
 def noise_of(token: np.ndarray, floats: np.ndarray) -> batch.NoisyFlip:
@@ -145,7 +144,7 @@ PARTS = st.lists(st.integers(0, 2), min_size=TOKENS // RUN, max_size=TOKENS // R
 
 #: Reductions of the whole only, which say so by holding nothing for a population.
 WHOLE_ONLY = set(
-    "block_outputs directions expert_pairs input_sample output_cosines flip_bits tile_load".split()
+    "block_outputs directions expert_pairs input_sample output_cosines flip_bits".split()
 )
 
 #: The one that is not by block either, and says so in the same way.
@@ -174,12 +173,6 @@ def selected(name: str, state, population, without):
     return seen
 
 
-@pytest.fixture(autouse=True)
-def short_tiles(monkeypatch):
-    """Tiles of a few tokens count."""
-    monkeypatch.setattr(choices, "LEAST_TOKENS", RUN // 2)
-
-
 @EVERY
 def test_merging_is_associative_and_commutative_and_equals_folding(name):
     reduction, whole = REDUCTIONS[name], folded(name, ALL)
@@ -205,10 +198,9 @@ def test_merging_overflowing_sketches_is_associative_and_commutative(monkeypatch
     test_merging_is_associative_and_commutative_and_equals_folding("expert_sets")
 
 
-@pytest.mark.parametrize("name", ["token_sample", "input_sample", "block_outputs"])
+@pytest.mark.parametrize("name", ["input_sample", "block_outputs"])
 def test_merging_samples_of_a_longer_stream_is_associative_and_commutative(name, monkeypatch):
     """Samples that hold a part of the stream."""
-    monkeypatch.setattr(samples, "NUM_IDS", 100)
     monkeypatch.setattr(samples, "NUM_INPUTS", 100)
     # the stream numbers its tokens up to 128 times as high: the sample is by number, not by place
     monkeypatch.setattr(sys.modules[__name__], "EXTENT", replace(EXTENT, num_tokens=TOKENS))

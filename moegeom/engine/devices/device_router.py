@@ -36,7 +36,7 @@ QUANTITIES = frozenset(
         *("chosen", "margin", "group_margin", "last_score", "fill_decides", "weights"),
         *("weight_sum",),
         *("distance", "distance_upper", "pair", "noise_scale", "float_bound"),
-        *("input", "input_norm", "matches_recording", "document", "position", "token_id"),
+        *("input", "input_norm", "matches_recording", "document", "position"),
         *("probability", "entropy", "log_sum_exp"),
     }
 )

@@ -126,7 +126,7 @@ class DeviceBatch(LazyBatch):
         is_counted = label != np.uint16(NOT_COUNTED)
         self._row = None if bool(is_counted.all()) else np.flatnonzero(is_counted)
         columns = {"token": [one.token for one in parts]}
-        for name in {"document", "position", "token_id"} & task.needs:
+        for name in {"document", "position"} & task.needs:
             columns[name] = [getattr(one.columns, name) for one in parts]
         read = {
             name: np.asarray(np.concatenate(each), like=label) for name, each in columns.items()

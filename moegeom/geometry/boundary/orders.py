@@ -1,47 +1,15 @@
-"""How many experts tie at the border of the chosen set, and the nearest input where they do."""
+"""The nearest input where several experts tie at the border of the chosen set."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from typing import Protocol
 
 import numpy as np
 
 from moegeom.core.shapes import Bool, Float, Float64
 from moegeom.geometry.boundary.linear import squared_row_distances
-from moegeom.geometry.gram import RANK_TOLERANCE
-
-
-# ------------------------------------------------------------------------------------------- orders
-def descending(
-    selection: Float[np.ndarray, "tokens experts"],
-) -> Float64[np.ndarray, "tokens experts"]:
-    """Selection scores of each token, the largest first."""
-    return -np.sort(-selection.astype(np.float64), axis=1)
-
-
-def tie_spread(
-    selection: Float[np.ndarray, "tokens experts"], k: int, order: int
-) -> Float64[np.ndarray, "tokens"]:
-    r"""Least spread of n + 1 consecutive sorted scores that hold ranks k and k + 1, n = ``order``.
-
-    .. math:: \min_{a \le k < k + 1 \le a + n} z_{[a]} - z_{[a+n]}
-
-    In units of the selection score. For n = 1 the margin; not decreasing in n; inf when there is no
-    such window (k = E, or n >= E). A perturbation of every score by less than half of it creates no
-    tie of n + 1 experts at the border. Source: docs/theory.md A2, A5 (S0 Definition 4.6 up to the
-    factor 2, F-02). Oracle in tests: all windows by brute force.
-    """
-    ordered = descending(selection)
-    experts = ordered.shape[1]
-    # ranks from 0: a window [a, a + n] holds k - 1 and k
-    starts = np.arange(max(k - order, 0), min(k - 1, experts - 1 - order) + 1)
-    if k >= experts or order < 1 or not starts.size:
-        return np.full(len(ordered), np.inf)
-    return (ordered[:, starts] - ordered[:, starts + order]).min(axis=1)
-
 
 # ------------------------------------------------------------------------------------------- search
 Experts = tuple[int, ...]
@@ -90,26 +58,6 @@ class Flat:
     costs: Float64[np.ndarray, "experts"]
 
 
-class RowMetric(Protocol):
-    """A way to measure distance from one input; logits within ``slack`` count as equal."""
-
-    @property
-    def slack(self) -> float: ...
-
-    @property
-    def pair_costs(self) -> Float64[np.ndarray, "experts experts"]:
-        """The ``costs`` of every single expert, of which each flat is the input itself."""
-        ...
-
-    def flat(self, tied: Experts) -> Flat:
-        """Where ``tied``, two experts or more, have one logit; bound and costs inf if nowhere."""
-        ...
-
-    def nearest(self, tied: Experts, above: Experts, below: Experts) -> NearestOrder:
-        """As the flat, but with ``above`` not below the tied experts, nor ``below`` above them."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Step:
     """What one node leads to: nodes, points of the set, and a bound that nothing can improve."""
@@ -120,7 +68,7 @@ class _Step:
 
 
 def search_ties(
-    metric: RowMetric,
+    metric: _Euclidean,
     logits: Float64[np.ndarray, "experts"],
     k: int,
     order: int,
@@ -170,7 +118,7 @@ def search_ties(
 
 @dataclass(frozen=True)
 class _Search:
-    metric: RowMetric
+    metric: _Euclidean
     k: int
     order: int
 
@@ -302,103 +250,7 @@ class _Search:
         return ((nearest.distance, tied),) if is_seen else ()
 
 
-# ---------------------------------------------------------------------------------------- in logits
-#: Difference of logits, relative to their range, that counts as a tie: what the solver promises.
-_LOGIT_TIE = 1e-6
-
-#: Answers of scipy.optimize.linprog.
-_SOLVED, _INFEASIBLE = 0, 2
-
-
-def free_logit_distance(
-    selection: Float[np.ndarray, "tokens experts"], k: int, order: int
-) -> Float64[np.ndarray, "tokens"]:
-    r"""Least :math:`\max_e |z_e - z'_e|` over logits z' with a tie of order n: half the tie spread.
-
-    Any z' is some input's when the rows are linearly independent; otherwise a lower bound, from
-    which :func:`logit_distance` may be far. In logits; inf for k = E and n >= E.
-    Source: docs/theory.md A5 (S0 Definition 4.6). Oracle in tests: linear programs.
-    """
-    return tie_spread(selection, k, order) / 2.0
-
-
-def logit_distance(
-    logits: Float64[np.ndarray, "experts"],
-    weight: Float[np.ndarray, "experts hidden"],
-    k: int,
-    order: int,
-    most_nodes: int = 2_000,
-) -> OrderDistance:
-    r"""Least :math:`\max_e |z_e(y) - z_e(y')|` over inputs y' with a tie of order n, as a bracket.
-
-    For one input of an affine rule, in logits; inf as in :func:`free_logit_distance` and where the
-    rows allow no tie. Half the tie spread, without experts named, when the rows are independent;
-    else linear programs over ties and sides, up to ``most_nodes`` steps, with an error of 1e-6 of
-    the range of the logits.
-    Source: docs/theory.md A5 (S0 Definition 4.6). Oracle in tests: a program for every split.
-    """
-    left, values, _ = np.linalg.svd(weight.astype(np.float64), full_matrices=False)
-    basis = left[:, values > RANK_TOLERANCE * values.max(initial=0.0)]
-    if basis.shape[1] == len(logits):
-        spread = float(free_logit_distance(logits[None], k, order)[0])
-        return OrderDistance(spread, spread, ())
-    unit = float(np.ptp(logits)) or 1.0
-    ties = search_ties(
-        _Supremum(logits / unit, basis, _LOGIT_TIE), logits / unit, k, order, most_nodes
-    )
-    return OrderDistance(ties.lower * unit, ties.upper * unit, ties.tied)
-
-
-@dataclass(frozen=True, eq=False)
-class _Supremum:
-    """Logits of range 1; ``basis`` spans the changes of logits that inputs can make."""
-
-    logits: Float64[np.ndarray, "experts"]
-    basis: Float64[np.ndarray, "experts rank"]
-    slack: float
-
-    @property
-    def pair_costs(self) -> Float64[np.ndarray, "experts experts"]:
-        return np.abs(self.logits - self.logits[:, None]) / 2.0
-
-    def flat(self, tied: Experts) -> Flat:
-        nearest = self.nearest(tied, (), ())
-        own = self.logits[list(tied)]
-        spread = np.maximum(own.max(), self.logits) - np.minimum(own.min(), self.logits)
-        return Flat(nearest, np.maximum(spread / 2.0, nearest.bound))
-
-    def nearest(self, tied: Experts, above: Experts, below: Experts) -> NearestOrder:
-        """min t with -t <= (B a)_e <= t, a the coordinates of the change."""
-        from scipy.optimize import linprog
-
-        experts, rank = self.basis.shape
-        reach = np.ones((experts, 1))
-        sign = np.repeat([1.0, -1.0], [len(above), len(below)])
-        others = [*above, *below]
-        first = tied[0]
-        rise, gaps = self.basis - self.basis[first], self.logits - self.logits[first]
-        sides = np.hstack([-sign[:, None] * rise[others], np.zeros((len(others), 1))])
-        same = list(tied[1:])
-        ties = np.hstack([rise[same], np.zeros((len(same), 1))])
-        solution = linprog(
-            np.append(np.zeros(rank), 1.0),
-            A_ub=np.vstack(
-                [np.hstack([self.basis, -reach]), np.hstack([-self.basis, -reach]), sides]
-            ),
-            b_ub=np.concatenate([np.zeros(2 * experts), sign * gaps[others]]),
-            A_eq=ties if same else None,
-            b_eq=-gaps[same] if same else None,
-            bounds=(None, None),
-            method="highs",
-        )
-        if solution.status == _INFEASIBLE:
-            return NearestOrder(np.inf, np.inf, self.logits)
-        if solution.status != _SOLVED:
-            return NearestOrder(0.0, np.inf, self.logits)
-        return NearestOrder(solution.fun, solution.fun, self.logits + self.basis @ solution.x[:-1])
-
-
-# ---------------------------------------------------------------------------------------- in inputs
+# ---------------------------------------------------------------------------------------- distance
 #: Length of what is left of a row difference, relative to the rows, that counts as nothing.
 _DEPENDENT = 1e-10
 
@@ -476,6 +328,8 @@ class _Along:
 
 @dataclass(frozen=True, eq=False)
 class _Euclidean:
+    """Distances from one input; logits within ``slack`` count as equal."""
+
     logits: Float64[np.ndarray, "experts"]
     rows: Float64[np.ndarray, "experts dims"]
     apart: Float64[np.ndarray, "experts experts"] | None
@@ -501,9 +355,11 @@ class _Euclidean:
 
     @property
     def pair_costs(self) -> Float64[np.ndarray, "experts experts"]:
+        """The ``costs`` of every single expert, of which each flat is the input itself."""
         return self._steps(np.abs(self.logits - self.logits[:, None]), self.lengths)
 
     def flat(self, tied: Experts) -> Flat:
+        """Where ``tied``, two experts or more, have one logit; bound and costs inf if nowhere."""
         flat = self._along(tied)
         if flat is None:
             nowhere = NearestOrder(np.inf, np.inf, self.logits)
@@ -514,6 +370,7 @@ class _Euclidean:
         return Flat(nearest, np.hypot(flat.distance, steps))
 
     def nearest(self, tied: Experts, above: Experts, below: Experts) -> NearestOrder:
+        """As the flat, but with ``above`` not below the tied experts, nor ``below`` above them."""
         flat = self._along(tied)
         if flat is None:
             return NearestOrder(np.inf, np.inf, self.logits)

@@ -6,7 +6,7 @@ import numpy as np
 
 from moegeom.core.shapes import Bool, Int64
 from moegeom.core.tokens import TILE
-from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch, on_host
+from moegeom.kernels.batch import TokenBatch, on_host
 from moegeom.kernels.reduction import (
     Extent,
     Kernels,
@@ -17,7 +17,6 @@ from moegeom.kernels.reduction import (
     Use,
     block_counters,
     counters,
-    run_starts,
 )
 
 # ------------------------------------------------------------------------------------------- tokens
@@ -175,44 +174,6 @@ EXPERT_PAIRS = block_counters(
     lambda extent: (extent.num_experts, extent.num_experts),
     _count_pairs,
     lambda upper: upper + np.triu(upper, 1).T,
-)
-
-
-# -------------------------------------------------------------------------------------------- tiles
-#: Shares are summed as integers of 2^-40.
-_SHARES = 2.0**40
-
-#: A tile with fewer tokens is left out: its largest load would be higher by chance.
-LEAST_TOKENS = TILE // 2
-
-#: Columns of the counters: tiles, sum of the largest share of slots that an expert has in a tile.
-TILES, LARGEST = range(2)
-
-
-def _count_tiles(counts: np.ndarray, batch: TokenBatch, kernels: Kernels) -> None:
-    if not len(batch.token):
-        return
-    starts = run_starts(batch.token // TILE)
-    first, row = np.flatnonzero(starts), (np.cumsum(starts) - 1).astype(np.int32)
-    experts = max(int(batch.chosen.max()), 0) + 1  # -1 is an empty slot
-    table = np.zeros((len(first) // NUM_BLOCKS + 1, NUM_BLOCKS, experts), np.int64, like=row)
-    kernels["count_experts"](table, batch.chosen, row // NUM_BLOCKS, row % NUM_BLOCKS)
-    slots, size = table.reshape(-1, experts)[: len(first)], np.diff(first, append=len(row))
-    share = np.rint(slots.max(axis=1) / np.maximum(slots.sum(axis=1), 1) * _SHARES)
-    block = np.arange(NUM_BLOCKS, dtype=np.int32, like=row)[:, None]
-    is_in = (batch.block[first] == block) & (size >= LEAST_TOKENS)
-    counts[:, TILES] += is_in.sum(axis=1)
-    counts[:, LARGEST] += np.where(is_in, share, 0.0).sum(axis=1).astype(np.int64)
-
-
-#: Number of tiles of 1024 tokens, as in one batch of training, and sum of the largest share that an
-#: expert has in each. Blocks only, by the first token of a tile: tiles hold several domains.
-TILE_LOAD = block_counters(
-    "tile_load",
-    ("chosen",),
-    lambda extent: (2,),
-    _count_tiles,
-    lambda counts: (int(counts[TILES]), float(counts[LARGEST]) / _SHARES),
 )
 
 

@@ -202,31 +202,6 @@ def _sample(
     return Reduction(name, needs, start, merge, select, settle, use, ended)
 
 
-# ---------------------------------------------------------------------------------------------- ids
-#: Tokens kept, about.
-NUM_IDS = 16_384
-
-
-def _ids(batch: TokenBatch) -> State:
-    assert batch.token_id is not None
-    return {"token_id": batch.token_id, "chosen": batch.chosen}
-
-
-#: Token ids and chosen experts of a sample of the tokens.
-TOKEN_SAMPLE = _sample(
-    "token_sample",
-    ("chosen", "token_id"),
-    lambda extent: {
-        "token_id": np.empty(0, np.int32),
-        "chosen": np.empty((0, extent.top_k), np.int16),
-    },
-    _ids,
-    SampleRows,
-    size=lambda extent: NUM_IDS,
-    use=Use(of_random_router=False),
-)
-
-
 # ------------------------------------------------------------------------------------------- inputs
 #: Tokens kept, about, and bytes at most: the table of their distances costs tokens^2 x hidden size.
 NUM_INPUTS = 2048
@@ -360,7 +335,7 @@ def _examined(batch: TokenBatch) -> Int64[np.ndarray, "rows"]:
 def _brackets(batch: TokenBatch) -> State:
     """NaN for tokens that were not looked at more closely."""
     brackets, columns = batch.order_distance, {}
-    for name in ("lower", "upper", "stretch"):
+    for name in ("lower", "upper"):
         values = getattr(brackets, name)
         columns[name] = np.full((len(batch.token), *values.shape[1:]), np.nan)
         columns[name][_examined(batch)] = values
@@ -372,10 +347,7 @@ def _brackets(batch: TokenBatch) -> State:
 ORDER_DISTANCES = _sample(
     "order_distances",
     ("order_distance",),
-    lambda extent: {
-        **dict.fromkeys(("lower", "upper"), np.empty((0, len(ORDERS)))),
-        "stretch": np.empty(0),
-    },
+    lambda extent: dict.fromkeys(("lower", "upper"), np.empty((0, len(ORDERS)))),
     _brackets,
     SampleRows,
     rows=_examined,
@@ -594,89 +566,5 @@ EXPERT_SETS = Reduction(
     merge=lambda first, second: _compact([first, second]),
     select=_select_sets,
     settle=_settled_sets,
-    use=Use(of_random_router=False),
-)
-
-
-# ---------------------------------------------------------------------------------------- documents
-#: Documents kept.
-DOCUMENTS = 4096
-
-
-class _Documents(PendingJoins):
-    """A row for each document and population: most documents are of one domain.
-
-    Of more documents those with the smallest hashes stay. A document that stays in the end has
-    never been among the others, in no part of the stream, so its counts are whole. Kept where the
-    experts of the router have a capacity (``Rule.capacity``), which they are compared with.
-    """
-
-    def __init__(self, extent: Extent) -> None:
-        empty = np.empty(0, dtype=np.int64)
-        self._experts = extent.num_experts
-        nothing: State = {
-            "document": empty,
-            "population": empty.astype(np.int32),
-            "block": empty.astype(np.int32),
-            "counts": np.empty((0, extent.num_experts), dtype=np.int64),
-        }
-        super().__init__(nothing, _joined)
-
-    def fold(self, batch: TokenBatch, kernels: Kernels) -> None:
-        q = batch
-        assert q.document is not None
-        has_document = q.document >= 0
-        document, population, block = (v[has_document] for v in (q.document, q.population, q.block))
-        # tokens of a document mostly stand together: a row for each run of them
-        is_other = (np.diff(document, prepend=-1) != 0) | (np.diff(population, prepend=-1) != 0)
-        first, row = np.flatnonzero(is_other), np.cumsum(is_other) - 1
-        chosen = q.chosen[has_document]
-        cell = (row[:, None] * self._experts + chosen)[chosen >= 0]
-        counts = np.bincount(cell, minlength=len(first) * self._experts)
-        part = {
-            "document": document[first],
-            "population": population[first],
-            "block": block[first],
-            "counts": counts.reshape(-1, self._experts),
-        }
-        self.add(part, len(first), DOCUMENTS)
-
-
-def _joined(states: list[State]) -> State:
-    """Rows of one document and population added up, in the order of the documents' hashes."""
-    rows = {name: np.concatenate([state[name] for state in states]) for name in states[0]}
-    order = np.lexsort((rows["population"], token_hash(rows["document"])))
-    document, population = rows["document"][order], rows["population"][order]
-    is_other = (np.diff(document) != 0) | (np.diff(population) != 0)
-    first = np.flatnonzero(np.concatenate([[True], is_other])) if len(order) else order
-    place = np.cumsum(np.diff(document[first], prepend=document[:1]) != 0)
-    head = first[place < DOCUMENTS]
-    counts = np.add.reduceat(rows["counts"][order], first) if len(order) else rows["counts"]
-    return {
-        "document": document[head],
-        "population": population[head],
-        "block": rows["block"][order][head],
-        "counts": counts[: len(head)],
-    }
-
-
-def _select_documents(
-    state: State, population: int | None, without: int | None
-) -> Int64[np.ndarray, "documents experts"]:
-    """Counts of each document, of its tokens of one population only where one is given."""
-    row = rows_of(state, population, without)
-    document, counts = state["document"][row], state["counts"][row]
-    if not len(document):
-        return counts
-    return np.add.reduceat(counts, np.flatnonzero(run_starts(document)))
-
-
-#: How often each expert was chosen in each document, for a sample of at most 4096 documents.
-DOCUMENT_COUNTS = Reduction(
-    name="document_counts",
-    needs=("chosen", "document", "capacity"),
-    start=_Documents,
-    merge=lambda first, second: _joined([first, second]),
-    select=_select_documents,
     use=Use(of_random_router=False),
 )

@@ -20,7 +20,6 @@ from moegeom.core.files import refuse_existing
 from moegeom.core.router import RouterSet, Rule, parse_layers
 from moegeom.core.row_keys import is_stored_whole, layer_of
 from moegeom.core.text import number_of
-from moegeom.core.tokens import TILE
 from moegeom.document.header import left_out_text
 from moegeom.document.place import layers_without_router
 from moegeom.document.rule_words import assumed, rule_brief, rule_status, rule_trust
@@ -557,7 +556,6 @@ FREE_OF_T: tuple[str, ...] = (
     "rounding_sigmas_p01",
     "rounding_sigmas_p50",
     "routing_entropy_*",
-    "same_token_overlap",
     "z_loss",
 )
 
@@ -568,10 +566,6 @@ QUANTILES: dict[str, float] = {"_p001": 0.001, "_p01": 0.01}
 #: Tokens that must lie below a quantile on both sides.
 LEAST_BELOW = 100
 
-#: Figures of larger units than tokens, and the tokens that give enough of them: a tile belongs to
-#: one block, so with two tiles the error is that of two numbers and not of sixteen blocks.
-LEAST_TOKENS: dict[str, int] = {"max_vio_tile_mean": 64 * TILE}
-
 
 def is_free_of_t(column: str) -> bool:
     """True for a figure that may be compared between different numbers of tokens."""
@@ -581,4 +575,4 @@ def is_free_of_t(column: str) -> bool:
 def least_tokens(column: str) -> float:
     """Tokens that both sides must have for the figure to be tested."""
     share = next((s for end, s in QUANTILES.items() if column.endswith(end)), None)
-    return LEAST_TOKENS.get(column, 0) if share is None else LEAST_BELOW / share
+    return 0.0 if share is None else LEAST_BELOW / share

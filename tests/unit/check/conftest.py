@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.finding import Outcome
 from moegeom.router.load import load_routers
 from moegeom.studies.check.record import Gate
 from moegeom.studies.check.study import GateRequest, gate
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 
 GATE = "model.layers.{}.mlp.gate.weight"
 BIAS = "model.layers.{}.mlp.gate.e_score_correction_bias"

@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from moegeom.testing.synthetic import mean_direction
+from benchmarks.synthetic import mean_direction
 from tests.unit.check.conftest import (
     BIAS,
     GAIN,

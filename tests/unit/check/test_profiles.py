@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint
 from moegeom.checks import CHECKS, measured_results, run_checks
 from moegeom.checks.baseline import Baseline, BaselineRouter
 from moegeom.checks.profile import (
@@ -29,7 +30,6 @@ from moegeom.document.render import RENDERERS, render
 from moegeom.results.reader import MemoryResults
 from moegeom.studies.check.document import document
 from moegeom.studies.check.study import GateRequest, gate, lies_with, profile_path
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint
 from tests.unit.check.conftest import BIAS, GATE, Case, with_token_table
 from tests.unit.check.defects import SAID, rows, setting, tensor
 

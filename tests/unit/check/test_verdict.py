@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.synthetic import write_tokens
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks import CHECKS, Check, Measured, check, measured_results, run_checks
 from moegeom.checks.baseline import baseline_of, read_baseline
@@ -43,7 +44,6 @@ from moegeom.router.load import load_routers
 from moegeom.router.settings import Settings
 from moegeom.studies.check.document import document
 from moegeom.studies.check.study import GateRequest, drifts_since, gate, measured_of, read_settings
-from moegeom.testing.synthetic import write_tokens
 from tests.unit.check.conftest import (
     BIAS,
     GAIN,

@@ -34,6 +34,7 @@ from markdown_it import MarkdownIt
 from safetensors.numpy import load_file, save_file
 
 import moegeom
+from benchmarks.synthetic import write_checkpoint
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.finding import STATES, Finding, Outcome, Verdict
 from moegeom.core.router import RouterSet
@@ -48,7 +49,6 @@ from moegeom.router.load import load_routers
 from moegeom.studies.check.document import document
 from moegeom.studies.check.record import Gate
 from moegeom.studies.faults.score import Fault
-from moegeom.testing.synthetic import write_checkpoint
 from tests.by_day import by_day
 from tests.unit.check.conftest import GATE, Case
 from tests.unit.document.conftest import HOSTILE, written_by_others

@@ -14,7 +14,6 @@ from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry import border_shares as border
 from moegeom.geometry.boundary import orders as ties
 from moegeom.geometry.boundary.linear import NO_BOUNDARY, boundary_distance, row_distances
-from moegeom.geometry.boundary.orders import free_logit_distance, logit_distance, tie_spread
 from moegeom.geometry.boundary.reachability import Proof, num_decided, reachability
 from moegeom.geometry.gram import effective_rows, symmetric_root
 from moegeom.geometry.selection import route, top_k
@@ -79,11 +78,9 @@ def test_ties_of_the_fan_are_in_the_origin_and_permanent_ones_everywhere():
     assert (nearest.is_exact, nearest.tied) == (True, (0, 1, 2))
     here = ties.order_distance(np.zeros(3), FAN, 2, 2)
     assert (here.lower, here.upper) == (0.0, 0.0)
-    assert logit_distance(np.zeros(3), FAN, 2, 2).upper == 0.0
     for k, order in ((3, 1), (1, 3), (1, 0), (2, 9)):
         nowhere = ties.order_distance(FAN @ np.ones(2), FAN, k, order)
         assert (nowhere.lower, nowhere.upper, nowhere.tied) == (INF, INF, ())
-        assert logit_distance(FAN @ np.ones(2), FAN, k, order).upper == INF
     # equal rows and biases; the chosen set holds one of them wherever the input is
     weight = np.vstack([np.tile([[1.0, 2.0]], (3, 1)), [[-1.0, 0.0]]])
     z = weight @ np.array([0.7, 0.1])
@@ -93,12 +90,10 @@ def test_ties_of_the_fan_are_in_the_origin_and_permanent_ones_everywhere():
     zeros = np.zeros((4, 3))
     assert ties.order_distance(np.zeros(4), zeros, 2, 3).upper == 0.0
     assert ties.order_distance(np.arange(4.0), zeros, 2, 2).upper == INF
-    assert logit_distance(np.arange(4.0), zeros, 2, 2).upper == INF
     weight, bias = np.array([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]]), np.array([0.0, 0.0, -1.0])
     z = weight @ np.array([0.2, 5.0])
     nowhere = ties.order_distance(z + bias, weight, 1, 2)
     assert (nowhere.lower, nowhere.upper, nowhere.tied) == (INF, INF, ())
-    assert logit_distance(bias, weight, 1, 2).upper == INF
     assert_allclose(ties.order_distance(z, weight, 1, 2).upper, 0.2, rtol=1e-12)
 
 
@@ -397,9 +392,9 @@ def test_leading_shares_are_what_lies_near_ties_that_all_meet_in_the_middle():
 def test_conventions_of_a_width_are_told_apart_by_draws_in_three_dimensions():
     eps, inside, near = 0.02, points(3, 2_000_000, 7), {}
     for order in (1, 2):
-        spread = tie_spread(inside, 1, order)
-        half = free_logit_distance(inside, 1, order)
-        near[order] = {n: (a < eps).mean() for n, a in (("half_spread", half), ("spread", spread))}
+        spread = helpers.tie_spread(inside, 1, order)
+        widths = (("half_spread", spread / 2.0), ("spread", spread))
+        near[order] = {name: (away < eps).mean() for name, away in widths}
     assert near[2]["half_spread"] / near[1]["half_spread"] == pytest.approx(0.0205, abs=0.001)
     random, factor = np.random.default_rng(7), {1: 2**-0.5, 2: 3**-0.5}
     sums = {n: border.tie_sums(np.eye(3), 1, n, 40_000, 9, random) for n in (2, 1)}

@@ -3,7 +3,6 @@ capacity, samples of documents and tokens, the same however a stream is cut.
 """
 
 import itertools
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +16,13 @@ from moegeom.core.metric import RouterFacts
 from moegeom.core.router import Rule
 from moegeom.engine.plan import rounds_won
 from moegeom.geometry.histogram import NUM_BINS, bin_index
-from moegeom.geometry.keys import token_hash
 from moegeom.geometry.rows import unit_rows
 from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch
 from moegeom.kernels.reduction import REDUCTIONS, Extent
 from moegeom.kernels.reductions import samples as sketch
 from moegeom.kernels.reductions.choices import BEYOND, EQUAL, NEAR_TIE, NUM_LISTED
 from moegeom.kernels.reductions.histograms import FIXED_POINT
-from moegeom.kernels.reductions.samples import NUM_IDS
+from moegeom.kernels.reductions.samples import NUM_INPUTS
 from moegeom.kernels.table import load_kernels
 from moegeom.measure.finish import finish_router
 from moegeom.metrics import METRICS
@@ -282,99 +280,22 @@ def test_over_the_capacity_no_more_is_dropped_than_it_asks_for_and_counts_stay_e
     np.testing.assert_array_equal(found["count"], expected)
 
 
-EXPERTS, TOP_K, POPULATIONS, TOKENS = 7, 2, 2, 300
-COUNTS = REDUCTIONS["document_counts"]
-EXTENT = Extent(POPULATIONS, EXPERTS, TOP_K, num_tokens=TOKENS)
-
-
-def documents() -> TokenBatch:
-    """Documents of 1 to 20 tokens, some unknown, in two populations; some slots empty."""
-    random = np.random.default_rng(3)
-    document = np.repeat(np.arange(60), random.integers(1, 20, 60))[:TOKENS].astype(np.int64)
-    document[random.random(TOKENS) < 0.1] = -1
-    chosen = np.argsort(random.random((TOKENS, EXPERTS)), axis=1)[:, :TOP_K].astype(np.int32)
-    chosen[random.random(TOKENS) < 0.1, 1] = -1
-    return batch_of(
-        TOKENS,
-        population=random.integers(0, POPULATIONS, TOKENS).astype(np.int32),
-        block=(document % NUM_BLOCKS).astype(np.int32),
-        chosen=chosen,
-        document=document,
-    )
-
-
-def part_of(whole: TokenBatch, token: np.ndarray) -> TokenBatch:
-    names = ("token", "population", "block", "chosen", "document")
-    return TokenBatch(**{name: getattr(whole, name)[token] for name in names})
-
-
-def folded_samples(*tokens: np.ndarray):
-    accumulator = COUNTS.start(EXTENT)
-    for part in tokens:
-        accumulator.fold(part_of(documents(), part), {})
-    return accumulator.state()
-
-
-def by_hand(population: int | None, without: int | None) -> Counter:
-    whole = documents()
-    kept = whole.document >= 0
-    if population is not None:
-        kept &= whole.population == population
-    if without is not None:
-        kept &= whole.block != without
-    rows = {}
-    for document, chosen in zip(whole.document[kept], whole.chosen[kept], strict=True):
-        row = rows.setdefault(int(document), [0] * EXPERTS)
-        for expert in chosen[chosen >= 0]:
-            row[expert] += 1
-    return Counter(map(tuple, rows.values()))
-
-
-def test_selected_counts_are_those_of_counting_by_hand():
-    for population, without in itertools.product((None, 0, 1), (None, 0, 9)):
-        found = COUNTS.select(folded_samples(np.arange(TOKENS)), population, without)
-        assert Counter(map(tuple, found.tolist())) == by_hand(population, without)
-    none = COUNTS.select(COUNTS.start(EXTENT).state(), None, None)
-    assert none.shape == (0, EXPERTS)
-
-
-def test_of_many_documents_those_with_the_smallest_hashes_stay_whole(monkeypatch):
-    whole = folded_samples(np.arange(TOKENS))
-    monkeypatch.setattr(sketch, "DOCUMENTS", 5)
-    kept = folded_samples(np.arange(TOKENS))
-    documents = np.unique(whole["document"])
-    wanted = documents[np.argsort(token_hash(documents))][:5]
-    np.testing.assert_array_equal(np.unique(kept["document"]), np.sort(wanted))
-    rows = np.isin(whole["document"], wanted)
-    np.testing.assert_equal(kept, {name: column[rows] for name, column in whole.items()})
-
-
-@given(owner=st.lists(st.integers(0, 2), min_size=TOKENS, max_size=TOKENS))
-def test_a_sample_of_documents_does_not_depend_on_how_the_stream_is_cut(owner):
-    """Documents are cut in pieces, too, and pieces of dropped documents come again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sketch, "DOCUMENTS", 5)
-        parts = [np.flatnonzero(np.array(owner) == part) for part in range(3)]
-        whole = folded_samples(np.arange(TOKENS))
-        first, second, third = map(folded_samples, parts)
-        np.testing.assert_equal(COUNTS.merge(COUNTS.merge(first, second), third), whole)
-        np.testing.assert_equal(COUNTS.merge(third, COUNTS.merge(second, first)), whole)
-        np.testing.assert_equal(folded_samples(*parts), whole)
-
-
-OPEN = Extent(1, 4, 2)
+OPEN = Extent(1, 4, 2, hidden_size=3)
 
 
 def _batch(start: int, stop: int) -> TokenBatch:
     token = np.arange(start, stop)
     chosen = np.stack([token % 4, (token + 1) % 4], axis=1).astype(np.int32)
-    return batch_of(len(token), token=token, token_id=token.astype(np.int32), chosen=chosen)
+    values = np.sin(token[:, None] * [1.0, 2.0, 3.0]).astype(np.float32)
+    return batch_of(
+        len(token), token=token, chosen=chosen, margin=np.cos(1.0 * token), input=values
+    )
 
 
-@pytest.mark.parametrize("total", [100, NUM_IDS, 3 * NUM_IDS + 5])
+@pytest.mark.parametrize("total", [100, NUM_INPUTS, 3 * NUM_INPUTS + 5])
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_a_sample_does_not_depend_on_when_the_length_is_known(total: int, num_parts: int) -> None:
-    reduction = REDUCTIONS["token_sample"]
+    reduction = REDUCTIONS["input_sample"]
     told = reduction.start(replace(OPEN, num_tokens=total))
     told.fold(_batch(0, total), {})
     edges = np.linspace(0, total, 20).astype(int)
@@ -382,7 +303,7 @@ def test_a_sample_does_not_depend_on_when_the_length_is_known(total: int, num_pa
     for part, (start, stop) in zip(itertools.cycle(parts), itertools.pairwise(edges), strict=False):
         part.fold(_batch(start, stop), {})
     states = [part.state() for part in parts]
-    assert max(len(state["key"]) for state in states) <= 2 * NUM_IDS + total // 19
+    assert max(len(state["key"]) for state in states) <= 2 * NUM_INPUTS + total // 19
     found = states[0] if num_parts == 1 else reduction.merge(*states)
     found = reduction.ended(found, replace(OPEN, num_tokens=total))
     np.testing.assert_equal(found, told.state())

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
 from moegeom import pipeline
 from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.pipeline import ScanRequest, scan
-from moegeom.testing.synthetic import SyntheticModel, synthetic_inputs, write_checkpoint
 from moegeom.tokens.recording.writer import RecordingWriter
 
 MODEL = SyntheticModel(hidden=16, experts=8, top_k=2, layers=2, duplicate=(1,))

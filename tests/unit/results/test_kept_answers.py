@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.core import digest
 from moegeom.core.digest import identity_of
 from moegeom.core.errors import CheckpointError, RouterError, UsageError
@@ -24,7 +25,6 @@ from moegeom.results.reader import open_results
 from moegeom.studies.track.record import TrackRequest
 from moegeom.studies.track.steps import read_choices
 from moegeom.studies.track.study import track
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from tests.unit.results.conftest import killed
 
 MODEL = SyntheticModel(hidden=64, experts=8, top_k=2, layers=1)

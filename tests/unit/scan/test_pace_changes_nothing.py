@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.core.tokens import TILE, TokenColumns
 from moegeom.engine import sources
 from moegeom.engine.choice import tile_logits
@@ -26,7 +27,6 @@ from moegeom.measure import passes as measure_module
 from moegeom.measure.passes import measure_router
 from moegeom.metrics import METRICS
 from moegeom.pipeline import scan, with_tokens
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.traces import source as traces
 from moegeom.variants.emulated import arithmetic, emulate
 from tests.by_day import by_day

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.core.errors import OutputError, RecordingError, ResultsError, UsageError
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.cluster import parts_by_ray
@@ -30,7 +31,6 @@ from moegeom.pipeline import scan
 from moegeom.results.reader import open_results
 from moegeom.studies.boundary.record import BoundaryRequest
 from moegeom.studies.boundary.study import measure_boundary
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.open import open_tokens
 from moegeom_cli.streams import Silence
 from tests.by_day import by_day

@@ -228,13 +228,6 @@ def test_columns_are_medians_and_shares_over_the_tokens_looked_at(whole, tables)
             name = f"order_{order}_distance_rms_p50_{end}"
             np.testing.assert_allclose(layer[name], median / np.sqrt(8))
         assert layer[f"order_{order}_distance_exact_share"] == (lower == upper).mean()
-    ladder = [row for row in tables["order_ladder"] if row["population"] == "all"]
-    assert [row["width"] for row in ladder[:2]] == [2.0**-12, 2.0**-11]
-    for row in ladder:
-        lower, upper = ends[:, :, ORDERS.index(row["order"])].T
-        assert row["share_lower"] == (upper < row["width"]).mean()
-        assert row["share_upper"] == (lower < row["width"]).mean()
-    assert ladder[-1]["share_lower"] == 1.0
     # a random router is not searched
     random = made.row_of(tables["layers"], "random")
     assert {random[name] for name in COLUMNS} == {None}
@@ -243,23 +236,6 @@ def test_columns_are_medians_and_shares_over_the_tokens_looked_at(whole, tables)
 def of_few_experts(experts: int, k: int):
     rule = Rule(k, "softmax", SUM_TO_ONE)
     return dataclasses.replace(ROUTER, weight=ROUTER.weight[:experts], rule=rule)
-
-
-def test_dependent_rows_move_logits_further_than_half_the_margin():
-    # rows on a plane: inputs move twelve logits along two directions
-    weight = np.where(np.arange(8) < 2, ROUTER.weight, np.float32(0.0))
-    router, source = dataclasses.replace(ROUTER, weight=weight), made.recording(3)
-    batch = batch_of(source, router)
-    logits = batch.logits[batch.order_distance.row[:8]].astype(np.float64)
-    half = orders.free_logit_distance(logits, 3, 1)
-    logits, half = logits[half > 0.0], half[half > 0.0]
-    away = [orders.logit_distance(one, weight, 3, 1).upper for one in logits]
-    expected = np.sort(np.array(away) / half)[(len(half) - 1) // 2]
-    stretch = made.layer(source, router, **ONLY)["logit_stretch_p50"]
-    np.testing.assert_allclose(stretch, expected, 1e-6)
-    assert expected > 1.1
-    # six rows of eight numbers are independent
-    assert made.layer(source, of_few_experts(6, 2), **ONLY)["logit_stretch_p50"] is None
 
 
 def test_logits_serve_as_well_as_inputs_and_without_them_or_in_groups_it_is_null():

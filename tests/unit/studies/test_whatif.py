@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import moegeom as mg
+from benchmarks.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.core.errors import RecordingError, ResultsError, UsageError
 from moegeom.core.row_keys import AS_STORED, RANDOM, SIDES, is_random
 from moegeom.studies.whatif.document import document, what_if_figures
 from moegeom.studies.whatif.record import Tried, WhatIfReport
 from moegeom.studies.whatif.study import MOST, read_grid
-from moegeom.testing.synthetic import SyntheticModel, write_checkpoint, write_tokens
 from moegeom.tokens.sources.recorded import open_recording
 from moegeom.variants.what_if import WHAT_IFS, Parameter, parse_what_ifs, spelled
 from tests.by_day import IS_NIGHT

@@ -30,14 +30,7 @@ DISTANCES = ("distance_histogram", "relative_distance_histogram", "noise_sigmas_
 
 #: Folded by array programs from what the kernel leaves of each token.
 BY_PROGRAM = ("agreement", "expert_sets", "top1", "mask_fill", "neighbours", "routing_entropy")
-BY_PROGRAM += (
-    "score_sums",
-    "log_sum_exp",
-    "tile_load",
-    "token_sample",
-    "input_sample",
-    "beginnings",
-)
+BY_PROGRAM += ("score_sums", "log_sum_exp", "input_sample", "beginnings")
 
 #: And those of them that look at boundaries.
 OF_BOUNDARIES = ("boundary_pairs", "bracket_histogram", "bf16_flip")
