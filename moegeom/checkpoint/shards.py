@@ -250,8 +250,10 @@ class ShardedStore:
     def info(self, name: str) -> TensorInfo:
         return self._shard(name).info(name)
 
-    def is_open(self, name: str) -> bool:
-        return self.shard_of.get(name) in self._open
+    def open_infos(self, names: Iterable[str]) -> dict[str, TensorInfo]:
+        shards = {file: self._shards[file] for file in self._open}
+        places = ((name, shards.get(self.shard_of.get(name, ""))) for name in names)
+        return {name: shard.info(name) for name, shard in places if shard}
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         return self._shard(name).read(name)

@@ -91,8 +91,8 @@ class TensorStore(Protocol):
         """Where a tensor lies, checked against the size of its file."""
         ...
 
-    def is_open(self, name: str) -> bool:
-        """Whether ``info`` of a tensor reads no further byte."""
+    def open_infos(self, names: Iterable[str]) -> dict[str, TensorInfo]:
+        """By name, of the tensors whose ``info`` reads no further byte."""
         ...
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
@@ -141,8 +141,8 @@ class StoreOver:
     def names(self) -> Collection[str]:
         return self.store.names()
 
-    def is_open(self, name: str) -> bool:
-        return self.store.is_open(name)
+    def open_infos(self, names: Iterable[str]) -> dict[str, TensorInfo]:
+        return self.store.open_infos(names)
 
     def prepare(self, names: Iterable[str]) -> None:
         self.store.prepare(names)

@@ -405,8 +405,12 @@ def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:
         return {}
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         values = weight.astype(np.float64).ravel()
-        mean, std = float(values.mean()), float(values.std())
-        kurtosis = float((((values - mean) / std) ** 4).mean()) - 3.0
+        mean = float(values.mean())
+        values -= mean
+        std = math.sqrt(values @ values / values.size)
+        values /= std
+        values *= values
+        kurtosis = float(values @ values) / values.size - 3.0
     if not np.isfinite([mean, std, kurtosis]).all():
         return {}
     return {"num_weights": values.size, "mean": mean, "std": std, "kurtosis": kurtosis}

@@ -5,6 +5,7 @@ format is opened.
 import json
 import os
 import random
+import re
 import shutil
 import warnings
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from moegeom.checkpoint import ranks, reading
 from moegeom.checkpoint.dtypes import upcast
+from moegeom.checkpoint.formats.safetensors import SafetensorsHeader
 from moegeom.checkpoint.open import FORMATS, open_checkpoint
 from moegeom.checkpoint.ranks import Piece, SlicedTensor, join_pieces
 from moegeom.checkpoint.store import TensorInfo
@@ -59,6 +61,19 @@ def test_a_contradictory_entry_is_refused_by_name(changes, sentence, write_raw, 
     text = why(write_raw({"t": entry(**changes)}, num_data=8))
     assert text.startswith(f"{_FILE}: tensor 't' ")
     assert sentence in text
+    # beside those that were right before it, among them one of each dtype, shape and size
+    kinds = ("F32", (2,), 8), ("F3", (2,), 8), ("F4", (16,), 8), ("U8", (1,), 1), ("U8", (), 1)
+    right = {
+        str(number): {"dtype": dtype, "shape": list(shape), "data_offsets": [number, number + size]}
+        for number, (dtype, shape, size) in enumerate(2 * kinds)
+    }
+    header = SafetensorsHeader(_FILE, 100, right | {"t": entry(**changes)})
+    for number, kind in enumerate(2 * kinds):
+        info = header.info(str(number))
+        assert (info.dtype, info.shape, info.size_bytes, info.offset) == (*kind, 100 + number)
+    if changes.get("dtype") not in ("F3", "F4"):  # which are refused when they are read
+        with pytest.raises(CheckpointError, match=re.escape(sentence)):
+            header.info("t")
 
 
 _BAD_HEADERS = {
