@@ -379,7 +379,13 @@ def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[st
         if (moments := _moments(router.weight))
     ]
     weights = {router.name: router.weight for router in plain}
-    small = [row for row in rows if row["law"] is None and row["num_weights"] >= _LEAST_OF_LAW]
+    small = [
+        row
+        for row in rows
+        if row["law"] is None
+        and row["num_weights"] >= _LEAST_OF_LAW
+        and len(weights[row["router"]]) >= _LEAST_ROWS_OF_LAW
+    ]
     together = law_together([weights[row["router"]] for row in small])
     for row in small:
         row["law"] = together
@@ -388,16 +394,15 @@ def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[st
     others = {row["router"] for row in rows if row["law"] == ""} - {one["router"] for one in groups}
     for name in filter(others.__contains__, weights):
         if run := drawn_run(weights[name]):
-            rows_of_run = {"num_rows": len(weights[name]), "rows": list(run[1]), "law": run[0]}
-            groups.append({"router": name, **rows_of_run})
-    facts = (
-        {"routers": rows, "groups": groups} if groups or sigma is not None else {"routers": rows}
-    )
-    return facts if sigma is None else {"initializer_range": sigma, **facts}
+            law, some = run
+            of = {"router": name, "num_rows": len(weights[name])}
+            groups.append({**of, "rows": list(some), "law": law})
+    facts = {} if sigma is None else {"initializer_range": sigma}
+    return {**facts, "routers": rows, **({"groups": groups} if facts or groups else {})}
 
 
-#: Numbers of a router that say something of the law that all of them have.
-_LEAST_OF_LAW = 512
+#: Numbers and rows of a router that say something of the law that all of them have.
+_LEAST_OF_LAW, _LEAST_ROWS_OF_LAW = 512, 4
 
 
 def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:

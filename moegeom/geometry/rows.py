@@ -113,7 +113,8 @@ def drawn_law(rows: Float64[np.ndarray, "rows columns"], rounding: float = 0.0) 
 #: Numbers that tell the law of a router, of so many of its rows; of several routers together.
 _OF_LAW, _ROWS_OF_LAW, _OF_LAW_TOGETHER = 2**15, 32, 2**18
 
-#: Mean and variance of each of :func:`drawn_errors`, of drawn numbers in 8 to 64 rows; the largest.
+#: Mean and variance of each of :func:`drawn_errors`, of drawn numbers in 8 to 64 rows; the largest
+#: that occur.
 _EXPECTED = np.array([[0.0, 0.8, *4 * [0.42]], [1.0, 0.38, *4 * [0.5]]])
 _LARGEST_ERROR = 6.0
 

@@ -377,7 +377,7 @@ def large_logits(measured: Measured, limits: Limits) -> Iterator[Finding]:
 
 
 def _compares_logits(measured: Measured, row: Row) -> bool:
-    return measured.facts(row["router"]).get("is_linear", False)
+    return measured.facts(row["router"]).get("is_affine", False)
 
 
 @change_check(

@@ -144,6 +144,8 @@ def test_small_routers_have_their_law_together(shape):
         weights = [10.0 ** random.uniform(-3, 1) * draw(random, shape) for _ in range(count)]
         assert {row["law"] for row in facts_of(weights)["routers"]} == {law}
         assert {row["law"] for row in facts_of(weights[1:])["routers"]} == {None}
+        single = facts_of([weights[0].reshape(1, -1), *weights])  # of one row nothing is said
+        assert [row["law"] for row in single["routers"]] == [None, *count * [law]]
         weights[count // 2][:] = TRAINED[2](random, shape)
         weights[count // 3][0] *= 3.0
         assert {row["law"] for row in facts_of(weights)["routers"]} == {""}

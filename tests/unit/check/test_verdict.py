@@ -424,7 +424,7 @@ def test_logits_that_bfloat16_ties_at_the_border_are_a_finding_and_others_none()
             "margin_p50": np.median(ordered[:, 3] - ordered[:, 4]),
             "log_sum_exp_mean": logsumexp(logits, axis=1).mean(),
         }
-        facts = {"name": "text/0", "num_experts": experts, "is_linear": True}
+        facts = {"name": "text/0", "num_experts": experts, "is_affine": True}
         outcome = _outcome_of_one(
             Measured([row], {}, {}, {}, run={"routers": [facts]}), large_logits.code
         )
