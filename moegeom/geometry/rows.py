@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -139,17 +138,18 @@ def law_together(weights: Sequence[Float[np.ndarray, "experts hidden"]]) -> str 
     """
     if sum(weight.size for weight in weights) < _OF_LAW_TOGETHER:
         return None
-    (mean, variance), errors = _EXPECTED, {law: [] for law in _LAWS}
-    for weight in weights:
-        rows = weight[:: -(-len(weight) // _ROWS_OF_LAW)].astype(np.float64)
-        for law in list(errors) if rows.any(axis=1).all() else []:
-            errors[law].append(drawn_errors(rows, _LAWS[law]))
-            if max(map(abs, errors[law][-1])) > _LARGEST_ERROR:
-                del errors[law]
-    for law, each in errors.items():
-        beyond = (np.mean(each, axis=0) - mean) / np.sqrt(variance / len(weights))
-        if len(each) == len(weights) and max(abs(beyond[0]), *beyond[1:]) <= _LAW_ERRORS:
-            return law
+    for law, kurtosis in _LAWS.items():
+        errors: list[tuple[float, ...]] = []
+        for weight in weights:
+            rows = weight[:: -(-len(weight) // _ROWS_OF_LAW)].astype(np.float64)
+            errors.append(drawn_errors(rows, kurtosis) if rows.any(axis=1).all() else (np.inf,))
+            if max(map(abs, errors[-1])) > _LARGEST_ERROR:
+                break
+        else:
+            mean, variance = _EXPECTED
+            beyond = (np.mean(errors, axis=0) - mean) / np.sqrt(variance / len(weights))
+            if max(abs(beyond[0]), *beyond[1:]) <= _LAW_ERRORS:
+                return law
     return ""
 
 
@@ -160,14 +160,16 @@ def drawn_run(weight: Float[np.ndarray, "experts hidden"]) -> tuple[str, range] 
     """
     some_columns = weight[:, :_COLUMNS_OF_LENGTHS].astype(np.float64)
     squares, columns = (some_columns**2).mean(axis=1), some_columns.shape[1]
-    ends = sorted({round(len(weight) * eighth / 8) for eighth in range(9)})
-    runs = sorted(combinations(ends, 2), key=lambda run: run[0] - run[1])[1:]
-    for first, last in runs:
-        some, most = squares[first:last], 1.0 + _LAW_ERRORS * np.sqrt(2.0 / (last - first))
-        is_even = some.var() * columns <= 2.0 * most * some.mean() ** 2
-        rows = max(_ROWS_OF_LAW, -(-_OF_LAW // columns))
-        if is_even and (law := law_of(weight[first:last], rows)):
-            return law, range(first, last)
+    ends = np.unique(np.arange(9) * len(weight) // 8)
+    first, last = (ends[at] for at in np.triu_indices(len(ends), 1))
+    sums = np.concatenate([[[0.0, 0.0]], np.cumsum(np.stack([squares, squares**2], 1), axis=0)])
+    mean, mean_square = ((sums[last] - sums[first]) / (last - first)[:, None]).T
+    most = 2.0 * (1.0 + _LAW_ERRORS * np.sqrt(2.0 / (last - first))) / columns
+    is_even = (mean_square - mean**2 <= most * mean**2) & (last - first < len(weight))
+    runs = zip(first[is_even].tolist(), last[is_even].tolist(), strict=True)
+    for start, stop in sorted(runs, key=lambda run: run[0] - run[1]):
+        if law := law_of(weight[start:stop], max(_ROWS_OF_LAW, -(-_OF_LAW // columns))):
+            return law, range(start, stop)
     return None
 
 
