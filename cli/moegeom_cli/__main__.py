@@ -31,7 +31,7 @@ def _unraisable(ignored: UnraisableHookArgs) -> None:
 def main() -> None:
     """Runs the command line and exits with its exit code; with 130 by Ctrl-C, whenever it comes."""
     code, sys.unraisablehook = EXIT_INTERRUPTED, _unraisable
-    gc.set_threshold(20_000)  # modules and headers are many objects and little garbage
+    gc.set_threshold(50_000)  # modules and headers are many objects and little garbage
     try:
         from moegeom_cli import app
 

@@ -413,10 +413,10 @@ def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:
         values = weight.astype(np.float64).ravel()
         mean = float(values.mean())
         values -= mean
-        std = math.sqrt(values @ values / values.size)
-        values /= std
         values *= values
-        kurtosis = float(values @ values) / values.size - 3.0
+        variance = float(values.mean())
+        kurtosis = float(values @ values / values.size / np.float64(variance) ** 2) - 3.0
+        std = math.sqrt(variance)
     if not np.isfinite([mean, std, kurtosis]).all():
         return {}
     return {"num_weights": values.size, "mean": mean, "std": std, "kurtosis": kurtosis}
