@@ -91,8 +91,12 @@ class TensorStore(Protocol):
         """Where a tensor lies, checked against the size of its file."""
         ...
 
-    def open_infos(self, names: Iterable[str]) -> dict[str, TensorInfo]:
-        """By name, of the tensors whose ``info`` reads no further byte."""
+    def is_open(self, name: str) -> bool:
+        """Whether ``info`` of a tensor reads no further byte."""
+        ...
+
+    def are_alike(self, names: Collection[str]) -> bool:
+        """Whether open headers give all one dtype and shape, as far as that is known at once."""
         ...
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
@@ -141,8 +145,11 @@ class StoreOver:
     def names(self) -> Collection[str]:
         return self.store.names()
 
-    def open_infos(self, names: Iterable[str]) -> dict[str, TensorInfo]:
-        return self.store.open_infos(names)
+    def is_open(self, name: str) -> bool:
+        return self.store.is_open(name)
+
+    def are_alike(self, names: Collection[str]) -> bool:
+        return False
 
     def prepare(self, names: Iterable[str]) -> None:
         self.store.prepare(names)

@@ -125,9 +125,12 @@ class ModelStore:
         self._bytes_read += info.size_bytes
         return np.ascontiguousarray(as_array(whole))
 
-    def open_infos(self, names: Iterable[str]) -> dict[str, TensorInfo]:
-        """All are open."""
-        return {name: self.info(name) for name in names if name in self._tensors}
+    def is_open(self, name: str) -> bool:
+        """All are."""
+        return name in self.names()
+
+    def are_alike(self, names: Collection[str]) -> bool:
+        return False
 
     def prepare(self, names: Iterable[str]) -> None:
         """Nothing: everything is open."""

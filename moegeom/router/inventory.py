@@ -296,21 +296,22 @@ def _of_whole(
     store: TensorStore, block: _Block, module: str, by_expert: Mapping[int, str]
 ) -> Iterator[Flaw]:
     """The first axis of a tensor of all experts, or its rows, one below the other."""
-    num = len(block.experts)
+    if -1 not in by_expert or not store.is_open(by_expert[-1]):
+        return
+    shape, num = store.info(by_expert[-1]).shape, len(block.experts)
     sizes = {num, block.num_rows, *map(len, block.lots), *(r.num_rows for r in block.routers)}
-    for info in store.open_infos(name for n, name in by_expert.items() if n == -1).values():
-        shape = info.shape
-        is_flat = len(shape) == 2 and any(shape[0] % size == 0 for size in sizes)
-        if len(shape) > 1 and shape[0] not in sizes and not is_flat:
-            yield Flaw("missing" if shape[0] < num else "surplus", (), module, "",
-                       abs(shape[0] - num), num)  # fmt: skip
+    is_flat = len(shape) == 2 and any(shape[0] % size == 0 for size in sizes)
+    if len(shape) > 1 and shape[0] not in sizes and not is_flat:
+        yield Flaw("missing" if shape[0] < num else "surplus", (), module, "",
+                   abs(shape[0] - num), num)  # fmt: skip
 
 
 def _of_each(store: TensorStore, module: str, by_expert: Mapping[int, str]) -> Iterator[Flaw]:
     """Experts of another shape than most."""
-    infos = store.open_infos(by_expert.values())
-    if len({info.shape for info in infos.values()}) > 1:
-        shapes = {n: infos[name].shape for n, name in by_expert.items() if name in infos}
+    if store.are_alike(by_expert.values()):
+        return
+    shapes = {n: store.info(name).shape for n, name in by_expert.items() if store.is_open(name)}
+    if len(set(shapes.values())) > 1:
         usual = Counter(shapes.values()).most_common(1)[0][0]
         odd = [number for number, shape in shapes.items() if shape != usual]
         yield Flaw("differ", (), module, _ranges(odd), len(odd), len(by_expert))
@@ -362,5 +363,6 @@ def _of_leaves(
 
 def _is_plain(store: TensorStore, names: Mapping[str, str]) -> bool:
     """Whether a module is a matrix of plain floats, as far as headers that are open tell."""
-    dtypes = {info.dtype for info in store.open_infos(names.values()).values()}
-    return set(names) in _PLAIN and dtypes <= PLAIN_FLOATS
+    if set(names) not in _PLAIN:
+        return False
+    return all(not store.is_open(n) or store.info(n).dtype in PLAIN_FLOATS for n in names.values())

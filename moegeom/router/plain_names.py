@@ -103,9 +103,11 @@ class _Renamed(StoreOver):
     def info(self, name: str) -> TensorInfo:
         return replace(self.store.info(self.raw.get(name, name)), name=name)
 
-    def open_infos(self, names: Iterable[str]) -> dict[str, TensorInfo]:
-        plain_of = {self.raw.get(name, name): name for name in names}
-        return {plain_of[name]: i for name, i in self.store.open_infos(plain_of).items()}
+    def is_open(self, name: str) -> bool:
+        return self.store.is_open(self.raw.get(name, name))
+
+    def are_alike(self, names: Collection[str]) -> bool:
+        return self.store.are_alike([self.raw.get(name, name) for name in names])
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         return self.store.read(self.raw.get(name, name))

@@ -1,7 +1,7 @@
 """Blocks behind routers, over every family that transformers builds: whole, and without a part."""
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -35,9 +35,6 @@ class Without:
         info = self.store.info(name)
         shape = (info.shape[0] // 2, *info.shape[1:])
         return replace(info, shape=shape) if self.halved(name) else info
-
-    def open_infos(self, names: Iterable[str]) -> dict[str, TensorInfo]:
-        return {name: self.info(name) for name in self.store.open_infos(names)}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)

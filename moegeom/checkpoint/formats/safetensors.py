@@ -6,7 +6,7 @@ A file is 8 bytes of length, then a header in JSON, then the tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import gt
 from typing import Any, Protocol
 
@@ -45,30 +45,18 @@ _NO_WRITER = "No writer of safetensors makes such a file: do not use it."
 class SafetensorsHeader:
     """A parsed header; no tensor in it ends behind the end of the file.
 
-    Entries are checked when their tensor is asked for: those of one dtype, shape and size, such as
-    ten thousand experts, once. ``slices`` is what torch writes where tensors may be slices of
-    larger ones, "" elsewhere.
+    Entries are checked one by one, when their tensor is asked for. ``slices`` is what torch writes
+    where tensors may be slices of larger ones, "" elsewhere.
     """
 
     file: str
     data_start: int
     entries: dict[str, Any]
     slices: Any = ""
-    _right: dict[tuple[str, str], tuple[int, ...]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
 
     def info(self, name: str) -> TensorInfo:
         """Where the tensor lies; dtype, shape and offsets agree with each other."""
-        entry: Any = self.entries.get(name)
-        try:
-            begin, end = entry["data_offsets"]
-            shape = self._right[entry["dtype"], repr((entry["shape"], end - begin))]
-            if type(begin) is int and begin >= 0:
-                offset = self.data_start + begin
-                return TensorInfo(name, entry["dtype"], shape, self.file, offset, end - begin)
-        except (TypeError, KeyError, ValueError):
-            pass  # the first of its kind, or one that is broken
+        entry = self.entries.get(name)
         where = f"{self.file}: tensor {name!r}"
         if entry is None:
             raise CheckpointError(f"{where} is not in this file, which holds {len(self.entries)}.")
@@ -91,7 +79,6 @@ class SafetensorsHeader:
             raise CheckpointError(
                 f"{where} has {end - begin} bytes; shape {shape} of {dtype} takes {expected}."
             )
-        self._right[dtype, repr((list(shape), end - begin))] = shape
         return TensorInfo(name, dtype, shape, self.file, self.data_start + begin, end - begin)
 
 
@@ -370,6 +357,19 @@ class SafetensorsFile(HeadedShard):
     @property
     def slices(self) -> Any:
         return self.header.slices
+
+    def kind_of(self, names: Sequence[str]) -> tuple[str, tuple[int, ...]] | None:
+        first, entries = self.info(names[0]), self.header.entries
+        like, size = (first.dtype, list(first.shape)), first.size_bytes
+        try:
+            for name in names:  # of ten thousand experts one is checked, and the others compared
+                entry = entries[name]
+                begin, end = entry["data_offsets"]
+                if (entry["dtype"], entry["shape"]) != like or end - begin != size:
+                    return None
+        except (TypeError, KeyError, ValueError):
+            return None
+        return first.dtype, first.shape
 
 
 def recognises(location: Location) -> bool:
