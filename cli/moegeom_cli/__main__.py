@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ def _unraisable(ignored: UnraisableHookArgs) -> None:
 def main() -> None:
     """Runs the command line and exits with its exit code; with 130 by Ctrl-C, whenever it comes."""
     code, sys.unraisablehook = EXIT_INTERRUPTED, _unraisable
+    gc.set_threshold(50_000)  # modules and headers are many objects and little garbage
     try:
         from moegeom_cli import app
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -177,6 +177,10 @@ class HeadedShard(FileShard):
     def info(self, name: str) -> TensorInfo:
         return self.header.info(name)
 
+    def kind_of(self, names: Sequence[str]) -> tuple[str, tuple[int, ...]] | None:
+        """Dtype and shape where all of them have the same, as far as that is known at once."""
+        return None
+
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         info = self.info(name)
         where = f"{info.file}: tensor {name!r}"
@@ -252,6 +256,17 @@ class ShardedStore:
 
     def is_open(self, name: str) -> bool:
         return self.shard_of.get(name) in self._open
+
+    def are_alike(self, names: Collection[str]) -> bool:
+        by_file: dict[str | None, list[str]] = defaultdict(list)
+        for name in names:
+            by_file[self.shard_of.get(name)].append(name)
+        shards = [(file in self._open, self._shards.get(file or "")) for file in by_file]
+        kinds = {
+            shard.kind_of(some) if is_open and isinstance(shard, HeadedShard) else None
+            for (is_open, shard), some in zip(shards, by_file.values(), strict=True)
+        }
+        return len(kinds) == 1 and None not in kinds
 
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         return self._shard(name).read(name)

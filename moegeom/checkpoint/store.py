@@ -95,6 +95,10 @@ class TensorStore(Protocol):
         """Whether ``info`` of a tensor reads no further byte."""
         ...
 
+    def are_alike(self, names: Collection[str]) -> bool:
+        """Whether open headers give all one dtype and shape, as far as that is known at once."""
+        ...
+
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         """The tensor in the dtype it is stored in."""
         ...
@@ -143,6 +147,9 @@ class StoreOver:
 
     def is_open(self, name: str) -> bool:
         return self.store.is_open(name)
+
+    def are_alike(self, names: Collection[str]) -> bool:
+        return False
 
     def prepare(self, names: Iterable[str]) -> None:
         self.store.prepare(names)

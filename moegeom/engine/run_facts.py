@@ -28,7 +28,7 @@ from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
 from moegeom.engine.request import ScanRequest, Tokens, typed_tokens
 from moegeom.engine.trust import Trust
-from moegeom.geometry.rows import drawn_law
+from moegeom.geometry.rows import drawn_run, law_of, law_together
 from moegeom.results.plans import any_flipped
 from moegeom.router.facts import drawn_row_facts
 from moegeom.router.rule import rule_in_words, rule_origin
@@ -369,34 +369,40 @@ def variant_rows(
 
 def initialised_facts(routers: RouterSet, measured: Sequence[Router]) -> dict[str, Any]:
     """Moments of the weights of each router and the law of its numbers, if they have one; beside
-    what the config drew them with, and groups of rows that are as drawn, where it says that. Rows
+    what the config drew them with, where it says that, and groups of rows that are as drawn. Rows
     behind a projection are no drawn numbers, and are left out.
     """
+    plain = [router for router in measured if router.projection is None]
     rows = [
-        {"router": router.name, **moments, "law": _law(router.weight)}
-        for router in measured
-        if router.projection is None and (moments := _moments(router.weight))
+        {"router": router.name, **moments, "law": law_of(router.weight)}
+        for router in plain
+        if (moments := _moments(router.weight))
     ]
-    if routers.initializer_range is None:
-        return {"routers": rows}
-    groups = drawn_row_facts(measured, routers.initializer_range)
-    return {"initializer_range": routers.initializer_range, "routers": rows, "groups": groups}
+    weights = {router.name: router.weight for router in plain}
+    small = [
+        row
+        for row in rows
+        if row["law"] is None
+        and row["num_weights"] >= _LEAST_OF_LAW
+        and len(weights[row["router"]]) >= _LEAST_ROWS_OF_LAW
+    ]
+    together = law_together([weights[row["router"]] for row in small])
+    for row in small:
+        row["law"] = together
+    sigma = routers.initializer_range
+    groups = [] if sigma is None else drawn_row_facts(measured, sigma)
+    others = {row["router"] for row in rows if row["law"] == ""} - {one["router"] for one in groups}
+    for name in filter(others.__contains__, weights):
+        if run := drawn_run(weights[name]):
+            law, some = run
+            of = {"router": name, "num_rows": len(weights[name])}
+            groups.append({**of, "rows": list(some), "law": law})
+    facts = {} if sigma is None else {"initializer_range": sigma}
+    return {**facts, "routers": rows, **({"groups": groups} if facts or groups else {})}
 
 
-#: Numbers of a router that are looked at, of so many rows at most; fewer tell no law.
-_LOOKED_AT, _ROWS_LOOKED_AT = 2**15, 32
-
-
-def _law(weight: Float[np.ndarray, "experts hidden"]) -> str | None:
-    """``normal`` or ``uniform`` for independent numbers of one size, empty for others.
-
-    None where there are too few to tell.
-    """
-    rows = weight[:: max(1, math.ceil(len(weight) / _ROWS_LOOKED_AT))]
-    columns = math.ceil(_LOOKED_AT / len(rows))
-    if len(rows) < 2 or columns > weight.shape[1]:
-        return None
-    return drawn_law(rows[:, :columns].astype(np.float64))
+#: Numbers and rows of a router that say something of the law that all of them have.
+_LEAST_OF_LAW, _LEAST_ROWS_OF_LAW = 512, 4
 
 
 def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:
@@ -405,8 +411,12 @@ def _moments(weight: Float[np.ndarray, "experts hidden"]) -> dict[str, float]:
         return {}
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         values = weight.astype(np.float64).ravel()
-        mean, std = float(values.mean()), float(values.std())
-        kurtosis = float((((values - mean) / std) ** 4).mean()) - 3.0
+        mean = float(values.mean())
+        values -= mean
+        values *= values
+        variance = float(values.mean())
+        kurtosis = float(values @ values / values.size / np.float64(variance) ** 2) - 3.0
+        std = math.sqrt(variance)
     if not np.isfinite([mean, std, kurtosis]).all():
         return {}
     return {"num_weights": values.size, "mean": mean, "std": std, "kurtosis": kurtosis}

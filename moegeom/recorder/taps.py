@@ -129,6 +129,9 @@ class ModelStore:
         """All are."""
         return name in self.names()
 
+    def are_alike(self, names: Collection[str]) -> bool:
+        return False
+
     def prepare(self, names: Iterable[str]) -> None:
         """Nothing: everything is open."""
 

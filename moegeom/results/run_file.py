@@ -51,7 +51,9 @@ _Quantisation = TypedDict(
         "packed": NotRequired[list[_Packed]],
     },
 )
-_Drawn = TypedDict("_Drawn", {"router": str, "num_rows": int, "rows": list[int]})
+_Drawn = TypedDict(
+    "_Drawn", {"router": str, "num_rows": int, "rows": list[int], "law": NotRequired[str]}
+)
 _Moments = TypedDict(
     "_Moments",
     {

@@ -320,22 +320,28 @@ def _kurtosis(rows: Float64[np.ndarray, "rows hidden"]) -> Float64[np.ndarray, "
 def token_table_facts(store: TensorStore, tables: Sequence[TableName]) -> list[dict[str, Any]]:
     """What every table holds, for ``run.json``; a table that cannot be read says so."""
     plain = with_plain_names(store)
-    return [asdict(_read(plain, table)) for table in tables]
+    both = (read_token_table(plain, table) for table in tables)
+    return [asdict(one if stored is None else looked_up(one, stored)) for one, stored in both]
 
 
-def _read(store: TensorStore, table: TableName) -> TokenTable:
+def read_token_table(
+    store: TensorStore, table: TableName
+) -> tuple[TokenTable, Shaped[np.ndarray, "tokens k"] | None]:
+    """A table and its entries; None, and the reason, where they cannot be read.
+
+    ``store`` has plain names.
+    """
     token_table = TokenTable(table.router, table.tensor, "")
     try:
         info, experts = store.info(table.tensor), store.info(table.weight).shape[0]
         token_table = TokenTable(table.router, table.tensor, info.dtype, num_experts=experts)
         if len(info.shape) != 2 or info.size_bytes > TOKEN_TABLE_BYTES:
-            shape = " x ".join(map(str, info.shape))
-            return TokenTable(
-                table.router, table.tensor, info.dtype, reason=f"its shape is {shape}"
-            )
-        return looked_up(token_table, store.read(table.tensor))
+            reason = f"its shape is {' x '.join(map(str, info.shape))}"
+            return replace(token_table, num_experts=0, reason=reason), None
+        stored = store.read(table.tensor)
+        return token_table, stored if stored.dtype.kind in "iu" else upcast(stored)
     except CheckpointError as error:
-        return replace(token_table, reason=error.message.removesuffix("."))
+        return replace(token_table, reason=error.message.removesuffix(".")), None
 
 
 def looked_up(table: TokenTable, stored: Shaped[np.ndarray, "tokens k"]) -> TokenTable:

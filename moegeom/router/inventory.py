@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
+from moegeom.checkpoint.reading import no_collection
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.router import format_layers
 from moegeom.router.expert_names import (
@@ -146,6 +147,7 @@ def is_of_experts(module: str) -> bool:
     return not SHARED.search(module) and ("{}" in module or leaf in LEAVES)
 
 
+@no_collection()
 def blocks_of(store: TensorStore, routers: Sequence[RouterPlace], settings: Settings) -> Blocks:
     """The blocks behind routers; ``store`` has plain names."""
     blocks = _blocks(store, routers, settings)
@@ -306,6 +308,8 @@ def _of_whole(
 
 def _of_each(store: TensorStore, module: str, by_expert: Mapping[int, str]) -> Iterator[Flaw]:
     """Experts of another shape than most."""
+    if store.are_alike(by_expert.values()):
+        return
     shapes = {n: store.info(name).shape for n, name in by_expert.items() if store.is_open(name)}
     if len(set(shapes.values())) > 1:
         usual = Counter(shapes.values()).most_common(1)[0][0]

@@ -106,6 +106,9 @@ class _Renamed(StoreOver):
     def is_open(self, name: str) -> bool:
         return self.store.is_open(self.raw.get(name, name))
 
+    def are_alike(self, names: Collection[str]) -> bool:
+        return self.store.are_alike([self.raw.get(name, name) for name in names])
+
     def read(self, name: str) -> Shaped[np.ndarray, "*shape"]:
         return self.store.read(self.raw.get(name, name))
 

@@ -269,7 +269,8 @@ def as_initialised(measured: Measured, limits: Limits) -> Iterator[Finding | Unk
     """No router, and no group of its rows, is as an initialisation draws it.
 
     Looked for: weights that are independent normal or uniform numbers of one size, whatever it is,
-    in routers of 32,768 numbers or more; weights whose standard deviation is the config's
+    in routers of 32,768 numbers or more, in runs of as many among other rows, and in smaller
+    routers that have 262,144 together; weights whose standard deviation is the config's
     ``initializer_range``, whose mean is 0 and whose kurtosis is that of a normal distribution, each
     within three standard errors of what as many normal numbers would show, and whose rows are no
     more aligned than independent ones: rows of a trained router share directions. The same of four
@@ -322,13 +323,19 @@ def as_initialised(measured: Measured, limits: Limits) -> Iterator[Finding | Unk
         if measured.facts(row["router"]).get("num_non_finite_rows"):
             yield Unknown(row["router"], "the moments of its rows cannot be computed")
     for some in config.get("groups", ()):
+        law = some.get("law")
+        entries = (
+            f"{law} numbers of one size, and they share no direction with each other"
+            if law
+            else f"normal numbers of standard deviation {config['initializer_range']:g}, and they "
+            "share no direction with each other or with the other rows"
+        )
         yield as_initialised.finding(
             some["router"],
-            f"{len(some['rows'])} of {some['num_rows']} rows are as the config draws them: expert "
+            f"{len(some['rows'])} of {some['num_rows']} rows are as "
+            f"{'an initialisation' if law else 'the config'} draws them: expert "
             f"{listed(some['rows'])}.",
-            f"Their entries are normal numbers of standard deviation "
-            f"{config['initializer_range']:g}, and they share no direction with each other or with "
-            "the other rows. Were they trained?",
+            f"Their entries are {entries}. Were they trained?",
         )
 
 

@@ -156,7 +156,8 @@ def weight_guarded(figure: Figure) -> tuple[str, str]:
     """Routing weights that are divided by their sum add up to 1.
 
     Looked for: the share of the routing weight that is lost because scores are as small as what is
-    added to their sum, or bounds it, against a division by 0.
+    added to their sum, or bounds it, against a division by 0. Weights alone bound no such share:
+    without a bias on logits, half of all inputs give an expert a logit above 0.
 
     A finding means: routed experts count for less than the rule says, in the extreme for nothing:
     the layer is its shared experts and its residual. Logits drifted to large negative numbers, or
@@ -328,6 +329,55 @@ def near_ties(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
             room=0.5 - factor * normal,
             p_beyond=p_above(-share, -factor * normal, error, freedom),
         )
+
+
+@check(
+    "MGN302",
+    "logits are too large for bfloat16",
+    "warning",
+    ("log_sum_exp_mean", "margin_p50"),
+    limits=(Limit("steps", 2.0, "largest step of bfloat16 at the logits, in median margins"),),
+    inputs="tokens",
+    absent="there are no logits",
+    too_little=lambda measured: (
+        ""
+        if any(_compares_logits(measured, row) for row in measured.layers)
+        else "no rule compares logits"
+    ),
+)
+def large_logits(measured: Measured, limits: Limits) -> Iterator[Finding]:
+    """Logits are small enough to be told apart in bfloat16.
+
+    Looked for: the step of bfloat16 at the size of the logits (the mean of their log-sum-exp, less
+    that of as many zeros) beside the median margin between the last chosen expert and the first
+    one left out, of rules that compare logits.
+
+    A finding means: an engine that keeps logits in bfloat16 rounds most choices away: they are ties
+    there, or fall otherwise. Logits drift by a number that all experts share, which softmax does
+    not see and no loss but z-loss holds.
+
+    What to do: keep logits in float32, or subtract the mean row from every row: softmax choices and
+    weights stay. `moegeom boundary-report --arith bf16-logits` counts the flips. The limit is
+    heuristic.
+    """
+    for row in measured.layers:
+        router, margin, mean = row["router"], row.get("margin_p50"), row.get("log_sum_exp_mean")
+        if margin is None or mean is None or not _compares_logits(measured, row):
+            continue
+        level = mean - math.log(measured.facts(router)["num_experts"])
+        step = math.ulp(level) * 2.0**45  # 8 bits of significand, not 53
+        if step > limits("steps", router) * margin:
+            yield large_logits.finding(
+                router,
+                f"at the size of its logits bfloat16 steps by {step:.2g}.",
+                f"They lie around {level:.3g}; the median margin is {margin:.2g}. In bfloat16 most "
+                f"choices are ties (limit {limits('steps', router):g} margins, heuristic).",
+                measured.measure_again(router, "--arith bf16-logits", "boundary-report"),
+            )
+
+
+def _compares_logits(measured: Measured, row: Row) -> bool:
+    return measured.facts(row["router"]).get("is_affine", False)
 
 
 @change_check(

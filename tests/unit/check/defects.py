@@ -300,6 +300,12 @@ MEASURED: dict[str, Case] = {
     "MGB202": Case(tokens=2048, layers=1, lean=3.0),
     "MGB203": Case(tokens=2048, layers=1, lean=2.0),
     "MGN301": Case(rows(_blind, layer=0), tokens=2048, layers=1, lean=8.0),
+    "MGN302": Case(
+        rows(lambda w: w + 30.0 * mean_direction(Case().model), layer=0),
+        tokens=2048,
+        layers=1,
+        lean=1.0,
+    ),
     "MGN122": Case(
         rows(lambda w: w - 60.0 * mean_direction(Case().model), layer=0),
         "deepseek_v3",

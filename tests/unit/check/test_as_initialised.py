@@ -2,7 +2,9 @@
 found, and no others.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -91,6 +93,65 @@ def test_drawn_rows_have_their_law_at_any_size_and_trained_ones_have_none():
     assert {law: sum(one == law for one in found) for law, found in laws.items()} == {
         "normal": 100, "uniform": 100, "": 100
     }  # fmt: skip
+
+
+#: Rows that are not as drawn: tails, a direction in common, few directions, lengths.
+TRAINED: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarray], ...] = (
+    lambda random, shape: random.standard_t(8, shape),
+    lambda random, shape: random.standard_normal(shape) + 0.2 * random.standard_normal(shape[1]),
+    lambda random, shape: partly_drawn(*shape, 0, int(random.integers(1000))),
+    lambda random, shape: random.standard_normal(shape) * np.exp(
+        0.1 * random.standard_normal((shape[0], 1))
+    ),
+)  # fmt: skip
+DRAWN = {
+    "normal": lambda random, shape: random.standard_normal(shape),
+    "uniform": lambda random, shape: random.uniform(-1.0, 1.0, shape),
+}
+
+
+def facts_of(weights: list[np.ndarray]) -> dict:
+    (one,) = routers(weights[0]).routers
+    named = [
+        replace(one, name=f"text/{n}", layer=n, weight=w.astype(np.float32))
+        for n, w in enumerate(weights)
+    ]
+    return initialised_facts(RouterSet(tuple(named), "m", "f", "", ""), named)
+
+
+def test_a_run_of_drawn_rows_among_trained_ones_is_named_with_its_law_and_no_other():
+    shapes = (64, 1024), (128, 512), (32, 2048), (256, 512)
+    parts = (0, 4), (4, 8), (2, 6), (0, 6), (1, 5)
+    for number, (shape, part) in enumerate(product(shapes, parts)):
+        random = np.random.default_rng([11, number])
+        size, law = 10.0 ** random.uniform(-3, 1), ("normal", "uniform")[number % 2]
+        weight = size * TRAINED[number % 4](random, shape) / np.sqrt(shape[1])
+        first, last = (shape[0] * eighth // 8 for eighth in part)
+        weight[first:last] = size * DRAWN[law](random, (last - first, shape[1]))
+        others = [TRAINED[n % 4](random, shape) for n in range(-(-(2**18) // weight.size))]
+        facts = facts_of([weight.astype(ml_dtypes.bfloat16), *others])
+        rows = list(range(first, last))
+        assert facts["groups"] == [
+            {"router": "text/0", "num_rows": shape[0], "rows": rows, "law": law}
+        ]
+        assert not any(row["law"] for row in facts["routers"])
+
+
+@pytest.mark.parametrize("shape", [(8, 256), (16, 512), (32, 256), (64, 128)])
+def test_small_routers_have_their_law_together(shape):
+    count, random = 2**18 // (shape[0] * shape[1]), np.random.default_rng(4)
+    for law, draw in DRAWN.items():
+        weights = [10.0 ** random.uniform(-3, 1) * draw(random, shape) for _ in range(count)]
+        assert {row["law"] for row in facts_of(weights)["routers"]} == {law}
+        assert {row["law"] for row in facts_of(weights[1:])["routers"]} == {None}
+        single = facts_of([weights[0].reshape(1, -1), *weights])  # of one row nothing is said
+        assert [row["law"] for row in single["routers"]] == [None, *count * [law]]
+        weights[count // 2][:] = TRAINED[2](random, shape)
+        weights[count // 3][0] *= 3.0
+        assert {row["law"] for row in facts_of(weights)["routers"]} == {""}
+    for rows in TRAINED:
+        facts = facts_of([rows(random, shape) for _ in range(count)])
+        assert "groups" not in facts and {row["law"] for row in facts["routers"]} == {""}
 
 
 def test_without_a_number_in_the_config_nothing_is_judged():

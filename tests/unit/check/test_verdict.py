@@ -18,12 +18,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import logsumexp
 
 from benchmarks.synthetic import write_tokens
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checks import CHECKS, Check, Measured, check, measured_results, run_checks
 from moegeom.checks.baseline import baseline_of, read_baseline
 from moegeom.checks.catalogue.biases import either
+from moegeom.checks.catalogue.tokens import large_logits
 from moegeom.checks.check import NOTHING_FOUND, SECTIONS, all_pages, without_saying
 from moegeom.checks.measured import unseen_routers
 from moegeom.checks.profile import DEFAULT
@@ -407,6 +409,34 @@ def test_what_one_document_leaves_open_says_what_is_needed_layer_by_layer(outcom
             f"tokens of 2 documents at least, better of 16 ({ONE_DOCUMENT})"
         )
         assert " not " not in f" {of_each[code].statement} "
+
+
+def test_logits_that_bfloat16_ties_at_the_border_are_a_finding_and_others_none():
+    random = np.random.default_rng(3)
+    for level, spread, experts in product(
+        (0.0, -3.0, 40.0, -300.0, 2e4), (0.1, 1.0, 8.0), (16, 256)
+    ):
+        logits = level + spread * random.standard_normal((2000, experts))
+        ordered = np.sort(logits)[:, ::-1]
+        row = {
+            "router": "text/0",
+            "num_tokens": 2000,
+            "margin_p50": np.median(ordered[:, 3] - ordered[:, 4]),
+            "log_sum_exp_mean": logsumexp(logits, axis=1).mean(),
+        }
+        facts = {"name": "text/0", "num_experts": experts, "is_affine": True}
+        outcome = _outcome_of_one(
+            Measured([row], {}, {}, {}, run={"routers": [facts]}), large_logits.code
+        )
+        # the last expert chosen and the first left out are one number in bfloat16
+        rounded = ordered.astype(ml_dtypes.bfloat16).astype(np.float64)
+        tied = (rounded[:, 3] == rounded[:, 4]).mean()
+        if outcome.findings:
+            assert tied > 0.5
+            at = np.array(row["log_sum_exp_mean"] - np.log(experts), ml_dtypes.bfloat16)
+            assert f"steps by {abs(float(np.spacing(at))):.2g}." in outcome.findings[0].title
+        else:
+            assert tied < 0.9
 
 
 def test_accepted_layers_are_not_inconclusive(outcomes, tmp_path):

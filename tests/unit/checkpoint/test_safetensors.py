@@ -8,6 +8,7 @@ import random
 import shutil
 import warnings
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -679,6 +680,28 @@ def test_all_there_is_is_read_and_a_truncated_shard_is_named(tmp_path):
     os.truncate(path, size - 3)
     sentence = f"m-2.safetensors: truncated, has {size - 3} bytes and its header promises {size}."
     assert why(tmp_path, "c") == sentence
+
+
+def test_tensors_are_alike_where_open_headers_give_all_one_dtype_and_shape(tmp_path):
+    made = {
+        "model-00001-of-00002": {"a": np.zeros((2, 3), np.float32), "b": np.ones((2, 3), np.float32),
+                                 "c": np.ones((3, 2), np.float32), "d": np.ones((2, 3), np.int32)},
+        "model-00002-of-00002": {"e": np.ones((2, 3), np.float32), "f": np.ones(6, np.float32)},
+    }  # fmt: skip
+    for file, tensors in made.items():
+        save_file(tensors, tmp_path / f"{file}.safetensors")
+    shard_of = {name: f"{file}.safetensors" for file, tensors in made.items() for name in tensors}
+    index = json.dumps({"weight_map": shard_of | {"gone": "model-00001-of-00002.safetensors"}})
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    store = open_checkpoint(tmp_path)
+    assert not store.are_alike(["a", "b"])  # no header is open yet
+    kinds = {}
+    for name in "abcdef":
+        info = store.info(name)
+        kinds[name] = info.dtype, info.shape
+    for names in (some for size in range(1, 5) for some in combinations("abcdef", size)):
+        assert store.are_alike(names) == (len({kinds[name] for name in names}) == 1), names
+    assert not store.are_alike(["a", "gone"])
 
 
 def test_a_missing_shard_matters_only_to_who_needs_it(tmp_path):

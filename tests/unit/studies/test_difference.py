@@ -55,6 +55,7 @@ from tests.museum.checkpoint import (
 )
 from tests.museum.exhibit_quantisers import smoothed
 from tests.museum.healthy import softmax_model, with_experts
+from tests.unit.check.conftest import TABLE, Case, with_token_table, write_model
 from tests.unit.studies.edited import (
     INF_FILLED,
     cast,
@@ -319,6 +320,42 @@ def test_every_word_has_a_case():
         "turned",
     }
     assert of_cases | elsewhere == set(EDITS.names())
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.float32])
+def test_a_table_by_token_id_is_compared_id_by_id(tmp_path, kind):
+    random, folders = np.random.default_rng(8), {}
+
+    def sentences(change) -> tuple[str, ...]:
+        for side, of_side in (("a", lambda table: table), ("b", change)):
+
+            def spoil(tensors, config, of_side=of_side):
+                with_token_table(tensors, config)
+                table = tensors[TABLE.format(1)]
+                tensors[TABLE.format(1)] = np.ascontiguousarray(of_side(table).astype(kind))
+
+            (tmp_path / side).mkdir(exist_ok=True)
+            folders[side] = write_model(tmp_path / side, Case(family="deepseek_v3"), spoil)
+        request = DifferenceRequest(str(folders["a"]), str(folders["b"]))
+        report = difference(request)
+        return (*report.unlike, *(note for note in report.notes if "token id" in note))
+
+    def rolled(table):
+        return np.roll(table, 1, axis=0)
+
+    def some(table):
+        changed = table.copy()
+        changed[[5, 700], 2] = 383 - changed[[5, 700], 2]
+        return changed
+
+    reordered = sentences(lambda table: random.permuted(table, axis=1))
+    assert reordered == ("0 of 2,000 token ids of text/1 go to other experts.",)
+    assert sentences(some) == ("2 of 2,000 token ids of text/1 go to other experts, first 5",)
+    (moved,) = sentences(rolled)
+    assert moved.startswith(("1,9", "2,000")) and moved.endswith("go to other experts, first 0")
+    assert sentences(lambda table: table[:1000]) == (
+        "the table of text/1 is 2000 x 4 in A, 1000 x 4 in B",
+    )
 
 
 def test_experts_tell_whether_they_moved_along(differ):
