@@ -156,7 +156,7 @@ REFUSED = [
     (("--run-b", "int4", "--logprobs", "int4"), 3, ".parquet"),
     (("--run-b", "int4", "--logprobs", "lost.csv"), 3, "cannot be read"),
     (("--run-b", "nowhere"), 3, "no such file"),
-    (("--run-b", str(OTHER / "rec/step_1500")), 3, "names experts"),
+    (("--run-b", str(OTHER / "rec/step_1500")), 3, "ids name none of the"),
     (("--run-b", "int4", "--checkpoint-b", "nowhere"), 3, "nowhere"),
     (("--run-b", "int4", "--layers", "9"), 2, "no layer"),
     (("--run-b", "int4", "--checkpoint-b", str(OTHER / "step_1500")), 3, "no router text/0"),

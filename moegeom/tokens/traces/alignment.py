@@ -23,6 +23,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import TokenColumns, TokenSource
 from moegeom.tokens.rows import consecutive
 from moegeom.tokens.source import KnownRouter
+from moegeom.tokens.traces.ids import check_choices
 
 #: Tokens of which all routers are read before the next; and of a reference without choices those
 #: that are routed again, to prove the place by what they are.
@@ -158,14 +159,9 @@ def _refuse_strangers(other: TokenSource, routers: Sequence[KnownRouter]) -> Non
         for router in routers:
             ids = other.read_chosen(router.name, start, stop)
             assert ids is not None, "has choices"
-            beyond = ((ids < 0) | (ids >= router.num_experts)).any(axis=1)
-            if beyond.any():
-                token = int(np.argmax(beyond))
-                raise RecordingError(
-                    f"{other.facts.name}: token {start + token} of router {router.name} names "
-                    f"experts {ids[token].tolist()}; the checkpoint has {router.num_experts}.",
-                    "It was recorded from another model, or holds padding.",
-                )
+            if ids.min() < 0 or ids.max() >= router.num_experts:
+                row = np.arange(start, start + len(ids))
+                check_choices(ids[:, None], row, (router,), other.facts.name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,7 +92,7 @@ class _Strangers:
                 strange,
                 "Physical ids of expert load balancing? Give its map (--expert-map), record with "
                 "it off, or with an engine that captures logical ids: vLLM from 0.16, SGLang from "
-                "0.5.10.",
+                "0.5.10. Or recorded from another model.",
             )
         if is_unset.any():
             self._refuse_unset(is_unset)
