@@ -100,7 +100,7 @@ def fitted_factors(
     logits: Float[np.ndarray, "tokens experts"],
     chosen: Integer[np.ndarray, "tokens k"],
     size: int = 1,
-    bias: Float64[np.ndarray, "experts"] | None = None,
+    bias: Float[np.ndarray, "experts"] | None = None,
 ) -> Float64[np.ndarray, "blocks"]:
     r"""A factor for each block of ``size`` columns that makes the choices likely.
 

@@ -306,12 +306,14 @@ class OutputChange:
 @dataclass(frozen=True)
 class Differing:
     """Where what differs is, at the first ``router`` where enough does: ``text`` names the tokens
-    and the experts, empty for all. The sets of the ``num_tokens`` tokens there overlap by so much
-    beyond chance.
+    and the experts, empty for all; ``experts`` are those of which one takes part in nearly every
+    set that differs, if they are few. The sets of the ``num_tokens`` tokens there overlap by so
+    much beyond chance.
     """
 
     router: str
     text: str
+    experts: tuple[int, ...]
     num_tokens: int
     beyond_chance: float
 

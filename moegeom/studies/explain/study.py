@@ -233,16 +233,22 @@ def _differing(sites: Sequence[ReadySite], where: Where) -> Differing | None:
         inside, own = region.is_inside, np.arange(len(site.matching))
         common = common_choices(site.mine[inside], site.theirs[inside], len(own))
         number = int(inside.sum())
+        few = _taking_part(site, differs)
+        if few:
+            parts.append(
+                f"nearly always with {listed(np.array(few))} among the experts that change"
+            )
         return Differing(
             site.router.name,
-            ", ".join([*parts, *_taking_part(site, differs)]),
+            ", ".join(parts),
+            few,
             number,
             overlap_beyond_chance(common, own, number),
         )
     return None
 
 
-def _taking_part(site: Site, differs: Bool[np.ndarray, "tokens"]) -> list[str]:
+def _taking_part(site: Site, differs: Bool[np.ndarray, "tokens"]) -> tuple[int, ...]:
     """The few experts, if so, of which one comes or goes in nearly every set that differs."""
     experts = len(site.matching)
     mine, theirs = (chosen_mask(sets[differs], experts) for sets in (site.mine, site.theirs))
@@ -252,8 +258,8 @@ def _taking_part(site: Site, differs: Bool[np.ndarray, "tokens"]) -> list[str]:
         chosen.append(best)
         left = left[~left[:, best]]
         if len(left) < _REST * int(differs.sum()):
-            return [f"nearly always with {listed(np.sort(chosen))} among the experts that change"]
-    return []
+            return tuple(sorted(chosen))
+    return ()
 
 
 def _open_run_b(

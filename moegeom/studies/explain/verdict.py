@@ -417,6 +417,9 @@ def _only_noise(case: Evidence, text: str) -> CauseVerdict:
         return CauseVerdict(
             "inconclusive", f"{text} {_unexplained(case)} Not every layer could be tried."
         )
+    if case.differing and case.differing.experts:
+        some = "What differs is not spread over experts as noise is."
+        return CauseVerdict("inconclusive", f"{text} {some} {_unexplained(case)}")
     if not case.spread.is_tested:
         few = number_of(case.spread.num_flips, "flip is", "flips are")
         return CauseVerdict("inconclusive", f"{text} {few} too few to tell how they are spread.")

@@ -659,6 +659,12 @@ _NEARLY = 0.85
 def explaining(candidates: Sequence[Fault]) -> list[Fault]:
     """Faults that save enough bits and most of those in their scope; the most credible first."""
     enough = [one for one in candidates if not one.inherits and _explains(one)]
+    if enough and enough[0].cause == "unrelated":
+        lead = enough[0]
+        met = lead.reproduced[lead.router]
+        # what gives as many of the choices from what a token reads says more
+        better = [one for one in enough if one.reproduced.get(lead.router, 0.0) > met]
+        enough = [*better, *(one for one in enough if one not in better)]
     if not enough or not (enough[0].of_other or enough[0].is_fitted):
         return enough
     most = enough[0].bits

@@ -286,7 +286,7 @@ PLANTED = {
     ),
     "blocks of columns scaled otherwise": (
         partial(routed_otherwise, factor=np.repeat([0.4, 1.0, 1.9, 1.0], 64)),
-        ("columns damaged", "blocks of 32 columns weighed otherwise"),
+        ("columns damaged", "blocks of 4 columns weighed otherwise"),
     ),
     "inputs cut off": (
         partial(routed_otherwise, change=lambda x: np.clip(x, -0.7, 0.7)),

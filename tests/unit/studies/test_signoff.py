@@ -168,7 +168,12 @@ EXPORTS = {
     "a router more": (lambda: without("weight", 1)(softmax()), whole, PASSED, "Only in B and not"),
     "another rule": (softmax, unlike(num_experts_per_tok=8), OF_STORAGE, "experts chosen 4 in A"),
     "another epsilon": (softmax, unlike(rms_norm_eps=1e-3), OF_STORAGE, "another norm in layers 0"),
-    "another shape": (softmax, other_shape, "failed failed not_judged", "another shape in layer 1: 32 x 256"),
+    "another shape": (
+        softmax,
+        other_shape,
+        "failed failed not_judged",
+        "another shape in layer 1: 32 x 256",
+    ),
     "a selection bias dropped": (sigmoid, without("bias", 1), NOTHING, "e_score_correction_bias"),
     "an order that mixes groups": (sigmoid, moved([*range(1, 64), 0]), FAILED, "mixes groups"),
     "an order within groups": (sigmoid, moved(within_groups(64, 2)), UNSURE, "permuted (64 of 64"),

@@ -20,8 +20,8 @@ from moegeom.studies.faults.scope import listed
 #: Tokens with other sets that columns are looked for in, at least and at most.
 _LEAST, _LOOKED = 24, 512
 
-#: Standard errors by which one column has to pull at the choices that differ.
-_PULLS = 6.0
+#: Mean square of the pulls of columns, in standard errors, from which they are at issue.
+_PULLS = 1.5
 
 #: Factors of columns, with words; how far a fitted one has to be from 1, and how many are tried.
 _FACTORS = {
@@ -57,7 +57,7 @@ def columns_scaled(site: Site) -> Iterator[Proposal]:
     if not site.has_inputs or len(rows) < _LEAST or not is_known:
         return
     rows = rows[:: math.ceil(len(rows) / _LOOKED)]
-    if np.abs(_pulls(site, rows)).max() < _PULLS:
+    if (_pulls(site, rows) ** 2).mean() < _PULLS:
         return
     found: set[tuple[bytes, float]] = set()
     size = math.ceil(hidden / _MOST_BLOCKS)
@@ -80,12 +80,18 @@ def columns_scaled(site: Site) -> Iterator[Proposal]:
 
 
 def _weighed(
-    site: Site, text: str, factors: Float64[np.ndarray, "hidden"], **bits: float
+    site: Site,
+    text: str,
+    factors: Float64[np.ndarray, "hidden"],
+    bits: float = 0.0,
+    own_bits: float = 0.0,
 ) -> Iterator[Proposal]:
     router = site.router
     rows = (router.weight.astype(np.float64) * factors).astype(router.weight.dtype)
     edited = dataclasses.replace(router, weight=rows)
-    for one in routed(site, text.partition(" (")[0], text, "columns damaged", edited, **bits):
+    for one in routed(
+        site, text.partition(" (")[0], text, "columns damaged", edited, bits=bits, own_bits=own_bits
+    ):
         yield dataclasses.replace(one, of_all_only=True)
 
 
