@@ -59,16 +59,16 @@ def columns_scaled(site: Site) -> Iterator[Proposal]:
     rows = rows[:: math.ceil(len(rows) / _LOOKED)]
     if (_pulls(site, rows) ** 2).mean() < _PULLS:
         return
-    found: set[tuple[bytes, float]] = set()
+    tried: set[tuple[bytes, float]] = set()
     size = math.ceil(hidden / _MOST_BLOCKS)
     fits = [_fitted(site, rows, width) for width in dict.fromkeys((1, size))]
     for sign in (-1.0, 1.0):
         for text, is_some, bits in _columns(sign * (fits[0] - 1.0)):
             middle = float(np.median(fits[0][is_some]))
             for factor in sorted(_FACTORS, key=lambda one: abs(one - middle))[:_NEAREST]:
-                if (is_some.tobytes(), factor) in found:
+                if (is_some.tobytes(), factor) in tried:
                     continue
-                found.add((is_some.tobytes(), factor))
+                tried.add((is_some.tobytes(), factor))
                 each = np.where(is_some, factor, 1.0)
                 name = f"{text} of {hidden} {_FACTORS[factor]}"
                 yield from _weighed(site, name, each, bits=bits)
