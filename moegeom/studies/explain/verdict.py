@@ -90,6 +90,8 @@ def _beside_c(case: Evidence, cause: CauseVerdict) -> CauseVerdict:
     if not of_c:
         return dataclasses.replace(cause, detail=f"{cause.detail} C's routers explain none of it.")
     best = max(of_c, key=lambda one: one.repaired)
+    if best.repaired >= _AGREES and best.name in cause.faults:
+        return cause  # that is what it says
     part = f"{_percent(max(best.repaired, 0.0))} of what differs in {case.place(best.router)}"
     rest = "" if best.repaired >= _AGREES else "; the rest may be the rest of that model"
     text = f"C's routers explain {part}{rest}."
