@@ -472,8 +472,8 @@ def _percent(share: float) -> str:
 #: What can be said where nothing explains what differs, in the order in which it is asked.
 _OPEN: tuple[Callable[[Evidence], CauseVerdict | None], ...] = (
     _outlying_weights,
-    _unrelated,
     _innocent,
+    _unrelated,
     _beyond_noise,
     _at_the_router,
     _not_spread,
