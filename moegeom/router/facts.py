@@ -16,7 +16,8 @@ from moegeom.checkpoint.dtypes import largest_size, upcast
 from moegeom.checkpoint.store import TensorStore
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import TOKEN_TABLE_BYTES
-from moegeom.core.router import EXACT_IN_BFLOAT16, Router, TableName, TokenTable
+from moegeom.core.router import EXACT_IN_BFLOAT16, Router, TableName, TokenTable, parse_layers
+from moegeom.core.row_keys import layer_of
 from moegeom.core.shapes import Bool, Float, Float64, Shaped
 from moegeom.core.text import quoted
 from moegeom.geometry.rows import drawn_errors
@@ -342,6 +343,39 @@ def read_token_table(
         return token_table, stored if stored.dtype.kind in "iu" else upcast(stored)
     except CheckpointError as error:
         return replace(token_table, reason=error.message.removesuffix(".")), None
+
+
+def compared_tables(
+    stores: Sequence[TensorStore], tables: Sequence[Sequence[TableName]], layers: str | None
+) -> Iterator[tuple[str, bool]]:
+    """What can be said of each table of two checkpoints, id by id, and whether they are equal.
+
+    Of some ``layers`` where they are named. The order of the experts of an id does not count.
+    """
+    numbers = None if layers is None else parse_layers(layers)
+    first, second = (
+        {t.router: t for t in of_side if numbers is None or layer_of(t.router) in numbers}
+        for of_side in tables
+    )
+    plain = [with_plain_names(store) for store in stores]
+    for name in dict.fromkeys((*first, *second)):
+        if name not in first or name not in second:
+            yield f"{name} looks experts up by token id in {'AB'[name in second]} alone", False
+            continue
+        pair = (first[name], second[name])
+        read = [read_token_table(store, one) for store, one in zip(plain, pair, strict=True)]
+        a, b = (None if one is None else np.sort(one, axis=1) for _, one in read)
+        if a is None or b is None:
+            reason = next(table.reason for table, _ in read if table.reason)
+            yield f"the table of {name} cannot be compared: {reason}", False
+        elif a.shape != b.shape:
+            sizes = [" x ".join(map(str, one.shape)) for one in (a, b)]
+            yield f"the table of {name} is {sizes[0]} in A, {sizes[1]} in B", False
+        else:
+            others = np.flatnonzero((a != b).any(axis=1))
+            at = f", first {others[0]}" if len(others) else ""
+            text = f"{len(others):,} of {len(a):,} token ids of {name} go to other experts{at}"
+            yield text, not len(others)
 
 
 def looked_up(table: TokenTable, stored: Shaped[np.ndarray, "tokens k"]) -> TokenTable:

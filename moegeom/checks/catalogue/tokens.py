@@ -335,7 +335,7 @@ def near_ties(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
     "MGN302",
     "logits are too large for bfloat16",
     "warning",
-    ("log_sum_exp_mean", "margin_p50"),
+    ("log_sum_exp_mean", "z_loss", "margin_p50"),
     limits=(Limit("steps", 2.0, "largest step of bfloat16 at the logits, in median margins"),),
     inputs="tokens",
     absent="there are no logits",
@@ -348,9 +348,9 @@ def near_ties(measured: Measured, limits: Limits) -> Iterator[Tested | Unknown]:
 def large_logits(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Logits are small enough to be told apart in bfloat16.
 
-    Looked for: the step of bfloat16 at the size of the logits (the mean of their log-sum-exp, less
-    that of as many zeros) beside the median margin between the last chosen expert and the first
-    one left out, of rules that compare logits.
+    Looked for: the step of bfloat16 at the size of the logits (the mean of their log-sum-exp less
+    one standard deviation, which the median exceeds, less that of as many zeros) beside the median
+    margin between the last chosen expert and the first one left out, of rules that compare logits.
 
     A finding means: an engine that keeps logits in bfloat16 rounds most choices away: they are ties
     there, or fall otherwise. Logits drift by a number that all experts share, which softmax does
@@ -361,17 +361,21 @@ def large_logits(measured: Measured, limits: Limits) -> Iterator[Finding]:
     heuristic.
     """
     for row in measured.layers:
-        router, margin, mean = row["router"], row.get("margin_p50"), row.get("log_sum_exp_mean")
-        if margin is None or mean is None or not _compares_logits(measured, row):
+        router = row["router"]
+        mean, square, margin = map(row.get, ("log_sum_exp_mean", "z_loss", "margin_p50"))
+        if None in (mean, square, margin) or not _compares_logits(measured, row):
             continue
-        level = mean - math.log(measured.facts(router)["num_experts"])
-        step = math.ulp(level) * 2.0**45  # 8 bits of significand, not 53
+        # a few tokens with logits of hundreds raise the mean, and the deviation more
+        spread = math.sqrt(max(square - mean**2, 0.0))
+        level = abs(mean - math.log(measured.facts(router)["num_experts"])) - spread
+        step = math.ulp(max(level, 0.0)) * 2.0**45  # 8 bits of significand, not 53
         if step > limits("steps", router) * margin:
             yield large_logits.finding(
                 router,
                 f"at the size of its logits bfloat16 steps by {step:.2g}.",
-                f"They lie around {level:.3g}; the median margin is {margin:.2g}. In bfloat16 most "
-                f"choices are ties (limit {limits('steps', router):g} margins, heuristic).",
+                f"Those of most tokens are beyond {level:.3g} in size; the median margin is "
+                f"{margin:.2g}. In bfloat16 most choices are ties "
+                f"(limit {limits('steps', router):g} margins, heuristic).",
                 measured.measure_again(router, "--arith bf16-logits", "boundary-report"),
             )
 

@@ -14,8 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moegeom.checks.statistics import detectable_shift, holm_rejects, p_differs, welch_freedom
 from moegeom.core.errors import UsageError, about
 from moegeom.core.files import refuse_existing
@@ -42,8 +40,7 @@ from moegeom.results.reader import (
 )
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.router.expert_values import sample_some
-from moegeom.router.facts import read_token_table
-from moegeom.router.plain_names import with_plain_names
+from moegeom.router.facts import compared_tables
 from moegeom.router.rule import rule_origin
 from moegeom.studies.changes.record import RouterChange
 from moegeom.studies.changes.router import (
@@ -349,34 +346,10 @@ def _other_experts(sides: Sides) -> dict[str, tuple[list[int], int]]:
 
 def _tables(sides: Sides, layers: str | None) -> Iterator[tuple[str, bool]]:
     """What can be said of each table by token id of two checkpoints, and whether they are equal."""
-    stores = [with_plain_names(side.session.store) for side in sides if side.session is not None]
-    numbers = None if layers is None else parse_layers(layers)
-    first, second = (
-        {
-            table.router: table
-            for table in (() if side.routers is None else side.routers.tables)
-            if numbers is None or layer_of(table.router) in numbers
-        }
-        for side in sides
-    )
-    for name in dict.fromkeys((*first, *second)) if len(stores) == len(sides) else ():
-        if name not in first or name not in second:
-            yield f"{name} looks experts up by token id in {'AB'[name in second]} alone", False
-            continue
-        pair = (first[name], second[name])
-        read = [read_token_table(store, one) for store, one in zip(stores, pair, strict=True)]
-        a, b = (None if one is None else np.sort(one, axis=1) for _, one in read)
-        if a is None or b is None:
-            reason = next(table.reason for table, _ in read if table.reason)
-            yield f"the table of {name} cannot be compared: {reason}", False
-        elif a.shape != b.shape:
-            sizes = [" x ".join(map(str, one.shape)) for one in (a, b)]
-            yield f"the table of {name} is {sizes[0]} in A, {sizes[1]} in B", False
-        else:
-            others = np.flatnonzero((a != b).any(axis=1))
-            at = f", first {others[0]}" if len(others) else ""
-            text = f"{len(others):,} of {len(a):,} token ids of {name} go to other experts{at}"
-            yield text, not len(others)
+    stores = [side.session.store for side in sides if side.session is not None]
+    if len(stores) == len(sides):
+        tables = [() if side.routers is None else side.routers.tables for side in sides]
+        yield from compared_tables(stores, tables, layers)
 
 
 def _samples(sides: Sides, watch: Watch | None) -> BothSamples:

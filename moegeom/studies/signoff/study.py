@@ -41,6 +41,7 @@ from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
 from moegeom.router.expert_samples import read_expert_samples
 from moegeom.router.expert_values import ExpertValues, down_ratios, values_of
+from moegeom.router.facts import compared_tables
 from moegeom.studies.changes.edit import EDITS, Exported, Judgement
 from moegeom.studies.changes.operators.matrices import FOLDED, ROTATED
 from moegeom.studies.changes.operators.rows import NOT_COMPARED, PERMUTED, PRUNED
@@ -141,10 +142,16 @@ def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | No
     results = on_all_cores(lambda pair: judge(pair[0], pair[1], others), pairs)
     judged = list(watched(results, [one.name for one, _ in pairs], watch))
     judged = _with_experts((a, b), pairs, judged, others)
+    tables = compared_tables(
+        (a.store, b.store), (a.routers.tables, b.routers.tables), request.layers
+    )
+    others_by_id = [text for text, is_equal in tables if not is_equal]
     # none, or one for each
     recorded = [_recorded(*one) for one in zip((a, b), request.tokens, strict=False)]
     lines = (
-        storage_line(a.chosen, b.chosen, {one.name for one in judged if one.is_pruned}),
+        storage_line(
+            a.chosen, b.chosen, {one.name for one in judged if one.is_pruned}, others_by_id
+        ),
         router_line(judged, names),
         rotation_line(judged, names),
         _text_line(request, a, pairs, judged, recorded),
@@ -372,8 +379,14 @@ def _notes(
 ABOUT_STORAGE = frozenset({STORAGE_UNKNOWN, PART_MISSING})
 
 
-def storage_line(a: Sequence[Router], b: Sequence[Router], pruned: Collection[str] = ()) -> Line:
-    """Fails for routers of A that B lacks, and for another shape, rule or norm in front.
+def storage_line(
+    a: Sequence[Router],
+    b: Sequence[Router],
+    pruned: Collection[str] = (),
+    tables: Sequence[str] = (),
+) -> Line:
+    """Fails for routers of A that B lacks, and for another shape, rule or norm in front; and for
+    ``tables`` by token id that differ, in words.
 
     Fewer rows are no other shape where each is one of A's (``pruned``): the next line judges them.
 
@@ -384,7 +397,7 @@ def storage_line(a: Sequence[Router], b: Sequence[Router], pruned: Collection[st
     pairs = [(router, by_name[router.name]) for router in a if router.name in by_name]
     names = [router.name for router in a]
     only_a, only_b = [n for n in names if n not in by_name], [n for n in by_name if n not in names]
-    wrong = [*_others(pairs, names, pruned)]
+    wrong = [*_others(pairs, names, pruned), *tables]
     if only_a:
         rest = f" and {len(only_a) - 4} more" if len(only_a) > 4 else ""
         missing = f"{len(only_a)} of {len(a)} routers missing in B: {', '.join(only_a[:4])}{rest}"

@@ -351,6 +351,8 @@ def test_a_table_by_token_id_is_compared_id_by_id(tmp_path, kind):
     reordered = sentences(lambda table: random.permuted(table, axis=1))
     assert reordered == ("0 of 2,000 token ids of text/1 go to other experts.",)
     assert sentences(some) == ("2 of 2,000 token ids of text/1 go to other experts, first 5",)
+    storage = sign_off(SignOffRequest(str(folders["a"]), str(folders["b"]))).lines[0]
+    assert (storage.state, "2 of 2,000 token ids of" in storage.sentence) == ("failed", True)
     (moved,) = sentences(rolled)
     assert moved.startswith(("1,9", "2,000")) and moved.endswith("go to other experts, first 0")
     assert sentences(lambda table: table[:1000]) == (
