@@ -363,7 +363,9 @@ def large_logits(measured: Measured, limits: Limits) -> Iterator[Finding]:
     for row in measured.layers:
         router = row["router"]
         mean, square, margin = map(row.get, ("log_sum_exp_mean", "z_loss", "margin_p50"))
-        if None in (mean, square, margin) or not _compares_logits(measured, row):
+        if mean is None or square is None or margin is None:
+            continue
+        if not _compares_logits(measured, row):
             continue
         # a few tokens with logits of hundreds raise the mean, and the deviation more
         spread = math.sqrt(max(square - mean**2, 0.0))
