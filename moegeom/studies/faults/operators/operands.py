@@ -11,7 +11,7 @@ import numpy as np
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
 from moegeom.geometry.set_code import set_distances
-from moegeom.router.edits import SETS, RouterInModel, beside, edits_of
+from moegeom.router.edits import SETS, RouterInModel, Subject, beside, edits_of
 from moegeom.studies.faults.operator import AS_STORED, Inputs, Proposal, Site, operator, routed
 from moegeom.studies.faults.operators.columns import are_at_issue
 from moegeom.variants.emulated import emulate
@@ -24,7 +24,7 @@ _NEAR = 2
 def edited_router(site: Site) -> Iterator[Proposal]:
     """Everything that can be done to a router: moegeom/router/edits.py has the list."""
     model = RouterInModel(site.router, site.number, site.routers, site.other)
-    subjects = [one for one in SETS if one != "columns" or are_at_issue(site)]
+    subjects: list[Subject] = [one for one in SETS if one != "columns" or are_at_issue(site)]
     for edit in edits_of(model, subjects):
         needs_inputs = edit.subject not in ("selection bias", "rule")
         router = edit.on_inputs_of(site.router)
