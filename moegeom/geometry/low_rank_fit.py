@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moegeom.core.shapes import Bool, Float, Float64, Integer
+from moegeom.geometry.selection import sigmoid
 from moegeom.geometry.set_code import chosen_mask
 
 #: Steps of the search.
@@ -123,7 +124,7 @@ def fitted_factors(
         """Scores of logits, and their slopes."""
         if bias is None:
             return moved, 1.0
-        chance = 1.0 / (1.0 + np.exp(-np.clip(moved, -30.0, 30.0)))
+        chance = sigmoid(moved)
         return chance + bias, chance * (1.0 - chance)
 
     own = logits.astype(np.float64)

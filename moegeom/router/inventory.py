@@ -215,9 +215,8 @@ def _block(routers: Sequence[RouterPlace], settings: Settings) -> _Block:
     for router in routers:
         spec, own = router.spec.experts, settings.under(router.spec.config_roots).at(router.layer)
         num = router.num_rows - (own.integer(spec.copies) if own.has(spec.copies) else 0)
-        num = min(
-            max(num, 0), 10**EXPERT_DIGITS
-        )  # of a layer without rows the config says how many
+        # of a layer without rows the config says how many
+        num = min(max(num, 0), 10**EXPERT_DIGITS)
         lots.append(range(spec.lot * num, (spec.lot + 1) * num))
     last = max(lot.stop + r.num_rows - len(lot) for lot, r in zip(lots, routers, strict=True))
     return _Block(tuple(routers), tuple(lots), last)

@@ -440,6 +440,7 @@ def weight_rule(
     plain = weights_of(router, logits, chosen)
     error, is_far = _error(theirs, plain), _are_far(theirs, plain)
     is_zero = (theirs == 0.0) & (plain > 0.0)
+    zeros_last = _last_share(is_zero, plain)
     outlying, where = bool(_FEW <= is_far.sum() <= 0.5 * len(is_far)), ""
     if outlying:  # the others follow the rule
         saved = np.where(is_far, _WORTH, -1.0)
@@ -468,7 +469,7 @@ def weight_rule(
         nearest,
         errors[nearest],
         zeros=float(is_zero.mean()),
-        zeros_last=_last_share(is_zero, weights_of(router, site.logits[some], site.theirs[some])),
+        zeros_last=zeros_last,
         outlying=float(is_far.mean()) if outlying else 0.0,
         outlying_error=off if outlying else 0.0,
         where=where,

@@ -238,7 +238,7 @@ def _second(case: Evidence, best: Fault) -> str:
 
 def _named(fault: Fault) -> str:
     """An operator with its scope."""
-    return f"{fault.text}, in {fault.region.text}" if fault.region.text else fault.text
+    return f"{fault.text}{_in(fault.region.text)}"
 
 
 def _is_beyond(layer: LayerEvidence) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 
 from moegeom.core.shapes import Bool, Int64
 from moegeom.geometry.rows import common_choices, expert_matching
-from moegeom.studies.faults.operator import ChoiceValues, Proposal, Site, Values
+from moegeom.geometry.selection import top_k
+from moegeom.studies.faults.operator import Proposal, Site, Values
 from moegeom.studies.faults.scope import Fault, Where
 from moegeom.studies.faults.score import (
     LEAST_BITS,
@@ -74,7 +75,6 @@ def _applied(
     is_of_sets = candidate.scores is not None or candidate.rows is not None
     if is_of_sets or not site.has_logits or len(some) < _LEAST:
         return None
-    parts = [some[start : start + _AT_ONCE] for start in range(0, len(some), _AT_ONCE)]
 
     def read(rows: np.ndarray) -> np.ndarray | None:
         own = values(some[rows])
@@ -85,6 +85,7 @@ def _applied(
     logits, router, scores = site.logits[some], site.router, site.scores[some]
     if candidate.routed is not None:
         with np.errstate(over="ignore", invalid="ignore"):
+            parts = [some[start : start + _AT_ONCE] for start in range(0, len(some), _AT_ONCE)]
             of_parts = [
                 candidate.logits(site, part, values(part) if site.has_inputs else None)
                 for part in parts
@@ -96,17 +97,10 @@ def _applied(
             logit_bias=candidate.routed.logit_bias,
             selection_bias=candidate.routed.selection_bias,
         )
-    selection = np.concatenate(
-        [
-            candidate.selection(site, part, logits[start : start + len(part)])
-            for part, start in zip(parts, range(0, len(some), _AT_ONCE), strict=True)
-        ]
-    )
-    k, theirs = site.theirs.shape[1], candidate.theirs(site, some)
-    mine = np.argsort(-selection, axis=1, kind="stable")[:, :k].astype(np.int32)
-    recorded = site.recorded
+    selection, theirs = candidate.selection(site, some, logits), candidate.theirs(site, some)
+    mine, recorded = top_k(selection, theirs.shape[1]), site.recorded
     if recorded is not None:
-        recorded = ChoiceValues(recorded.values[some], recorded.is_logits)
+        recorded = dataclasses.replace(recorded, values=recorded.values[some])
     moved = dataclasses.replace(
         site,
         router=router,

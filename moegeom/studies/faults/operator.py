@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +17,10 @@ from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32, Int64, Int
 from moegeom.core.tokens import TokenColumns
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
+from moegeom.engine.plan import one_blas_thread
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
-from moegeom.geometry.set_code import TIE_WAYS, contrasts, fitted_bias, set_distances
+from moegeom.geometry.set_code import TIE_WAYS, chosen_mask, contrasts, fitted_bias, set_distances
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.emulated import Arithmetic, Emulated, emulate
 
@@ -157,6 +159,33 @@ class Site:
         return bool(set_distances(selection, self.theirs[rows]).is_met.mean() >= _BY_LOGITS)
 
     @cached_property
+    def document(self) -> Int64[np.ndarray, "tokens"]:
+        """The document of each token, counted from 0 without gaps."""
+        return np.unique(self.columns.document, return_inverse=True)[1].ravel().astype(np.int64)
+
+    @cached_property
+    def pulls(self) -> Float64[np.ndarray, "hidden"] | None:
+        r"""How each column pulls at some of the choices that differ, in standard errors.
+
+        :math:`\sum_t x_{td} \sum_e (b_{te} - a_{te}) W_{ed}`, b and a the sets of B and A; their
+        mean square is 1 where noise makes the choices differ. None of few tokens, or without
+        inputs.
+        """
+        rows, experts = np.flatnonzero(self.differs), len(self.matching)
+        if not self.has_inputs or len(rows) < _LEAST_PULLED:
+            return None
+        rows = rows[:: math.ceil(len(rows) / _PULLED)]
+        values = self.values_at(self.number)(rows)
+        assert values is not None
+        gained = chosen_mask(self.theirs[rows], experts).astype(np.float32)
+        gained -= chosen_mask(self.mine[rows], experts)
+        with one_blas_thread():
+            each = values * (gained @ self.router.weight.astype(np.float32))
+        size = np.sqrt((each.astype(np.float64) ** 2).sum(axis=0))
+        total = each.sum(axis=0, dtype=np.float64)
+        return np.divide(total, size, out=np.zeros_like(total), where=size > 0.0)
+
+    @cached_property
     def place(self) -> Int64[np.ndarray, "tokens"]:
         """Row of each token: the token s further on is at ``place[row] + s``, if it is there."""
         return np.arange(len(self.columns.document))
@@ -188,6 +217,9 @@ class Site:
         fits = (position[there] - position == by) | (position < 0)
         return np.where(same & fits, row, -1)
 
+
+#: Tokens with other sets that tell how columns pull, at least and at most.
+_LEAST_PULLED, _PULLED = 24, 512
 
 #: Share of the sets that differ which B's own logits have to give, to be all that differs.
 _BY_LOGITS = 0.9

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float64, Int64
+from moegeom.core.shapes import Bool, Float64
 from moegeom.engine.plan import one_blas_thread
 from moegeom.geometry.low_rank_fit import fitted_factors
-from moegeom.geometry.set_code import chosen_mask
 from moegeom.studies.faults.operator import Proposal, Site, operator, routed
 from moegeom.studies.faults.scope import listed
 
-#: Tokens with other sets that columns are looked for in, at least and at most.
-_LEAST, _LOOKED = 24, 512
+#: Tokens with other sets, and with equal ones, to which factors are fitted.
+_LOOKED = 512
 
 #: Mean square of the pulls of columns, in standard errors, from which they are at issue.
 _PULLS = 1.5
@@ -48,20 +47,13 @@ def columns_scaled(site: Site) -> Iterator[Proposal]:
 
     Which follows from the factors of all columns that make B's choices likely.
     """
-    hidden = site.router.hidden_size
-    rows = np.flatnonzero(site.differs)
-    rule = site.router.rule
-    is_known = rule.is_affine or (
-        rule.score == "sigmoid" and site.router.selection_bias is not None
-    )
-    if not site.has_inputs or len(rows) < _LEAST or not is_known:
-        return
-    rows = rows[:: math.ceil(len(rows) / _LOOKED)]
-    if not are_at_issue(site):
+    rule, hidden = site.router.rule, site.router.hidden_size
+    is_biased_sigmoid = rule.score == "sigmoid" and site.router.selection_bias is not None
+    if site.pulls is None or not are_at_issue(site) or not (rule.is_affine or is_biased_sigmoid):
         return
     tried: set[tuple[bytes, float]] = set()
     size = math.ceil(hidden / _MOST_BLOCKS)
-    fits = [_fitted(site, rows, width) for width in dict.fromkeys((1, size))]
+    fits = [_fitted(site, width) for width in dict.fromkeys((1, size))]
     for sign in (-1.0, 1.0):
         for text, is_some, bits in _columns(sign * (fits[0] - 1.0)):
             middle = float(np.median(fits[0][is_some]))
@@ -81,10 +73,7 @@ def columns_scaled(site: Site) -> Iterator[Proposal]:
 
 def are_at_issue(site: Site) -> bool:
     """Whether columns pull at B's choices as noise does not; of few tokens nobody knows."""
-    rows = np.flatnonzero(site.differs)
-    if len(rows) < _LEAST or not site.has_inputs:
-        return True
-    return float((_pulls(site, rows[:: math.ceil(len(rows) / _LOOKED)]) ** 2).mean()) >= _PULLS
+    return site.pulls is None or float((site.pulls**2).mean()) >= _PULLS
 
 
 def _weighed(
@@ -103,29 +92,11 @@ def _weighed(
         yield dataclasses.replace(one, of_all_only=True)
 
 
-def _pulls(site: Site, rows: Int64[np.ndarray, "rows"]) -> Float64[np.ndarray, "hidden"]:
-    r"""How each column pulls at the choices that differ, in standard errors.
-
-    :math:`\sum_t x_{td} \sum_e (b_{te} - a_{te}) W_{ed}`, b and a the sets of B and A.
-    """
-    values, experts = site.values_at(site.number)(rows), len(site.matching)
-    assert values is not None
-    gained = chosen_mask(site.theirs[rows], experts).astype(np.float32)
-    gained -= chosen_mask(site.mine[rows], experts)
-    with one_blas_thread():
-        each = values * (gained @ site.router.weight.astype(np.float32))
-    size = np.sqrt((each.astype(np.float64) ** 2).sum(axis=0))
-    total = each.sum(axis=0, dtype=np.float64)
-    return np.divide(total, size, out=np.zeros_like(total), where=size > 0.0)
-
-
-def _fitted(
-    site: Site, rows: Int64[np.ndarray, "rows"], size: int
-) -> Float64[np.ndarray, "hidden"]:
+def _fitted(site: Site, size: int) -> Float64[np.ndarray, "hidden"]:
     """A factor for each column, the same in blocks of this size, that makes B's choices likely."""
     # those that agree say where factors would break what holds
-    alike = np.flatnonzero(~site.differs)
-    some = np.sort(np.r_[rows, alike[:: max(1, math.ceil(len(alike) / _LOOKED))]])
+    halves = (np.flatnonzero(site.differs), np.flatnonzero(~site.differs))
+    some = np.sort(np.concatenate([half[:: -(-len(half) // _LOOKED) or 1] for half in halves]))
     values = site.values_at(site.number)(some)
     assert values is not None
     with one_blas_thread():

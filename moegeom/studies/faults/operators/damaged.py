@@ -247,7 +247,7 @@ def low_rank(site: Site) -> Iterator[Proposal]:
 
 def _halves(site: Site) -> Bool[np.ndarray, "tokens"]:
     """Every second document; of one document every second stretch of it."""
-    document = np.unique(site.columns.document, return_inverse=True)[1].ravel()
+    document = site.document
     if document.max() > 0:
         return document % 2 == 1
     return np.arange(len(document)) // 64 % 2 == 1

@@ -104,18 +104,19 @@ def inputs_clipped(site: Site) -> Iterator[Proposal]:
     values = site.values_at(site.number)(rows)
     assert values is not None
     plain = emulate(site.router, AS_STORED)
+    cuts = dict(zip(_CUTS, np.quantile(np.abs(values).astype(np.float64), _CUTS), strict=True))
     met: dict[float, float] = {}
-    for most in np.quantile(np.abs(values).astype(np.float64), _CUTS).tolist():
+    for share, most in cuts.items():
         logits = engine_logits(plain, np.clip(values, -most, most).astype(np.float32))
         scores, _ = group_masked(site.router.rule, plain.compared(logits), site.kernels)
-        met[most] = float(set_distances(scores, site.theirs[rows]).is_met.mean())
-    for most in sorted(met, key=lambda most: -met[most])[:_GO_ON]:
+        met[share] = float(set_distances(scores, site.theirs[rows]).is_met.mean())
+    for share in sorted(met, key=lambda share: -met[share])[:_GO_ON]:
+        most = float(cuts[share])
 
         def inputs(
             there: Site, rows: np.ndarray, values: np.ndarray, most: float = most
         ) -> np.ndarray:
             return np.clip(values, -most, most)
 
-        number = list(met).index(most)
-        name, text = f"inputs_clipped_{_CUTS[number]}", f"router inputs cut off at {most:.2g}"
+        name, text = f"inputs_clipped_{share}", f"router inputs cut off at {most:.2g}"
         yield from routed(site, name, text, "inputs differ", site.router, bits=4.0, inputs=inputs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -173,12 +174,16 @@ def batch_scores(site: Site) -> Iterator[Proposal]:
     """Scores that are compared among the tokens of a batch: a softmax over the wrong axis, or each
     expert takes its best tokens, after which all have as many.
     """
+    from scipy.special import log_softmax
+
     if not site.has_logits:
         return
-    document = np.unique(site.columns.document, return_inverse=True)[1].ravel()
+    document = site.document
     experts = len(site.matching)
     load = np.bincount(site.theirs.ravel(), minlength=experts)[:experts]
-    ways = {"softmax over the tokens instead of the experts": _over_tokens}
+    ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "softmax over the tokens instead of the experts": partial(log_softmax, axis=0)
+    }
     if load.max() - load.min() <= _EVEN * load.mean():
         ways["each expert takes its best tokens"] = _ranks
     for words, batch in (("all tokens", np.zeros_like(document)), ("each document", document)):
@@ -194,14 +199,6 @@ def batch_scores(site: Site) -> Iterator[Proposal]:
 
             whole = f"{text}, of {words}"
             yield Proposal(whole, whole, "rule differs", 3.0, scores=scores)
-
-
-def _over_tokens(
-    logits: Float64[np.ndarray, "tokens experts"],
-) -> Float64[np.ndarray, "tokens experts"]:
-    """Logarithms of a softmax over the tokens."""
-    shifted = logits - logits.max(axis=0)
-    return shifted - np.log(np.exp(shifted).sum(axis=0))
 
 
 def _ranks(logits: Float64[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens experts"]:

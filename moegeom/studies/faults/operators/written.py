@@ -64,7 +64,7 @@ def tokens_shifted(site: Site) -> Iterator[Proposal]:
             f"tokens{by:+d}", text, "tokens shifted", math.log2(len(lags)),
             rows=site.shifted(by), stands_for=len(lags) // _TRIED,
         )  # fmt: skip
-    document = _number(site.columns.document)
+    document = site.document
     own = lags[agree.argmax(axis=0)]
     if len(np.unique(own)) > _TRIED:  # as padding in front does, of documents of any lengths
         text = "rows shifted in each document by a number of its own, as by padding in front"
@@ -122,7 +122,7 @@ def _shifted_by(
 @operator
 def other_documents(site: Site) -> Iterator[Proposal]:
     """Rows of another document at the same position: requests of one batch that changed places."""
-    document, position = _number(site.columns.document), site.columns.position
+    document, position = site.document, site.columns.position
     number = int(document.max()) + 1
     rows = np.flatnonzero(site.differs & (position >= 0))
     if number < 2 or not len(rows):
@@ -201,7 +201,7 @@ def _agreements(
 
     Lags by which a token of another document would be meant count nowhere.
     """
-    document = _number(site.columns.document)
+    document = site.document
     part = document if part is None else part
     number = int(part.max()) + 1
     longest = int(np.bincount(document).max())
@@ -370,7 +370,7 @@ def filled(site: Site) -> Iterator[Proposal]:
         return
     tokens = len(site.theirs)
     kinds = {"all tokens": np.zeros(tokens, np.int64)}
-    kinds["each document"] = _number(site.columns.document)
+    kinds["each document"] = site.document
     for size in _IN_A_ROW:
         if size < tokens:
             kinds[f"each batch of {size:,}"] = np.arange(tokens) // size
