@@ -1,6 +1,9 @@
-r"""What best reproduces another's choices: an update of low rank, a factor for each block."""
+r"""What best reproduces another's choices: an update of rows, a factor for each block of columns."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -8,134 +11,175 @@ from moegeom.core.shapes import Bool, Float, Float64, Integer
 from moegeom.geometry.selection import sigmoid
 from moegeom.geometry.set_code import chosen_mask
 
-#: Steps of the search.
-_STEPS = 30
+#: Steps of the search, and the noise that it allows in median gaps between scores.
+_STEPS, _SOFT = 30, 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class ChoicesOfScores:
+    r"""Choices S_t, and the logits z_t whose scores :math:`s_{te} = \phi(z_{te}) + b_e` are compared.
+
+    :math:`\phi` is the identity, or the sigmoid (``is_sigmoid``), b the ``bias``. Logits that are
+    not finite take no part. ``logit_changes`` are by how much those of the other differ, up to a
+    number of each token, nan where unknown; None where all of it is.
+    """
+
+    logits: Float64[np.ndarray, "tokens experts"]
+    chosen: Integer[np.ndarray, "tokens k"]
+    bias: Float[np.ndarray, "experts"] | None = None
+    is_sigmoid: bool = False
+    logit_changes: Float64[np.ndarray, "tokens experts"] | None = None
+
+    @cached_property
+    def _is_known(self) -> Bool[np.ndarray, "tokens experts"]:
+        return np.isfinite(self.logits)
+
+    @cached_property
+    def _is_chosen(self) -> Bool[np.ndarray, "tokens experts"]:
+        return chosen_mask(self.chosen, self.logits.shape[1])
+
+    @cached_property
+    def usable(self) -> Bool[np.ndarray, "tokens"]:
+        """Tokens of which all chosen logits are known, and one other."""
+        known, chosen = self._is_known, self._is_chosen
+        return np.where(chosen, known, True).all(axis=1) & (known & ~chosen).any(axis=1)
+
+    @cached_property
+    def gap(self) -> float:
+        """The median gap between the scores on both sides of the boundary."""
+        scores, _ = self._scores(self.logits[self.usable])
+        known, chosen = self._is_known[self.usable], self._is_chosen[self.usable]
+        last = np.where(chosen, scores, np.inf).min(axis=1)
+        gap = np.abs(last - np.where(known & ~chosen, scores, -np.inf).max(axis=1))
+        return float(np.median(gap[gap > 0.0])) if (gap > 0.0).any() else 1.0
+
+    @cached_property
+    def _tau(self) -> float:
+        """The rms of the logit changes, 0 where they say nothing."""
+        if self.logit_changes is None:
+            return 0.0
+        centred = _centred(self.logit_changes[self.usable])
+        return float(np.sqrt(np.nanmean(centred**2))) if np.isfinite(centred).any() else 0.0
+
+    def _scores(
+        self, logits: Float64[np.ndarray, "some experts"]
+    ) -> tuple[Float64[np.ndarray, "some experts"], Float64[np.ndarray, "some experts"] | float]:
+        """Scores, and their slopes."""
+        bias = 0.0 if self.bias is None else self.bias
+        if not self.is_sigmoid:
+            return logits + bias, 1.0
+        chance = sigmoid(logits)
+        return chance + bias, chance * (1.0 - chance)
+
+    def loss(
+        self, change: Float64[np.ndarray, "usable experts"]
+    ) -> tuple[float, Float64[np.ndarray, "usable experts"]]:
+        r"""How unlikely the choices of the usable tokens are under other logits, and its gradient.
+
+        .. math::
+            \sum_t \log\left(1 + \Big(\sum_{e \notin S_t} e^{s_{te} / T}\Big)
+            \Big(\sum_{e \in S_t} e^{-s_{te} / T}\Big)\right)
+            + \sum_t \sum_e \frac{(r_{te} - \delta_{te} - c_t)^2}{2 \tau^2}
+
+        for scores of :math:`z + \delta`: a soft count of choices against the scores, T a part of the
+        ``gap``, and the squared error of the logit changes r, :math:`\tau` their rms.
+        """
+        usable, soft = self.usable, _SOFT * self.gap
+        scores, slope = self._scores(self.logits[usable] + change)
+        value, pull = _set_loss(scores / soft, self._is_chosen[usable], self._is_known[usable])
+        pull = pull * slope / soft
+        if self.logit_changes is not None and self._tau > 0.0:
+            off = np.nan_to_num(_centred(change - self.logit_changes[usable])) / self._tau
+            value += 0.5 * float((off**2).sum())
+            pull += off / self._tau
+        return value, pull
 
 
 def fitted_update(
-    inputs: Float64[np.ndarray, "tokens hidden"],
-    scores: Float64[np.ndarray, "tokens experts"],
-    slope: Float64[np.ndarray, "tokens experts"],
-    chosen: Integer[np.ndarray, "tokens k"],
-    logit_changes: Float64[np.ndarray, "tokens experts"] | None,
-    rank: int,
+    inputs: Float[np.ndarray, "tokens hidden"], choices: ChoicesOfScores, rank: int
 ) -> Float64[np.ndarray, "experts hidden"]:
-    r"""Rows :math:`U V^\top` of rank r to add, which make the choices S_t likely.
+    r"""Rows :math:`U V^\top` of rank r to add, which make the choices likely.
 
-    Minimises over U [experts, r] and V [hidden, r], with :math:`\delta_t = U V^\top x_t`,
-
-    .. math::
-        \sum_t \log\left(1 + \Big(\sum_{e \notin S_t} e^{s_{te} / T}\Big)
-        \Big(\sum_{e \in S_t} e^{-s_{te} / T}\Big)\right)
-        + \sum_t \sum_e \frac{(r_{te} - \delta_{te} - c_t)^2}{2 \tau^2},
-        \qquad s_{te} = \text{scores}_{te} + \text{slope}_{te} \delta_{te},
-
-    a soft count of choices against the scores, and, where ``logit_changes`` (:math:`r_{te}`, nan
-    where unknown) are given, their squared error up to a number :math:`c_t` of each token; T is the
-    median gap between the scores on both sides of the boundary, :math:`\tau` the rms of the logit
-    changes. Columns of ``inputs`` are scaled to equal size inside. A local minimum,
-    from the leading directions of the gradient at 0. Scores that are not finite take no part.
-    Zeros where nothing says anything.
+    Minimises :meth:`ChoicesOfScores.loss` of :math:`\delta_t = U V^\top x_t` over U [experts, r] and
+    V [hidden, r]. Columns of ``inputs`` are scaled to equal size inside. A local minimum, from the
+    leading directions of the gradient at 0. Zeros where nothing says anything.
 
     Oracle in tests: a planted update, of which the choices of other tokens are foretold.
     """
     from scipy.optimize import minimize
 
-    experts = scores.shape[1]
-    hidden = inputs.shape[1]
-    size = np.sqrt((inputs**2).mean(axis=0))
-    seen = inputs / np.where(size > 0.0, size, 1.0)
-    is_known = np.isfinite(scores)
-    is_chosen = chosen_mask(chosen, experts)
-    usable = np.where(is_chosen, is_known, True).all(axis=1) & (is_known & ~is_chosen).any(axis=1)
-    if not usable.any():
-        return np.zeros((experts, hidden))
-    seen, scores, slope = seen[usable], scores[usable], slope[usable]
-    is_chosen, is_known = is_chosen[usable], is_known[usable]
-    gap = np.abs(_edge(scores, is_chosen, is_known))
-    soft = float(np.median(gap[gap > 0.0])) if (gap > 0.0).any() else 1.0
-    residual, tau = None, 1.0
-    if logit_changes is not None:
-        residual = logit_changes[usable]
-        centred = _centred(residual)
-        tau = float(np.sqrt(np.nanmean(centred**2))) if np.isfinite(centred).any() else 0.0
-        if tau == 0.0:
-            residual = None
-
-    def loss(
-        change: Float64[np.ndarray, "some experts"],
-    ) -> tuple[float, Float64[np.ndarray, "some experts"]]:
-        """The sum and its gradient by the change of logits."""
-        moved = (scores + slope * change) / soft
-        value, pull = _set_loss(moved, is_chosen, is_known)
-        pull = pull * slope / soft
-        if residual is not None:
-            off = np.nan_to_num(_centred(change - residual)) / tau
-            value += 0.5 * float((off**2).sum())
-            pull += off / tau
-        return value, pull
-
-    _, pull = loss(np.zeros_like(scores))
+    experts, hidden = choices.logits.shape[1], inputs.shape[1]
+    seen, size = _in_units(inputs, choices)
+    _, pull = choices.loss(np.zeros((len(seen), experts)))
     left, strength, right = np.linalg.svd(pull.T @ seen, full_matrices=False)
     if strength[0] == 0.0:
         return np.zeros((experts, hidden))
-    first = np.sqrt(soft / np.sqrt(hidden))
-    share = np.sqrt(strength[:rank] / strength[0]) * first
+    share = np.sqrt(strength[:rank] / strength[0] * choices.gap / np.sqrt(hidden))
     start = np.concatenate([(-left[:, :rank] * share).ravel(), (right[:rank].T * share).ravel()])
 
     def cost(both: np.ndarray) -> tuple[float, np.ndarray]:
         u, v = both[: experts * rank].reshape(experts, rank), both[experts * rank :]
         v = v.reshape(hidden, rank)
         along = seen @ v
-        value, pull = loss(along @ u.T)
+        value, pull = choices.loss(along @ u.T)
         return value, np.concatenate([(pull.T @ along).ravel(), (seen.T @ (pull @ u)).ravel()])
 
     solution = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
     u, v = solution[: experts * rank].reshape(experts, rank), solution[experts * rank :]
-    return (u @ v.reshape(hidden, rank).T) / np.where(size > 0.0, size, 1.0)
+    return (u @ v.reshape(hidden, rank).T) / size
+
+
+def fitted_rows(
+    inputs: Float[np.ndarray, "tokens hidden"], choices: ChoicesOfScores
+) -> Float64[np.ndarray, "experts hidden"]:
+    r"""Rows of any rank to add, which make the choices likely.
+
+    Minimises :meth:`ChoicesOfScores.loss` of :math:`\delta_t = D x_t` over D [experts, hidden], plus
+    :math:`\tfrac{1}{2} \sum_{ed} D_{ed}^2` in units of the sizes of the columns of ``inputs``:
+    convex in D where scores are logits. Zeros where nothing says anything.
+
+    Oracle in tests: planted rows, of which the choices of other tokens are foretold.
+    """
+    from scipy.optimize import minimize
+
+    experts, hidden = choices.logits.shape[1], inputs.shape[1]
+    seen, size = _in_units(inputs, choices)
+
+    def cost(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        update = flat.reshape(experts, hidden)
+        value, pull = choices.loss(seen @ update.T)
+        return value + 0.5 * float(flat @ flat), (pull.T @ seen + update).ravel()
+
+    start = np.zeros(experts * hidden)
+    solution = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+    return solution.reshape(experts, hidden) / size
 
 
 def fitted_factors(
     inputs: Float[np.ndarray, "tokens hidden"],
     weight: Float[np.ndarray, "experts hidden"],
-    logits: Float[np.ndarray, "tokens experts"],
-    chosen: Integer[np.ndarray, "tokens k"],
+    choices: ChoicesOfScores,
     size: int = 1,
-    bias: Float[np.ndarray, "experts"] | None = None,
 ) -> Float64[np.ndarray, "blocks"]:
     r"""A factor for each block of ``size`` columns that makes the choices likely.
 
-    Minimises over f the soft count of :func:`fitted_update` for the logits
-    :math:`z_{te} + \sum_d (f_{d / n} - 1) x_{td} W_{ed}`, n the size, or with a ``bias`` for their
-    sigmoids and that, plus :math:`\tfrac{1}{2} \sum_b (f_b - 1)^2`; over the median f, since
-    choices by logits say nothing of a common factor. The minimum for logits, which are convex in f,
-    is the global one. Ones where nothing says anything.
+    Minimises over f :meth:`ChoicesOfScores.loss` of
+    :math:`\delta_{te} = \sum_d (f_{d / n} - 1) x_{td} W_{ed}`, n the size, plus
+    :math:`\tfrac{1}{2} \sum_b (f_b - 1)^2`; over the median f, since choices by logits say nothing
+    of a common factor. Convex in f where scores are logits. Ones where nothing says anything.
 
     Oracle in tests: planted factors.
     """
     from scipy.optimize import minimize
 
-    is_chosen, is_known = chosen_mask(chosen, logits.shape[1]), np.isfinite(logits)
     number = -(-inputs.shape[1] // size)
-    seen, rows = inputs.astype(np.float32), weight.astype(np.float32)
+    seen, rows = inputs[choices.usable].astype(np.float32), weight.astype(np.float32)
     block = np.arange(inputs.shape[1]) // size
 
-    def scored(moved: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
-        """Scores of logits, and their slopes."""
-        if bias is None:
-            return moved, 1.0
-        chance = sigmoid(moved)
-        return chance + bias, chance * (1.0 - chance)
-
-    own = logits.astype(np.float64)
-    gap = np.abs(_edge(scored(own)[0], is_chosen, is_known))
-    soft = float(np.median(gap[gap > 0.0])) if (gap > 0.0).any() else 1.0
-
     def cost(change: np.ndarray) -> tuple[float, np.ndarray]:
-        moved, slope = scored(own + seen @ (rows * change[block].astype(np.float32)).T)
-        value, pull = _set_loss(moved / soft, is_chosen, is_known)
-        pull = (pull * slope / soft).astype(np.float32)
-        of_each = (seen * (pull @ rows)).sum(axis=0, dtype=np.float64)
+        moved = seen @ (rows * change[block].astype(np.float32)).T
+        value, pull = choices.loss(moved.astype(np.float64))
+        of_each = (seen * (pull.astype(np.float32) @ rows)).sum(axis=0, dtype=np.float64)
         return value + 0.5 * float(change @ change), np.bincount(block, of_each, number) + change
 
     start = np.zeros(number)
@@ -144,14 +188,13 @@ def fitted_factors(
     return fit / usual if usual > 0.0 else fit
 
 
-def _edge(
-    scores: Float64[np.ndarray, "tokens experts"],
-    is_chosen: Bool[np.ndarray, "tokens experts"],
-    is_known: Bool[np.ndarray, "tokens experts"],
-) -> Float64[np.ndarray, "tokens"]:
-    """The lowest chosen score less the highest other one."""
-    last = np.where(is_chosen, scores, np.inf).min(axis=1)
-    return last - np.where(is_known & ~is_chosen, scores, -np.inf).max(axis=1)
+def _in_units(
+    inputs: Float[np.ndarray, "tokens hidden"], choices: ChoicesOfScores
+) -> tuple[Float64[np.ndarray, "usable hidden"], Float64[np.ndarray, "hidden"]]:
+    """Inputs of the usable tokens in units of the rms of each column, and these."""
+    size = np.sqrt((inputs.astype(np.float64) ** 2).mean(axis=0))
+    size = np.where(size > 0.0, size, 1.0)
+    return inputs[choices.usable] / size, size
 
 
 def _set_loss(

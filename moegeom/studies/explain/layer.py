@@ -412,8 +412,9 @@ _COMPARED = 4096
 #: Bits of a weight of 0 that the rule does not give.
 _ZERO_BITS = 10.0
 
-#: Relative error of weights that are stored in bfloat16: the unit.
-_FITS = 2.0**-8
+#: Relative error of weights that are stored in bfloat16: the unit. Share of the tokens that are
+#: right where most are not.
+_FITS, _RIGHT = 2.0**-8, 0.1
 
 
 def weight_rule(
@@ -441,7 +442,7 @@ def weight_rule(
     error, is_far = _error(theirs, plain), _are_far(theirs, plain)
     is_zero = (theirs == 0.0) & (plain > 0.0)
     zeros_last = _last_share(is_zero, plain)
-    outlying, where = bool(_FEW <= is_far.sum() <= 0.5 * len(is_far)), ""
+    outlying, where = bool(_FEW <= is_far.sum() <= len(is_far) - _FEW), ""
     if outlying:  # the others follow the rule
         saved = np.where(is_far, _WORTH, -1.0)
         there = Where.of(sides.columns.at(rows[some]), sides.token[rows[some]])
@@ -492,11 +493,13 @@ def _last_share(
 def _are_far(
     theirs: Float64[np.ndarray, "tokens k"], plain: Float64[np.ndarray, "tokens k"]
 ) -> Bool[np.ndarray, "tokens"]:
-    """Tokens whose weights are outliers in their error."""
+    """Tokens whose weights are outliers in their error; where most are off, those that are."""
     size = np.sqrt((plain**2).mean(axis=1))
     apart = np.sqrt(((theirs - plain) ** 2).mean(axis=1))
     relative = np.divide(apart, size, out=np.zeros_like(apart), where=size > 0.0)
-    return relative > max(_FITS, _FAR * float(np.median(relative)))
+    usual = float(np.median(relative))
+    usual = usual if usual <= _FAR * _FITS else float(np.quantile(relative, _RIGHT))
+    return relative > max(_FITS, _FAR * usual)
 
 
 def _error(theirs: np.ndarray, ours: np.ndarray) -> float:

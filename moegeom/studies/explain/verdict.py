@@ -76,8 +76,13 @@ def verdict(case: Evidence) -> CauseVerdict:
 
 def _best(case: Evidence) -> CauseVerdict | None:
     """Of all explanations, of sets and of weights, the one that saves most bits."""
-    weights = [one for layer in case.layers if (one := _wrong_weights(case, layer)) is not None]
-    causes = [one for one in (_fault(case), *weights) if one is not None]
+    fault, layers = _fault(case), case.layers
+    if fault is None and (of_chance := _unrelated(case)) is not None:
+        # sets that are equal by chance say nothing of weights
+        names = [layer.router for layer in layers]
+        layers = layers[: names.index(of_chance.router)]
+    weights = [one for layer in layers if (one := _wrong_weights(case, layer)) is not None]
+    causes = [one for one in (fault, *weights) if one is not None]
     named = [one for one in causes if one.cause != "inconclusive"]
     return max(named or causes, key=lambda one: one.margin or 0.0, default=None)
 
@@ -204,7 +209,7 @@ def _fault(case: Evidence) -> CauseVerdict | None:
         )
     where = case.place(best.router)
     left = _second(case, best)
-    if not left and case.inputs_of == "B":
+    if not left and case.inputs_of == "B" and not best.is_estimate:
         left = " B's own inputs are routed: they leave little room for noise."
     if left and best.repaired < _MOST_REPAIRED:
         part = f"{_percent(best.repaired)} of what differs in {where}"
@@ -231,8 +236,8 @@ def _second(case: Evidence, best: Fault) -> str:
     odd = case.spread.uneven
     if not odd or best.router not in case.spread.routers:
         return ""
-    if best.cause == "unrelated":
-        return ""  # chance alone explains what is left, spread in any way
+    if best.cause == "unrelated" or best.is_estimate:
+        return ""  # what is left is chance, or the error of the estimate, spread in any way
     return f" What still differs is not spread as noise is: {odd[0].text}."
 
 
@@ -419,8 +424,8 @@ def _only_noise(case: Evidence, text: str) -> CauseVerdict:
         return CauseVerdict(
             "inconclusive", f"{text} {_unexplained(case)} Not every layer could be tried."
         )
-    if case.differing and case.differing.experts:
-        some = "What differs is not spread over experts as noise is."
+    if case.differing and (case.differing.experts or case.differing.text):
+        some = "What differs is not spread as noise is."
         return CauseVerdict("inconclusive", f"{text} {some} {_unexplained(case)}")
     if not case.spread.is_tested:
         few = number_of(case.spread.num_flips, "flip is", "flips are")

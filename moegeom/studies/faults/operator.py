@@ -18,6 +18,7 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
 from moegeom.engine.plan import one_blas_thread
+from moegeom.geometry.low_rank_fit import ChoicesOfScores
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
 from moegeom.geometry.set_code import TIE_WAYS, chosen_mask, contrasts, fitted_bias, set_distances
@@ -203,6 +204,21 @@ class Site:
             if rows.any()
         }
 
+    def choices_of(
+        self, rows: np.ndarray, logit_changes: Float64[np.ndarray, "rows experts"] | None = None
+    ) -> ChoicesOfScores:
+        """B's choices for some tokens, by which a fit is made.
+
+        Experts of groups that B did not choose of lost by their groups, whatever their own scores.
+        """
+        logits, groups = self.logits[rows].astype(np.float64), self.router.rule.groups
+        if groups is not None:
+            size = logits.shape[1] // groups.num_groups
+            is_open = chosen_mask(self.theirs[rows] // size, groups.num_groups)
+            logits = np.where(np.repeat(is_open, size, axis=1), logits, -np.inf)
+        is_sigmoid, bias = not self.router.rule.is_affine, self.router.selection_bias
+        return ChoicesOfScores(logits, self.theirs[rows], bias, is_sigmoid, logit_changes)
+
     def shifted(self, by: int) -> Int64[np.ndarray, "tokens"]:
         """Row of the token ``by`` positions later in the same document; -1 for none."""
         return self.shifted_by(np.asarray(by, np.int64))
@@ -241,8 +257,9 @@ class Proposal:
     other checkpoint is needed to say it. It counts only where it reproduces ``least_met`` of the
     sets in its scope and, if it is one of all routers (``everywhere``), at each of them; with
     ``of_some_only`` never for all experts together, with ``of_all_only`` never for some.
-    ``ties`` are the ways in which equal scores may be told apart; ``stands_for`` counts those that
-    were tried before it and went no further.
+    An ``is_estimate`` is near the truth: what it leaves is its own error. ``ties`` are the ways in
+    which equal scores may be told apart; ``stands_for`` counts those that were tried before it and
+    went no further.
     ``bits`` say which parameters these are, ``own_bits`` those of this router alone.
     """
 
@@ -263,6 +280,7 @@ class Proposal:
     everywhere: bool = False
     of_some_only: bool = False
     of_all_only: bool = False
+    is_estimate: bool = False
     ties: tuple[str, ...] = TIE_WAYS
     stands_for: int = 1
 

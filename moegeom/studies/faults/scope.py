@@ -214,7 +214,8 @@ class Fault:
     saves there; ``reproduced`` the share of equal sets in its scope, by router, and ``before`` the
     same as the router is. ``inherits`` where an earlier router differs as much for another reason.
     ``mended`` is the share of all sets that differ at its first router that it removes,
-    ``of_values`` that of the bits of B's recorded values. ``ways`` is the noise that fits best at
+    ``of_values`` that of the bits of B's recorded values. What an ``is_estimate`` leaves is its own
+    error. ``ways`` is the noise that fits best at
     each router: 0 as for all tokens, 1 as for some. ``parts`` are the faults that it is composed
     of, each on tokens of its own; none for a single one. ``met`` marks the sets that it reproduces
     with what is left behind it, where there is a second fault of the same tokens: then ``leading``
@@ -234,6 +235,7 @@ class Fault:
     of_values: float = 0.0
     of_other: bool = False
     is_fitted: bool = False
+    is_estimate: bool = False
     inherits: bool = False
     ways: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[Fault, ...] = ()

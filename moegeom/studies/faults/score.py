@@ -137,8 +137,8 @@ def as_it_is(own: Apart, base: Coded, noise: Noise) -> Coded:
 
 
 #: Tokens of each kind, with equal and with different sets, on which candidates are tried first,
-#: and how many go on to all tokens.
-_TRIED, _KEPT = 768, 8
+#: how many go on to all tokens since they save most bits, and for the sets that they give.
+_TRIED, _KEPT, _GIVING = 768, 8, 2
 
 #: Bits that a candidate has to save there to go on, and the share of what the best one saves.
 _WORTH, _SHARE = 20.0, 0.02
@@ -210,7 +210,10 @@ def score_site(site: Site, values: Values) -> SiteScores:
     sample = values(rows) if site.has_inputs else None
     tried = _tried(site, rows, weight, own.at(rows), (ties, "chance"), sample)
     number = sum(one.candidate.stands_for for one in tried)
-    worth = sorted(tried, key=lambda one: -one.saved)[:_KEPT]
+    worth = sorted(tried, key=lambda one: -one.saved)
+    # many fit badly in one way: what gives most sets goes on, too
+    giving = sorted(worth[_KEPT:], key=lambda one: -one.met)[:_GIVING]
+    worth = [*worth[:_KEPT], *giving]
     trials = [one for one in worth if one.saved > max(_WORTH, _SHARE * worth[0].saved)]
     scored = _on_all(site, trials, (own, base), share, values)
     return SiteScores(scored=scored, num_tried=number, **facts)
@@ -242,13 +245,14 @@ _EVERY, _LEAST_FIRST = 6, 0.1
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """A candidate on the sample: bits saved in whole parts of it, and its noise.
+    """A candidate on the sample: bits saved in whole parts of it, sets that it gives, its noise.
 
     The noise fits if it is all tokens, and if it may be some of them.
     """
 
     candidate: Proposal
     saved: float
+    met: float
     noise: tuple[Noise, Noise]
 
 
@@ -354,7 +358,7 @@ def _compared(
         # what is routed again costs time, and a few positions of everything are found by chance
         for group in groups[: -2 if candidate.routed is not None else None]
     )
-    return _Tried(candidate, worth, both)
+    return _Tried(candidate, worth, float(weight @ apart.sets.is_met), both)
 
 
 def _groups(site: Site, rows: Int64[np.ndarray, "rows"]) -> list[Int64[np.ndarray, "rows"]]:
@@ -571,6 +575,7 @@ def _fault(
         of_values=_of_values(having[0], lead, way, inside),
         of_other=candidate.of_other,
         is_fitted=candidate.own_bits > 0.0,
+        is_estimate=candidate.is_estimate,
         inherits=any(float(site.base.sum()) > _INHERITED * base for site in earlier),
         ways=ways,
     )

@@ -100,14 +100,7 @@ def _fitted(site: Site, size: int) -> Float64[np.ndarray, "hidden"]:
     values = site.values_at(site.number)(some)
     assert values is not None
     with one_blas_thread():
-        factors = fitted_factors(
-            values,
-            site.router.weight,
-            site.logits[some],
-            site.theirs[some],
-            size,
-            None if site.router.rule.is_affine else site.router.selection_bias,
-        )
+        factors = fitted_factors(values, site.router.weight, site.choices_of(some), size)
     return np.repeat(factors, size)[: values.shape[1]]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from moegeom.core.shapes import Bool, Float, Float64, Int64
 from moegeom.engine.choice import group_masked
 from moegeom.engine.plan import one_blas_thread
-from moegeom.geometry.low_rank_fit import fitted_update
+from moegeom.geometry.low_rank_fit import fitted_rows, fitted_update
 from moegeom.geometry.selection import SCORES, mapped_logits
 from moegeom.geometry.set_code import boundary, chosen_mask
 from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, operator, routed, weights_of
@@ -205,14 +205,12 @@ def low_rank(site: Site) -> Iterator[Proposal]:
     ranks = [rank for rank in _RANKS if rank * _EXPERTS_PER_RANK <= experts]
     if min(int((differs & own).sum()) for own in (half, ~half)) < _LEAST or not ranks:
         return
+    if site.differs.mean() > _MANY:
+        ranks.append(experts)
     with one_blas_thread():  # thin products: threads cost more than they give
-        one, other = (
-            _fitted(site, np.flatnonzero(own), ranks[-1], _FIRST) for own in (half, ~half)
-        )
-        if (one * other).sum() <= _ALIKE * np.linalg.norm(one) * np.linalg.norm(other):
+        looks = [_fitted(site, np.flatnonzero(own), ranks[-1], _FIRST) for own in (half, ~half)]
+        if not _are_alike(*looks).any():
             return
-        if site.differs.mean() > _MANY:
-            ranks.append(experts)
         foretold = {rank: _foretold(site, half, rank) for rank in ranks}
     emulated, by_rank = emulate(site.router, AS_STORED), {}
     for rank, logits in foretold.items():
@@ -240,8 +238,10 @@ def low_rank(site: Site) -> Iterator[Proposal]:
             "rows damaged",
             own_bits=_BITS_PER_EXPERT * experts * (1 if is_full else rank),
             scores=lambda there, rows: selection[rows],
-            values=values,
+            # of values that took no part in the fit it says too little
+            values=None if _value_changes(site, np.arange(1)) is None else values,
             moves_logits=True,
+            is_estimate=True,
         )
 
 
@@ -259,8 +259,11 @@ def _foretold(
     """Logits of all tokens, each with the update fitted to the other half."""
     values = site.values_at(site.number)
     logits = site.logits.copy()
-    for own in (half, ~half):
-        update = _fitted(site, np.flatnonzero(~own), rank, _IN_FULL)
+    updates = [_fitted(site, np.flatnonzero(~own), rank, _IN_FULL) for own in (half, ~half)]
+    if rank == logits.shape[1]:
+        is_changed = _are_alike(*updates, axis=1)
+        updates = [np.where(is_changed[:, None], update, 0.0) for update in updates]
+    for own, update in zip((half, ~half), updates, strict=True):
         rows = np.flatnonzero(own)
         for start in range(0, len(rows), _AT_ONCE):
             some = rows[start : start + _AT_ONCE]
@@ -268,6 +271,16 @@ def _foretold(
             assert seen is not None
             logits[some] += (seen @ update.T.astype(np.float32)).astype(logits.dtype)
     return logits
+
+
+def _are_alike(
+    one: Float64[np.ndarray, "experts hidden"],
+    other: Float64[np.ndarray, "experts hidden"],
+    axis: int | None = None,
+) -> Bool[np.ndarray, "..."]:
+    """Whether two updates say the same, of each expert or in all."""
+    sizes = np.linalg.norm(one, axis=axis) * np.linalg.norm(other, axis=axis)
+    return np.asarray((one * other).sum(axis=axis) > _ALIKE * sizes)
 
 
 def _fitted(
@@ -280,20 +293,12 @@ def _fitted(
     some = np.sort(np.concatenate([half[::n] for half, n in zip(halves, every, strict=True)]))
     seen = site.values_at(site.number)(some)
     assert seen is not None
-    logits = site.logits[some].astype(np.float64)
-    slope = np.ones_like(logits)
-    if not site.router.rule.is_affine:
-        # of the rule's scores; in a softmax over all experts only their order counts
-        chance = SCORES["sigmoid"](logits)
-        slope = chance * (1.0 - chance)
-    return fitted_update(
-        seen.astype(np.float64),
-        site.selection[some].astype(np.float64),
-        slope,
-        site.theirs[some],
-        _value_changes(site, some),
-        rank,
-    )
+    choices = site.choices_of(some, _value_changes(site, some))
+    if rank < len(site.matching):
+        return fitted_update(seen, choices, rank)
+    update = fitted_rows(seen, choices)
+    # a softmax does not tell one changed row from all others changed the other way
+    return update - np.median(update, axis=0) if site.router.rule.is_affine else update
 
 
 def _value_changes(
