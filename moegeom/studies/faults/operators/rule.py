@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import numpy as np
 
-from moegeom.core.shapes import Float64
+from moegeom.core.shapes import Float64, Int64
+from moegeom.core.text import number_of
 from moegeom.engine.choice import group_masked
-from moegeom.geometry.selection import group_scores, kept_groups
+from moegeom.geometry.selection import group_scores, kept_groups, top_k
 from moegeom.geometry.set_code import set_distances
 from moegeom.router.edits import BIASES
 from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, operator, routed
@@ -18,9 +18,6 @@ from moegeom.variants.emulated import emulate
 
 #: Bits that say one fitted bias, and the share of B's sets that they give on its own inputs.
 _BITS_PER_BIAS, _FITTED_MEETS = 10.0, 0.98
-
-#: How far loads lie apart, over their mean, that are even by the rule. Heuristic.
-_EVEN = 0.1
 
 
 def _biases(site: Site) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -172,41 +169,86 @@ def groups_otherwise(site: Site) -> Iterator[Proposal]:
 @operator
 def batch_scores(site: Site) -> Iterator[Proposal]:
     """Scores that are compared among the tokens of a batch: a softmax over the wrong axis, or each
-    expert takes its best tokens, after which all have as many.
+    expert takes its best tokens.
+
+    A batch is all tokens, a document, or the same positions of all documents. Those that give most
+    of B's sets are tried.
     """
-    from scipy.special import log_softmax
-
-    if not site.has_logits:
+    if not site.has_logits or not site.differs.any():
         return
-    document = site.document
-    experts = len(site.matching)
-    load = np.bincount(site.theirs.ravel(), minlength=experts)[:experts]
-    ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "softmax over the tokens instead of the experts": partial(log_softmax, axis=0)
-    }
-    if load.max() - load.min() <= _EVEN * load.mean():
-        ways["each expert takes its best tokens"] = _ranks
-    for words, batch in (("all tokens", np.zeros_like(document)), ("each document", document)):
-        order = np.argsort(batch, kind="stable")
-        parts = np.split(order, np.cumsum(np.bincount(batch))[:-1])
-        for text, of_tokens in ways.items():
-            grid = np.empty(site.logits.shape)
-            for part in parts:
-                grid[part] = of_tokens(site.logits[part].astype(np.float64))
+    rows = np.flatnonzero(site.differs)
+    rows = rows[:: max(1, len(rows) // _LOOKED)]
 
-            def scores(there: Site, rows: np.ndarray, grid: np.ndarray = grid) -> np.ndarray:
-                return group_masked(there.router.rule, grid[rows], there.kernels)[0]
+    def proposal(text: str, scores: Float64[np.ndarray, "tokens experts"]) -> Proposal:
+        return Proposal(
+            text, text, "rule differs", 5.0, is_estimate=True,  # which tokens nobody recorded
+            scores=lambda there, some: group_masked(
+                there.router.rule, scores[some], there.kernels
+            )[0],
+        )  # fmt: skip
 
-            whole = f"{text}, of {words}"
-            yield Proposal(whole, whole, "rule differs", 3.0, scores=scores)
+    def met(one: Proposal) -> float:
+        chosen = top_k(one.selection(site, rows, None), site.theirs.shape[1])
+        return float(site.kernels["same_set"](chosen, site.theirs[rows]).mean())
+
+    logits, trials = site.logits.astype(np.float64), []
+    for words, batch in _batches(site).items():
+        over = f"softmax over the tokens of {words} instead of the experts"
+        trials.append((words, proposal(over, logits - _log_sums(logits, batch))))
+    best = sorted(trials, key=lambda one: -met(one[1]))[:_BEST]
+    yield from (one for _, one in best)
+    for words, _ in best:
+        place = _places(logits, _batches(site)[words])
+        choosing = [
+            proposal(
+                f"each expert takes {share:g} times its share of the tokens of {words}",
+                np.where(place <= share * site.theirs.shape[1] / logits.shape[1], 0.0, _UNTAKEN)
+                + logits,
+            )
+            for share in _SHARES
+        ]
+        yield max(choosing, key=met)
 
 
-def _ranks(logits: Float64[np.ndarray, "tokens experts"]) -> Float64[np.ndarray, "tokens experts"]:
-    """The place of each token among all, by what an expert thinks of it; 1 for the best."""
-    number = np.arange(1.0, len(logits) + 1.0)[:, None] / len(logits)
-    ranks = np.empty_like(logits)
-    np.put_along_axis(ranks, logits.argsort(axis=0), number, axis=0)
-    return ranks
+#: Tokens by which batches are chosen, batches that are tried, how many times its share of the
+#: tokens an expert takes, and what others are behind.
+_LOOKED, _BEST, _SHARES, _UNTAKEN = 512, 2, (0.5, 1.0, 1.25, 1.5, 2.0), -1e9
+
+
+def _batches(site: Site) -> dict[str, Int64[np.ndarray, "tokens"]]:
+    """Tokens that may have been routed together, by number of the batch."""
+    document, position = site.document, site.columns.position.astype(np.int64)
+    batches = {"everything": np.zeros_like(document), "a document": document}
+    if (position >= 0).all():
+        size, longest = 1, int(position.max(initial=0)) + 1
+        while size < longest:
+            batches[f"{number_of(size, 'position')} of all documents"] = position // size
+            size *= 2
+    return batches
+
+
+def _log_sums(
+    logits: Float64[np.ndarray, "tokens experts"], batch: Int64[np.ndarray, "tokens"]
+) -> Float64[np.ndarray, "tokens experts"]:
+    """The logarithm of the sum of exponentials of each expert over the batch of each token."""
+    order = np.argsort(batch, kind="stable")
+    start = np.flatnonzero(np.diff(batch[order], prepend=-1))
+    sums = np.logaddexp.reduceat(logits[order], start, axis=0)
+    return sums[np.unique(batch, return_inverse=True)[1].ravel()]
+
+
+def _places(
+    logits: Float64[np.ndarray, "tokens experts"], batch: Int64[np.ndarray, "tokens"]
+) -> Float64[np.ndarray, "tokens experts"]:
+    """The place of each token in its batch by what an expert thinks of it: 1 / n is the best."""
+    places = np.empty_like(logits)
+    for number in np.unique(batch):
+        rows = np.flatnonzero(batch == number)
+        order = (-logits[rows]).argsort(axis=0, kind="stable")
+        own = np.empty(order.shape)
+        np.put_along_axis(own, order, np.arange(1.0, len(rows) + 1.0)[:, None] / len(rows), axis=0)
+        places[rows] = own
+    return places
 
 
 @operator
