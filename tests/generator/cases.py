@@ -13,16 +13,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tests.generator.engine import Arithmetic, Run, Schedule, serve
-from tests.generator.faults import KINDS, NEW, OLD, Injected, draw_fault
+from tests.generator.faults import KINDS, NEW, OLD, THREADS, Injected, draw_fault
 from tests.generator.files import Form, write_checkpoint, write_recording, write_replies
 from tests.generator.kinds import Ground, Kind, Named
 from tests.generator.model import BENT, SHAPES, Model, Size, Stored, Text, draw_model, draw_text
 
-OPERATORS = tuple(KINDS)
-
 #: Kinds that seeds count through; seeds of old kinds draw what they drew before there were others.
-Selection = Literal["old", "new", "all"]
-SELECTIONS: Mapping[str, tuple[str, ...]] = {"old": tuple(OLD), "new": tuple(NEW), "all": OPERATORS}
+Selection = Literal["old", "new", "all", "threads"]
+SELECTIONS: Mapping[str, tuple[str, ...]] = {
+    "old": tuple(OLD),
+    "new": tuple(NEW),
+    "all": (*OLD, *NEW),
+    "threads": tuple(THREADS),
+}
 SIZES: tuple[Size, ...] = tuple(SHAPES)
 
 #: Draws of one case before it is given up: faults without effect are drawn again.
@@ -158,7 +161,8 @@ def _drawn(seed: int, size: Size, operator: str, rng: np.random.Generator) -> Ca
     forms = _FORMS[kind.visible_in]
     form = forms[int(rng.integers(len(forms)))]
     operators = [operator]
-    if rng.random() < _COMPOSED_SHARE and not (operator in NEW and kind.starts):
+    is_composed = rng.random() < _COMPOSED_SHARE and not (operator in NEW and kind.starts)
+    if is_composed and operator not in THREADS:
         operators.append(_second(rng, operator, family, form))
     ground = Ground(rng, model, text, packed)
     injected = (draw_fault(operator, ground),)

@@ -67,7 +67,7 @@ class Schedule:
 
 
 # ------------------------------------------------------------------------------------------- faults
-Stage = Literal["load", "input", "cache", "memory", "rule", "dispatch", "write"]
+Stage = Literal["load", "input", "cache", "memory", "rule", "dispatch", "experts", "write"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,8 @@ class Fault:
     What ``change`` takes and gives depends on the stage: ``load`` (layer, RouterTensors) to
     RouterTensors, ``input`` a :class:`Reading` to inputs, ``cache`` a :class:`Handover` to a state,
     ``memory`` a Handover to the number of tokens of the step that do not see what was before it,
-    ``rule`` a Rule to a Rule, ``dispatch`` (logits, Choice) to a Choice, ``write`` a :class:`Trace`
-    to a Trace.
+    ``rule`` a Rule to a Rule, ``dispatch`` (logits, Choice) to a Choice, ``experts`` a
+    :class:`Running` to what the experts give, ``write`` a :class:`Trace` to a Trace.
     """
 
     stage: Stage
@@ -119,6 +119,18 @@ class Handover:
     last: Float[np.ndarray, "slots rank"]
     decay: Float[np.ndarray, "rank"]
     left: Float[np.ndarray, "slots rank"]
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """What the experts of a layer are about to read, all tokens of a step; ``run`` runs them."""
+
+    layer: models.Layer
+    inputs: Float[np.ndarray, "tokens hidden"]
+    logits: Float[np.ndarray, "tokens experts"]
+    choice: models.Choice
+    slots: int
+    run: Callable[[models.Layer, np.ndarray, models.Choice], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +281,13 @@ class _Server:
         self.logits[at][rows] = logits.reshape(*h.shape[:2], -1)
         self.chosen[at][rows] = choice.chosen[:, :k].reshape(*h.shape[:2], k)
         self.weights[at][rows] = choice.weights[:, :k].reshape(*h.shape[:2], k)
-        gives = self._run_experts(self.model.layers[at], x.reshape(flat.shape), choice)
+        layer, x = self.model.layers[at], x.reshape(flat.shape)
+        gives = self._run_experts(layer, x, choice)
+        for fault in self._of("experts"):
+            hit = fault.reach.tokens[rows].reshape(-1, 1)
+            if at in fault.reach.layers and hit.any():
+                running = Running(layer, x, logits, choice, len(h), self._run_experts)
+                gives = np.where(hit, fault.change(running), gives)
         return self.arithmetic.kept(h + gives.reshape(h.shape))
 
     def _marks(self, stage: Stage, at: int, rows: tuple[Any, Any]) -> np.ndarray:
@@ -310,7 +328,10 @@ class _Server:
         for pair in {(int(a), int(b)) for a, b in zip(load, ruled, strict=True)}:
             some = (load == pair[0]) & (ruled == pair[1])
             tensors, rule = self._tensors(at, pair[0]), rules[pair[1]]
-            z = self.arithmetic.logits(x[some], tensors.weight)
+            if rule.sums_of:
+                z = models.summed_in_bf16(x[some], tensors.weight, rule.sums_of)
+            else:
+                z = self.arithmetic.logits(x[some], tensors.weight)
             if rule.bias == "logit" and tensors.bias is not None:
                 z = z + tensors.bias
             choice = models.choose(z, tensors.bias, rule)

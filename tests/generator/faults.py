@@ -6,15 +6,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool
 
-from tests.generator import faults_of_columns, faults_of_stages, faults_of_steps, faults_of_weights
+from tests.generator import (
+    faults_of_columns,
+    faults_of_stages,
+    faults_of_steps,
+    faults_of_threads,
+    faults_of_weights,
+)
 from tests.generator.engine import Fault, Reach, Schedule
 from tests.generator.kinds import EXPERTS, LAYERS, TOKENS, Draw, Ground, Kind, draw_part, draw_scope
 from tests.generator.model import Text
 
-#: Kinds on which explain was tuned, and those that were added when it stood.
+#: Kinds on which explain was tuned, those that were added when it stood, and those that people have
+#: reported of engines and trainers.
 OLD: Mapping[str, Kind] = {**faults_of_weights.KINDS, **faults_of_stages.KINDS}
 NEW: Mapping[str, Kind] = {**faults_of_columns.KINDS, **faults_of_steps.KINDS}
-KINDS: Mapping[str, Kind] = {**OLD, **NEW}
+THREADS: Mapping[str, Kind] = faults_of_threads.KINDS
+KINDS: Mapping[str, Kind] = {**OLD, **NEW, **THREADS}
 
 
 @dataclass(frozen=True, eq=False)

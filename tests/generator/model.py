@@ -3,6 +3,7 @@ engines have been seen to get wrong, and number formats with the conventions tha
 and documents of several domains: Zipf tokens that depend on the tokens before them.
 """
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -74,7 +75,9 @@ def to_fp8(
     return (stored * scale).reshape(x.shape).astype(np.float32)
 
 
-ScoreName = Literal["softmax", "sigmoid", "sqrt_softplus", "identity", "softmax_of_tokens"]
+ScoreName = Literal[
+    "softmax", "sigmoid", "sigmoid_share", "sqrt_softplus", "identity", "softmax_of_tokens"
+]
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,11 @@ class Rule:
     and where more are run than written, ``written_by_index`` says that the slots come in the order
     of the experts and the last ones are lost. Logits are divided by ``temperature`` first. Groups
     have the experts of one number modulo their count where they are ``interleaved``. A search for
-    the largest that starts at ``least`` leaves the expert ``nobody`` where all are smaller.
+    the largest that starts at ``least`` leaves the expert ``nobody`` where all are smaller. Experts
+    from ``num_seen`` on are no candidates. A token obeys the groups of the one ``mask_shift`` before.
+    Logits have noise of the size ``noise``, and all but the first expert are sampled where
+    ``is_sampled``; both depend on the logits and on ``seed`` alone. Logits are sums of which each
+    ``sums_of`` terms are written in bfloat16.
     """
 
     top_k: int
@@ -109,6 +116,12 @@ class Rule:
     groups_without_bias: bool = False
     least: float = -np.inf
     nobody: int = 0
+    num_seen: int | None = None
+    mask_shift: int = 0
+    noise: float = 0.0
+    is_sampled: bool = False
+    seed: int = 0
+    sums_of: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +136,14 @@ def _softmax(z: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
+def _sigmoid(z: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.tanh(0.5 * z))
+
+
 _SCORES = {
     "softmax": _softmax,
-    "sigmoid": lambda z: 0.5 * (1.0 + np.tanh(0.5 * z)),
+    "sigmoid": _sigmoid,
+    "sigmoid_share": lambda z: _sigmoid(z) / _sigmoid(z).sum(axis=1, keepdims=True),
     "sqrt_softplus": lambda z: np.sqrt(np.logaddexp(0.0, z)),
     "identity": lambda z: z,
     "softmax_of_tokens": lambda z: _softmax(z.T).T,
@@ -150,7 +168,26 @@ def _masked(q: np.ndarray, by: np.ndarray, rule: Rule) -> np.ndarray:
     score = np.sort(groups, axis=2)[:, :, -best:].sum(axis=2)
     kept = np.zeros(score.shape, bool)
     np.put_along_axis(kept, _largest(score, rule.num_kept, False), True, axis=1)
+    kept = np.roll(kept, rule.mask_shift, axis=0)
     return np.where(kept[:, group], q, rule.fill)
+
+
+def summed_in_bf16(
+    x: Float[np.ndarray, "rows hidden"], weight: Float[np.ndarray, "experts hidden"], number: int
+) -> Float[np.ndarray, "rows experts"]:
+    """X @ W^T by an accumulator that is written in bfloat16 after each ``number`` features."""
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for start in range(0, x.shape[1], number):
+        part = slice(start, start + number)
+        total = rounded(total + x[:, part] @ weight[:, part].T)
+    return total
+
+
+def _sampled(selection: np.ndarray, z: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """What leaves the first expert first and orders the others by logits with Gumbel noise."""
+    order = z + rng.gumbel(size=z.shape)
+    np.put_along_axis(order, selection.argmax(axis=1)[:, None], np.inf, axis=1)
+    return order
 
 
 def choose(
@@ -162,12 +199,20 @@ def choose(
     z = logits.astype(np.float64) / rule.temperature
     if np.isfinite(rule.soft_cap):
         z = rule.soft_cap * np.tanh(z / rule.soft_cap)
+    rng = np.random.default_rng([rule.seed, zlib.crc32(z.tobytes())])
+    if rule.noise:
+        z = z + rule.noise * rng.standard_normal(z.shape)
     scores = _SCORES[rule.score](z)
     has_bias = rule.bias == "selection" and bias is not None
     biased = scores + bias if has_bias else scores
     selected_by = biased if rule.bias_selects else scores
     grouped_by = scores if rule.groups_without_bias else selected_by
     selection = _masked(selected_by, grouped_by, rule)
+    if rule.num_seen is not None:
+        is_seen = np.arange(selection.shape[1]) < rule.num_seen
+        selection = np.where(is_seen, selection, -np.inf)
+    if rule.is_sampled:
+        selection = _sampled(selection, z, rng)
     run = rule.num_run or rule.top_k
     chosen = _largest(selection, max(run, rule.top_k), rule.ties_to_high_index)
     # experts that are named and not run have no weight, and no part in a sum

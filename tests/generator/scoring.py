@@ -2,7 +2,7 @@
 verdict with a margin of so many bits right as often as that says; and pairs of healthy runs that
 differ in rounding alone, of which no verdict may name a fault.
 
-`python -m tests.generator.scoring [--kinds old|new|all] SIZE FIRST LAST [SIZE FIRST LAST ...]` explains
+`python -m tests.generator.scoring [--kinds old|new|all|threads] SIZE FIRST LAST [SIZE FIRST LAST ...]` explains
 the cases of these seeds, with twins, and prints the table of docs/explain.md.
 """
 
@@ -22,7 +22,7 @@ from moegeom.studies.explain.record import VERDICTS, Cause, CauseVerdict, Explai
 from moegeom.studies.explain.study import explain
 from tests.generator.cases import Case, Selection, draw, num_different, write
 from tests.generator.engine import Arithmetic, Schedule, serve
-from tests.generator.faults import KINDS, NEW
+from tests.generator.faults import KINDS, NEW, THREADS
 from tests.generator.files import Form, write_checkpoint, write_recording
 from tests.generator.kinds import EXPERTS
 from tests.generator.model import FAMILIES, Shape, draw_model, draw_text
@@ -59,7 +59,8 @@ class Scored:
     @property
     def rows(self) -> tuple[str, ...]:
         """The rows of the table of results that count it."""
-        kinds = "new" if self.operators[0] in NEW else "old"
+        parts = {"new": NEW, "threads": THREADS}
+        kinds = next((part for part in parts if self.operators[0] in parts[part]), "old")
         if self.num_different < _TELLING:
             return (f"{kinds}, under {_TELLING} tokens differ",)
         return f"{kinds}, all that can be told", f"{kinds}, {self.form}"

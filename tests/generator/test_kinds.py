@@ -1,4 +1,6 @@
-"""Each kind of fault that was added when explain stood does what it says: against its definition."""
+"""Each kind of fault that was added when explain stood does what it says: against its definition. So
+does each that people have reported, and it changes choices where it acts and nowhere else.
+"""
 
 import itertools
 from dataclasses import replace
@@ -9,9 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.generator import kinds
+from tests.generator import engine, kinds
+from tests.generator.cases import differences, draw
 from tests.generator.engine import Arithmetic, Fault, Reach, Reading, Schedule, Trace, serve
-from tests.generator.faults import NEW, draw_fault, step_starts
+from tests.generator.faults import KINDS, NEW, THREADS, draw_fault, may_differ, step_starts
 from tests.generator.faults_of_stages import KINDS as STAGES
 from tests.generator.kinds import Draw, Ground
 from tests.generator.model import SHAPES, Choice, Model, Text, choose, draw_model, draw_text
@@ -28,12 +31,12 @@ def world(family: str, bias_level: float | None) -> tuple[Model, Text, Schedule]
     return model, text, Schedule(tuple(batches), 8, 26)
 
 
-def draw_for(operator: str, seed: int) -> Draw:
-    kind = NEW[operator]
+def draw_for(operator: str, seed: int, layer: int = 0) -> Draw:
+    kind = KINDS[operator]
     family = kind.families[seed % len(kind.families)]
     model, text, schedule = world(family, kind.bias_level)
     ground = Ground(np.random.default_rng(seed), model, text, schedule)
-    return Draw(ground, Reach(frozenset({0}), text.is_token), seed)
+    return Draw(ground, Reach(frozenset({layer}), text.is_token), seed)
 
 
 # ------------------------------------------------------------------------------------ what is loaded
@@ -350,3 +353,338 @@ def test_a_kind_in_part_touches_some_experts_and_leaves_the_others():
     assert {len(part) for part in parts} == {1, 2, 4}
     injected = draw_fault("bias_part_zeroed", draw_for("bias_part_zeroed", 0).ground)
     assert injected.fault.reach.experts is not None
+
+
+# ----------------------------------------------------------------------------- what people reported
+def is_shifted(draw, change):
+    here, there = draw.model.routers[0], change(0, draw.model.routers[0])
+    shift = there.gain - here.gain
+    return np.ptp(shift) < 1e-6 and abs(shift[0]) > 0.9 and there.weight is here.weight
+
+
+def is_of_low_rank(draw, change):
+    here, there = draw.model.routers[0], change(0, draw.model.routers[0])
+    sizes = np.linalg.svd(there.weight - here.weight, compute_uv=False)
+    return sizes[0] > 1e-2 and (sizes > 1e-4 * sizes[0]).sum() in (1, 2, 4)
+
+
+def is_rounded_when_turned(draw, change):
+    """In some block of Hadamard features, parts of 16 have few values; they are near what they were."""
+    here, there = draw.model.routers[0].weight, change(0, draw.model.routers[0]).weight
+    numbers = []
+    for size in (8, 16, 32):
+        turn = np.kron(np.eye(HIDDEN // size), hadamard_features(size))
+        parts = (there @ turn).reshape(-1, 16)
+        numbers.append(max(len(np.unique(part.round(4))) for part in parts))
+    is_near = np.linalg.norm(there - here) < 0.35 * np.linalg.norm(here)
+    return min(numbers) <= 16 and is_near and not np.allclose(there, here)
+
+
+def hadamard_features(size: int) -> np.ndarray:
+    place = np.arange(size)
+    common = np.array([[(i & j).bit_count() for j in place] for i in place])
+    return (-1.0) ** common / np.sqrt(size)
+
+
+def is_pushed_down(draw, change):
+    step = change(0, draw.model.routers[0]).bias - draw.model.routers[0].bias
+    pushed, top_k = (step < 0).sum(), draw.model.rule.top_k
+    return pushed in (top_k, 2 * top_k) and abs(step.sum()) < 1e-5
+
+
+def is_summed(x, read, history):
+    return any(np.allclose(read, ranks * x) for ranks in (2, 4, 8))
+
+
+def is_normed_twice(x, read, history):
+    factors = read / engine.unit(x)
+    return np.ptp(factors.reshape(-1, HIDDEN), axis=0).max() < 1e-4 and not np.allclose(read, x)
+
+
+def handed_over(draw: Draw, change: Any, start: int) -> tuple[engine.Handover, np.ndarray]:
+    rng = np.random.default_rng(draw.seed)
+    states = [rng.standard_normal((3, 8)).astype(np.float32) for _ in range(4)]
+    decay = rng.uniform(0.5, 0.97, 8).astype(np.float32)
+    handover = engine.Handover(0, start, states[0], states[1], states[2], decay, states[3])
+    return handover, change(handover)
+
+
+def holds_rejected(draw, change):
+    begin = draw.ground.schedule.decode_from
+    before, left = handed_over(draw, change, begin - 1)
+    at, state = handed_over(draw, change, begin + 2)
+    for number in (1, 2, 3, 4):
+        powers = at.decay ** np.arange(number, -1, -1)[:, None]
+        guesses = [np.roll(at.last, one, axis=0) for one in range(1, number + 1)]
+        puts = sum(p * (1 - at.decay) * put for p, put in zip(powers[1:], guesses, strict=True))
+        if np.allclose(state, powers[0] * at.state + puts, atol=1e-5):
+            return (left == before.state).all()
+    return False
+
+
+def is_before_last(draw, change):
+    begin = draw.ground.schedule.decode_from
+    is_old = []
+    for start in range(begin - 5, begin + 12):
+        at, state = handed_over(draw, change, start)
+        is_old.append(bool((state == at.before_last).all()))
+        assert is_old[-1] or (state == at.state).all()
+    steps = np.flatnonzero(is_old)
+    return steps[0] == 5 and len({*np.diff(steps)}) == 1 and np.diff(steps)[0] in (1, 2, 3, 4)
+
+
+def routed(draw: Draw, change: Any, rows: int = 60) -> tuple[np.ndarray, Choice, Choice]:
+    z = 1.5 * np.random.default_rng(draw.seed).standard_normal((rows, EXPERTS))
+    bias, rule = draw.model.routers[0].bias, draw.model.rule
+    return z, choose(z, bias, rule), choose(z, bias, change(rule))
+
+
+def is_among_the_first(draw, change):
+    _, choice, other = routed(draw, change)
+    limit = change(draw.model.rule).num_seen
+    free = (choice.chosen < limit).all(axis=1)
+    assert (other.chosen[free] == choice.chosen[free]).all()
+    return EXPERTS // 2 <= limit < EXPERTS and (other.chosen < limit).all() and not free.all()
+
+
+def is_sampled_behind_the_first(draw, change):
+    z, choice, other = routed(draw, change, 4000)
+    assert (other.chosen[:, 0] == choice.chosen[:, 0]).all()
+    first = choice.chosen[:, :1]
+    powers = np.exp(z)
+    np.put_along_axis(powers, first, 0.0, axis=1)
+    expected = (powers / powers.sum(axis=1, keepdims=True)).mean(axis=0)
+    share = np.bincount(other.chosen[:, 1], minlength=EXPERTS) / len(z)
+    return np.abs(share - expected).max() < 0.03
+
+
+def is_noisy(draw, change):
+    size = change(draw.model.rule).noise
+    _, choice, other = routed(draw, change, 2000)
+    again = routed(draw, change, 2000)[2]
+    moved = (np.sort(choice.chosen) != np.sort(other.chosen)).any(axis=1).mean()
+    return (again.chosen == other.chosen).all() and 0.2 * size < moved < 2.0 * size + 0.1
+
+
+def obeys_another(draw, change):
+    rule, shift = draw.model.rule, change(draw.model.rule).mask_shift
+    _, choice, other = routed(draw, change)
+    masks = [set(np.flatnonzero(np.isfinite(row))) for row in choice.selection]
+    size = EXPERTS // rule.num_groups
+    for at, row in enumerate(other.chosen):
+        assert {*row} <= masks[(at - shift) % len(masks)]
+    return shift in (-1, 1, 2, 4) and all(len(mask) == rule.num_kept * size for mask in masks)
+
+
+def is_divided(draw, change):
+    z, _, other = routed(draw, change)
+    rule, bias = draw.model.rule, draw.model.routers[0].bias
+    scores = 1.0 / (1.0 + np.exp(-z))
+    shares = replace(rule, score="identity")
+    expected = choose(scores / scores.sum(axis=1, keepdims=True), bias, shares)
+    return (other.chosen == expected.chosen).all()
+
+
+def is_summed_in_bf16(draw, change):
+    model, text, schedule = draw.model, draw.ground.text, draw.ground.schedule
+    reach = Reach(frozenset({0}), text.is_token)
+    faults = [Fault("rule", reach, change)]
+    run, twin = (serve(model, text, Arithmetic(), schedule, one) for one in (faults, []))
+    bias = model.routers[0].bias if model.rule.bias == "logit" else None
+    sums = run.logits[0] - (0.0 if bias is None else bias)
+    is_bf16 = np.abs(sums - sums.astype(ml_dtypes.bfloat16).astype(np.float32)).max() < 1e-5
+    gap = np.abs(run.logits[0] - twin.logits[0])
+    return is_bf16 and 1e-4 < gap.mean() < 0.1
+
+
+def is_weighed_by_expert(draw, change):
+    _, choice, left = dispatched(draw, change)
+    factors = left.weights / choice.weights
+    per = [
+        np.ptp(factors[choice.chosen == e]) for e in range(EXPERTS) if (choice.chosen == e).any()
+    ]
+    return (left.chosen == choice.chosen).all() and max(per) < 1e-5 < np.ptp(factors)
+
+
+def is_cut_off(draw, change):
+    z = np.random.default_rng(draw.seed).standard_normal((90, EXPERTS))
+    choice = choose(z, draw.model.routers[0].bias, draw.model.rule)
+    left = change(z, choice)
+    same = (left.chosen == choice.chosen).all(axis=1)
+    limit = max(n for n in (16, 32, 64) if same[:n].all())
+    return (left.chosen[limit:] == np.arange(choice.chosen.shape[1])).all()
+
+
+def ran(holds: Any) -> Any:
+    """A theorem on what experts give, whose ``run`` is that of the engine."""
+
+    def of_running(draw: Draw, change: Any) -> bool:
+        rng, model = np.random.default_rng(draw.seed), draw.model
+        server = engine._Server(model, draw.ground.text, Arithmetic(), draw.ground.schedule, ())
+        x = rng.standard_normal((12, HIDDEN)).astype(np.float32)
+        z = (x @ model.routers[0].weight.T).astype(np.float32)
+        choice = choose(z, model.routers[0].bias, model.rule)
+        running = engine.Running(model.layers[0], x, z, choice, 3, server._run_experts)
+        return bool(holds(draw, running, change(running)))
+
+    return of_running
+
+
+def parts_of(running: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What each slot gives with weight one, and the shared expert."""
+    layer, x, choice = running.layer, running.inputs, running.choice
+    shared = np.zeros_like(x)
+    if layer.shared_up is not None:
+        shared = np.maximum(x @ layer.shared_up, 0.0) @ layer.shared_down
+    slots = [
+        [np.maximum(x[t] @ layer.up[e], 0.0) @ layer.down[e] for e in row]
+        for t, row in enumerate(choice.chosen)
+    ]
+    return np.array(slots), shared
+
+
+def near(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.allclose(one, other, rtol=1e-3, atol=1e-3 * np.abs(other).max())
+
+
+def is_partial(draw, running, gives):
+    slots, shared = parts_of(running)
+    weights, chosen = running.choice.weights, running.choice.chosen
+    own = np.arange(len(slots))[:, None]
+    sums = [
+        ((weights * (chosen // (EXPERTS // n) == own % n))[:, :, None] * slots).sum(axis=1)
+        for n in (2, 4)
+    ]
+    return any(near(gives, one + shared) for one in sums)
+
+
+def is_scaled_again(draw, running, gives):
+    slots, shared = parts_of(running)
+    routed_part = (running.choice.weights[:, :, None] * slots).sum(axis=1)
+    return any(near(gives, f * routed_part + shared) for f in (2.5, 0.4))
+
+
+def is_of_first_rank(draw, running, gives):
+    _, shared = parts_of(running)
+    sums = []
+    for n in (2, 4):
+        choice = replace(running.choice, chosen=running.choice.chosen % (EXPERTS // n))
+        slots, _ = parts_of(replace(running, choice=choice))
+        sums.append((running.choice.weights[:, :, None] * slots).sum(axis=1))
+    return any(near(gives, one + shared) for one in sums)
+
+
+def is_without_shared(draw, running, gives):
+    wide = choose(running.logits, draw.model.routers[0].bias, replace(draw.model.rule, num_run=3))
+    assert draw.model.rule.top_k == 2
+    slots, _ = parts_of(replace(running, choice=wide))
+    return near(gives, (wide.weights[:, :, None] * slots).sum(axis=1))
+
+
+def is_unweighted(draw, running, gives):
+    slots, shared = parts_of(running)
+    return near(gives, slots.sum(axis=1) + shared)
+
+
+def is_of_another_slot(draw, running, gives):
+    own = running.run(running.layer, running.inputs, running.choice).reshape(3, 4, HIDDEN)
+    return any(
+        (gives.reshape(own.shape) == own[[*order]]).all() for order in ((2, 0, 1), (1, 2, 0))
+    )
+
+
+def is_in_another_layout(trace, read):
+    """Place i of the order by positions holds row i of the order by documents."""
+    lengths = trace.text.lengths
+    for size in (2, 3, 4):
+        ends = []
+        for first in range(0, len(lengths), size):
+            batch = range(first, min(first + size, len(lengths)))
+            longest = max(lengths[one] for one in batch)
+            rows = [(one, at) for one in batch for at in range(longest)]
+            for place, (own, at) in enumerate((o, a) for a in range(longest) for o in batch):
+                document, position = rows[place]
+                row = trace.chosen[:, document, position]
+                if position >= lengths[document]:
+                    row = np.broadcast_to([0, 1], row.shape)
+                ends.append((read.chosen[:, own, at] == row).all())
+        if all(ends):
+            return True
+    return False
+
+
+def is_overlaid(trace, read):
+    there = trace.text.is_token
+    changed = (read.chosen != trace.chosen).any(axis=(0, 3)) & there
+    firsts = changed.argmin(axis=1)
+    lengths = trace.text.lengths
+    for batch in trace.batches:
+        assert not changed[batch[0]].any()
+        for one, after in itertools.pairwise(batch):
+            over = slice(lengths[one], lengths[one] + firsts[after])
+            same = read.chosen[:, after, : firsts[after]] == trace.chosen[:, one, over]
+            assert same.all()
+    return changed.any() and (np.flatnonzero(changed.any(axis=0)) < 16).all()
+
+
+REPORTED = {
+    "gain_shifted": is_shifted,
+    "adapter_misscaled": is_of_low_rank,
+    "rotated_and_rounded": is_rounded_when_turned,
+    "stage_from_zero": lambda draw, change: (
+        change(1, draw.model.routers[1]) is draw.model.routers[0]
+    ),
+    "bias_counts_padding": is_pushed_down,
+    "input_summed": reads(is_summed),
+    "input_normed_before": reads(is_normed_twice),
+    "state_of_rejected": holds_rejected,
+    "state_before_accepted": is_before_last,
+    "experts_unseen": is_among_the_first,
+    "others_sampled": is_sampled_behind_the_first,
+    "logits_noised": is_noisy,
+    "mask_of_another_token": obeys_another,
+    "scores_as_shares": is_divided,
+    "sums_in_bf16": is_summed_in_bf16,
+    "weights_by_expert": is_weighed_by_expert,
+    "rows_past_limit": is_cut_off,
+    "partials_uncombined": ran(is_partial),
+    "scale_squared": ran(is_scaled_again),
+    "experts_of_first_rank": ran(is_of_first_rank),
+    "shared_replaced": ran(is_without_shared),
+    "experts_unweighted": ran(is_unweighted),
+    "experts_read_nothing": ran(lambda draw, running, gives: near(gives, parts_of(running)[1])),
+    "experts_give_late": ran(is_of_another_slot),
+    "rows_batch_first": written(is_in_another_layout),
+    "layers_in_walk_order": written(lambda trace, read: (read.chosen == trace.chosen[::-1]).all()),
+    "prompts_unwritten": written(lambda trace, read: (read.chosen == 0).all()),
+    "slots_with_shared": written(
+        lambda trace, read: any(
+            (read.chosen == trace.chosen + trace.chosen // size * shared).all()
+            for size, shared in itertools.product((EXPERTS // 2, EXPERTS // 4), (1, 2))
+        )
+    ),
+    "layer_overwritten": written(
+        lambda trace, read: any((read.chosen == trace.chosen[[one, one]]).all() for one in (0, 1))
+    ),
+    "flush_too_long": written(is_overlaid),
+}
+
+
+@pytest.mark.parametrize("operator", THREADS)
+def test_a_reported_kind_does_what_it_says(operator):
+    for seed in range(3 if operator == "sums_in_bf16" else 12):
+        draw = draw_for(operator, seed, layer=int(operator == "stage_from_zero"))
+        assert REPORTED[operator](draw, THREADS[operator].make(draw)), seed
+
+
+@pytest.mark.parametrize("seed", range(len(THREADS)))
+def test_a_reported_kind_changes_choices_where_it_acts_and_nowhere_else(seed):
+    case = draw(seed, "small", "threads")
+    (injected,), (truth,) = case.injected, case.truths
+    assert injected.operator == [*THREADS][seed]
+    assert truth.effect.sets + truth.effect.weights + truth.effect.later_sets > 0
+    possible = may_differ(injected.fault, case.text, case.model.shape.layers)
+    for layer in range(case.model.shape.layers):
+        moved, weighed = differences(case.b, case.twin, layer)
+        outside = (moved | weighed)[~possible[layer][case.text.is_token]]
+        assert outside.sum() <= 0.01 * case.text.num_tokens  # products of other shapes round anew
