@@ -131,7 +131,12 @@ def open_run_b(
     return match_run_b(source, opened, all_routers)
 
 
-def open_choices(path: str, terms: RunBTerms, all_routers: tuple[KnownRouter, ...]) -> TokenSource:
+def open_choices(
+    path: str,
+    terms: RunBTerms,
+    all_routers: tuple[KnownRouter, ...],
+    company: Company | None = None,
+) -> TokenSource:
     """What another run chose, token by token: a recording, a trace or a foreign file.
 
     Raises
@@ -143,7 +148,7 @@ def open_choices(path: str, terms: RunBTerms, all_routers: tuple[KnownRouter, ..
     try:
         opened = open_tokens(
             *(path, terms.stage_b, terms.map_b or None, names, all_routers),
-            *(terms.dialect_b, terms.expert_map_b),
+            *(terms.dialect_b, terms.expert_map_b, company),
         )
     except MoeGeomError as refusal:  # whose hints are those of --tokens
         refusal.hint = _OF_TOKENS.sub(r"\1-b", refusal.hint)

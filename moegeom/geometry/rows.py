@@ -482,6 +482,27 @@ def common_choices(
     return counts.reshape(num_experts, num_experts).astype(np.int64)
 
 
+def completed_sets(
+    sets: Int32[np.ndarray, "tokens k"],
+    others: Int32[np.ndarray, "tokens k"],
+    is_empty: Bool[np.ndarray, "tokens k"],
+) -> Int32[np.ndarray, "tokens k"]:
+    """Sets whose empty slots hold the first experts of others that they lack.
+
+    What was chosen, where sets are those of the others less what was dropped.
+    """
+    rows = np.flatnonzero(is_empty.any(axis=1))
+    left = np.where(is_empty[rows], -1, sets[rows])
+    is_lacking = (others[rows][:, :, None] != left[:, None, :]).all(axis=2)
+    lacking = np.take_along_axis(
+        others[rows], np.argsort(~is_lacking, axis=1, kind="stable"), axis=1
+    )
+    place = np.maximum(np.cumsum(is_empty[rows], axis=1) - 1, 0)
+    whole = sets.copy()
+    whole[rows] = np.where(is_empty[rows], np.take_along_axis(lacking, place, axis=1), left)
+    return whole
+
+
 def overlap_beyond_chance(
     counts: Int64[np.ndarray, "experts experts"],
     matching: Int64[np.ndarray, "experts"],

@@ -34,13 +34,15 @@ Refused = Callable[[str, RecordingError], None]
 class Company:
     """What goes with a first pass over files: its ``journal``, who hears how many bytes it begins
     to read, how many files of how many were read, and which requests are ``refused``:
-    those are left out then, where otherwise the first one ends the pass.
+    those are left out then, where otherwise the first one ends the pass. Slots ``may_be_empty``
+    where the caller looks at the others.
     """
 
     journal: FileJournal | None = None
     begun: Callable[[int], None] | None = None
     advanced: Callable[[int, int], None] | None = None
     refused: Refused | None = None
+    may_be_empty: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,17 @@ from moegeom.geometry.noise import boundary_sigmas, upstream_noise
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
+from moegeom.geometry.set_code import set_distances
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.router.edits import RouterInModel, edits_of
-from moegeom.studies.explain.record import FlipNoise, InputChange, LayerEvidence, WeightRule
+from moegeom.studies.explain.record import (
+    EmptySlots,
+    FlipNoise,
+    InputChange,
+    LayerEvidence,
+    WeightRule,
+)
 from moegeom.studies.faults.operator import (
     AS_STORED,
     ChoiceValues,
@@ -193,7 +200,8 @@ class MatchedChoices:
     """What both sides chose at one router, and which tokens agreed at all earlier ones.
 
     ``matching`` is, for each expert of A, the number of B that fits its choices best, by how often
-    one chose the one and the other the other, ``common``.
+    one chose the one and the other the other, ``common``. B's slots that are empty hold what A
+    chose.
     """
 
     prepared: PreparedRouter
@@ -203,6 +211,7 @@ class MatchedChoices:
     agrees: Bool[np.ndarray, "tokens"]
     matching: Int64[np.ndarray, "experts"]
     common: Int64[np.ndarray, "experts experts"]
+    is_empty: Bool[np.ndarray, "tokens k"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,6 +399,55 @@ def layer_evidence(
         own_reproduced=scores.own_reproduced,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
+        by_own_logits=_by_own_logits(ready.site),
+        empty=_empty(choices, sides, ready, rows),
+    )
+
+
+def _by_own_logits(site: Site) -> float | None:
+    """The share of B's choices that A's rule makes of B's recorded logits; None of none."""
+    recorded = site.recorded
+    if recorded is None or not recorded.is_logits:
+        return None
+    plain = emulate(site.router, AS_STORED)
+    scores = plain.compared(recorded.values.astype(site.logits.dtype))
+    selection, _ = group_masked(site.router.rule, scores, site.kernels)
+    return float(set_distances(selection, site.theirs).is_met.mean())
+
+
+#: Empty slots from which it can be told which they are; share of those of lower scores than nearly
+#: all that were chosen.
+_SOME_EMPTY, _BELOW, _NEARLY_ALL = 20, 0.95, 0.01
+
+
+def _empty(
+    choices: MatchedChoices, sides: Sides, ready: ReadySite, rows: Int64[np.ndarray, "rows"]
+) -> EmptySlots | None:
+    """Slots in which B holds no expert, or one of no weight that the rule gives some."""
+    site, is_empty = ready.site, choices.is_empty[rows]
+    is_written = bool(is_empty.any())
+    if not is_written and "routing_weights" in sides.other.source.facts.outputs:
+        is_empty = sides.other_recorded(site.router.name, rows, "routing_weights") == 0.0
+    number = int(is_empty.any(axis=1).sum())
+    if number < _FEW:
+        return None
+    is_whole, is_below = is_empty.all(axis=1), False
+    clean = choices.is_clean[rows] & ~is_whole
+    saved = np.where(is_empty.any(axis=1), _WORTH, -1.0)
+    region = best_region(saved, Where.of(sides.columns.at(rows), sides.token[rows]))
+    there = is_empty[region.is_inside]
+    if site.has_logits and there.sum() >= _SOME_EMPTY and not there.all():
+        scores = np.take_along_axis(site.scores, site.theirs.astype(np.int64), axis=1)
+        scores = scores[region.is_inside]
+        lowest = np.quantile(scores[~there], _NEARLY_ALL)
+        is_below = bool((scores[there] <= lowest).mean() >= _BELOW)
+    return EmptySlots(
+        number,
+        int(is_whole.sum()),
+        is_written,
+        float(choices.agrees[rows][clean].mean()) if clean.any() else 1.0,
+        is_below,
+        region.text,
     )
 
 

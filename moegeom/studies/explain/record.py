@@ -226,6 +226,23 @@ class WeightRule:
 
 
 @dataclass(frozen=True)
+class EmptySlots:
+    """Slots in which B holds no expert, or one of no weight.
+
+    Of ``num_tokens`` with some ``num_whole`` have no other; ``is_written`` where ids say so.
+    ``agreement`` is that of the others that agreed before, empty slots filled by A's choices. With
+    ``is_below`` they are those of scores below all that were chosen. ``where`` says which tokens.
+    """
+
+    num_tokens: int
+    num_whole: int
+    is_written: bool
+    agreement: float
+    is_below: bool
+    where: str
+
+
+@dataclass(frozen=True)
 class LayerEvidence:
     """One router: how often A and B agree, and how often A's router gives B's sets.
 
@@ -237,7 +254,9 @@ class LayerEvidence:
     were tried. ``bits`` are those of B's sets for A's router with noise that fits. ``inputs`` is
     None unless both sides recorded them and rows could be tried. ``reason`` says why rows and
     inputs were not looked at. ``own_reproduced`` is the share of A's own recorded choices that A's
-    router gives: what that leaves is no fault of B.
+    router gives: what that leaves is no fault of B. ``by_own_logits`` is the share of B's choices
+    that A's rule makes of the logits that B recorded. ``empty`` are slots without an expert, which
+    count as those that A chose.
     """
 
     router: str
@@ -257,6 +276,8 @@ class LayerEvidence:
     own_reproduced: float = 1.0
     beyond_chance: float = 1.0
     beyond_chance_renamed: float = 1.0
+    by_own_logits: float | None = None
+    empty: EmptySlots | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,12 @@ from moegeom.engine.prepared import prepare
 from moegeom.engine.run_facts import run_b_facts
 from moegeom.engine.session import Session
 from moegeom.engine.sources import known_routers, open_choices
-from moegeom.geometry.rows import common_choices, expert_matching, overlap_beyond_chance
+from moegeom.geometry.rows import (
+    common_choices,
+    completed_sets,
+    expert_matching,
+    overlap_beyond_chance,
+)
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
@@ -61,7 +66,9 @@ from moegeom.studies.faults.score import (
 )
 from moegeom.studies.log_probs import log_probs
 from moegeom.studies.study import watched
+from moegeom.tokens.source import Company
 from moegeom.tokens.traces.alignment import RunB, match_run_b
+from moegeom.tokens.traces.ids import empty_slots
 from moegeom.tokens.traces.source import CountedSource
 from moegeom.tokens.validity import fingerprint_test
 
@@ -162,10 +169,14 @@ def _choices(
             with one_blas_thread():  # the arithmetic of the scan
                 mine = sides.chosen(prepared)
         other = sides.other.read_chosen(router.name, sides.token)
+        is_empty = empty_slots(other, router.num_experts, mine)
+        if is_empty.any():
+            other = completed_sets(other, mine, is_empty)
         agrees = sides.kernels["same_set"](mine, other)
         common = common_choices(mine, other, router.num_experts)
         matching = expert_matching(common)
-        choices.append(MatchedChoices(prepared, mine, other, clean, agrees, matching, common))
+        sets = (prepared, mine, other, clean, agrees, matching, common, is_empty)
+        choices.append(MatchedChoices(*sets))
         clean = clean & agrees
     return choices
 
@@ -268,7 +279,7 @@ def _open_run_b(
     """B matched with A, and the choices of A's routers that matching computed."""
     assert request.run_b is not None
     routers = known_routers(whole)
-    opened = open_choices(request.run_b, request, routers)
+    opened = open_choices(request.run_b, request, routers, Company(may_be_empty=True))
     by_name, kernels = {router.name: router for router in whole}, load_kernels("cpu")
     choices: dict[str, Int32[np.ndarray, "tokens k"]] = {}
 
@@ -280,7 +291,9 @@ def _open_run_b(
 
     can_route = source.facts.stage != "ids" and not source.facts.has_chosen
     own = routed if can_route else None
-    return match_run_b(source, opened, routers, must_fit=False, own=own), choices
+    return match_run_b(
+        source, opened, routers, must_fit=False, own=own, may_be_empty=True
+    ), choices
 
 
 def _not_looked_at(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from moegeom.core.text import number_of, percent, percent_of_all
-from moegeom.studies.explain.record import CauseVerdict, Evidence, LayerEvidence
+from moegeom.studies.explain.record import CauseVerdict, EmptySlots, Evidence, LayerEvidence
 from moegeom.studies.faults.exchangeable import LEVEL, NUM_TESTS
 from moegeom.studies.faults.score import Fault, believed, explaining, margin, rival
 
@@ -23,6 +23,9 @@ _REPAIRS = 0.5
 
 #: Sets that agree where routing weights are judged before anything else. Heuristic.
 _AGREES = 0.99
+
+#: Rows that hold what A chose, where slots are empty since experts were dropped. Heuristic.
+_MOSTLY_DROPPED = 0.93
 
 #: Sets that agree where weights are judged at all: of a stranger's choices some agree by chance.
 _MOSTLY = 0.5
@@ -66,12 +69,40 @@ _CLEARLY = 0.125
 
 def verdict(case: Evidence) -> CauseVerdict:
     """The explanation with the largest margin; else what can be said without one."""
-    cause = _no_disagreement(case) or _best(case)
+    cause = _empty_slots(case) or _no_disagreement(case) or _best(case)
     if cause is None:
         opened = (rule(case) for rule in _OPEN)
         cause = next((one for one in opened if one is not None), None)
     cause = cause or CauseVerdict("inconclusive", f"{_share(case)} {_unexplained(case)}")
     return _of_another(case, _beside_c(case, cause))
+
+
+def _empty_slots(case: Evidence) -> CauseVerdict | None:
+    """Slots that hold no expert: what was written is no choice of a router alone."""
+    layer = next((one for one in case.layers if one.empty and one.empty.is_written), None)
+    if layer is None or layer.empty is None:
+        return None
+    empty, place = layer.empty, case.place(layer.router)
+    some = f"in {place} {number_of(empty.num_tokens, 'row')}{_in(empty.where)}"
+    lack = f"{some} lack experts"
+    if empty.is_below:
+        detail = f"{lack}, those whose scores are the lowest of all: a maximum that begins too high."
+        return CauseVerdict("rule differs", detail, layer.router)
+    if empty.agreement < _MOSTLY_DROPPED:
+        return CauseVerdict("rule differs", f"{lack}; {_experts_choose(empty)}", layer.router)
+    if empty.num_whole >= _MOSTLY * empty.num_tokens:
+        detail = f"{some} hold one number in every slot, which is no choice: nothing was written."
+        return CauseVerdict("padding counted", detail, layer.router)
+    detail = f"{lack}; what they hold, A chose too ({_percent(empty.agreement)} of all rows)."
+    return CauseVerdict("capacity", detail, layer.router)
+
+
+def _experts_choose(empty: EmptySlots) -> str:
+    """Rows lack experts, and what they hold is not what A chose."""
+    return (
+        f"what rows hold, A chose in {_percent(empty.agreement)} only: tokens with different numbers "
+        "of experts, as where each expert takes its best tokens."
+    )
 
 
 def _best(case: Evidence) -> CauseVerdict | None:
@@ -140,6 +171,9 @@ def _wrong_weights(case: Evidence, layer: LayerEvidence) -> CauseVerdict | None:
             f"the rule never gives{_in(rule.where)}"
         )
         fewer = rule.zeros_last >= _FEWER
+        if layer.empty and layer.empty.agreement < _MOSTLY_DROPPED and not fewer:
+            detail = f"{detail}; {_experts_choose(layer.empty)}"
+            return CauseVerdict("rule differs", detail, layer.router, margin=rule.bits)
         detail += ": in each token the last ones, fewer are used than chosen." if fewer else "."
         return CauseVerdict(cause if fewer else "capacity", detail, layer.router, margin=rule.bits)
     where = f"from {place} on weights differ by {rule.error:.2g}, relative{_in(rule.where)}"

@@ -63,11 +63,13 @@ def match_run_b(
     routers: Sequence[KnownRouter],
     must_fit: bool = True,
     own: Callable[[str], Integer[np.ndarray, "tokens slots"]] | None = None,
+    may_be_empty: bool = False,
 ) -> RunB:
     """The tokens of ``other`` that are tokens of ``reference``, by document, position and token id.
 
     Without ``must_fit`` choices that agree better elsewhere are no error: the fits tell of it.
     ``own`` gives the choices of a router for all tokens of a reference that did not record them.
+    Slots of the other side ``may_be_empty`` where the caller looks at the rest of them.
 
     Raises
     ------
@@ -96,7 +98,7 @@ def match_run_b(
                 f"matched where each has {ALIGNED_TOKENS:,} at most.",
                 "Compare fewer documents.",
             )
-    trace = rows_of(other, shared)
+    trace = rows_of(other, shared, may_be_empty)
     num_tokens, names = reference.facts.num_tokens, [router.name for router in shared]
     columns, chosen = reference.read_columns(0, num_tokens), None
     if reference.facts.has_chosen:
@@ -112,7 +114,9 @@ def match_run_b(
     return RunB(other, token, aligned.fits, notes)
 
 
-def rows_of(other: TokenSource, routers: Sequence[KnownRouter]) -> TraceRows:
+def rows_of(
+    other: TokenSource, routers: Sequence[KnownRouter], may_be_empty: bool = False
+) -> TraceRows:
     """The rows of a source to align; choices are read when indexed.
 
     Raises
@@ -141,7 +145,7 @@ def rows_of(other: TokenSource, routers: Sequence[KnownRouter]) -> TraceRows:
             f"{other.facts.name}: {chosen.shape[2]} experts a token; router {wrong[0].name} "
             f"chooses {wrong[0].top_k}."
         )
-    _refuse_strangers(other, routers)
+    _refuse_strangers(other, routers, may_be_empty)
     return TraceRows(
         chosen=chosen,
         request=request.astype(np.int64),
@@ -152,7 +156,9 @@ def rows_of(other: TokenSource, routers: Sequence[KnownRouter]) -> TraceRows:
     )
 
 
-def _refuse_strangers(other: TokenSource, routers: Sequence[KnownRouter]) -> None:
+def _refuse_strangers(
+    other: TokenSource, routers: Sequence[KnownRouter], may_be_empty: bool
+) -> None:
     """Raises RecordingError for experts that the checkpoint does not have."""
     for start in range(0, other.facts.num_tokens, _ROUTED):
         stop = min(start + _ROUTED, other.facts.num_tokens)
@@ -161,7 +167,7 @@ def _refuse_strangers(other: TokenSource, routers: Sequence[KnownRouter]) -> Non
             assert ids is not None, "has choices"
             if ids.min() < 0 or ids.max() >= router.num_experts:
                 row = np.arange(start, start + len(ids))
-                check_choices(ids[:, None], row, (router,), other.facts.name)
+                check_choices(ids[:, None], row, (router,), other.facts.name, may_be_empty)
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,8 +93,10 @@ class RequestCleaning:
         routers: Sequence[KnownRouter],
         is_last_routed: bool,
         where: str,
+        may_be_empty: bool,
     ) -> None:
         self._where = f"{where}: request {request.name}"
+        self._may_be_empty = may_be_empty
         self._routers = routers
         self._is_last_routed = is_last_routed
         self._empty, self._pattern, self._same = _Flags(), _Flags(), _Flags()
@@ -138,7 +140,7 @@ class RequestCleaning:
         is_token = np.zeros(len(ids), bool)
         is_token[first:last] = ~empty[first:last]
         chosen = ids[is_token]
-        check_choices(chosen, row[is_token], self._routers, self._where)
+        check_choices(chosen, row[is_token], self._routers, self._where, self._may_be_empty)
         self._count_looks(chosen)
         at = np.flatnonzero(is_token) - first
         position = np.full(len(at), -1) if offset is None else at + offset

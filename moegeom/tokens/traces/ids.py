@@ -8,7 +8,7 @@ import numpy as np
 
 from moegeom.core.errors import RecordingError
 from moegeom.core.router import format_layers
-from moegeom.core.shapes import Bool, Int64
+from moegeom.core.shapes import Bool, Int32, Int64
 from moegeom.core.text import number_of, percent
 from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.axes import unset_value
@@ -28,24 +28,56 @@ _MANY = 20
 
 
 class OddIdsError(RecordingError):
-    """Rows hold no choices; ``word`` names the kind, which other requests may have too."""
+    """Rows hold no choices; ``word`` names the kind, which other requests may have too.
 
-    def __init__(self, word: str, text: str, hint: str) -> None:
+    Of some kinds other slots of the same rows are choices: the kind ``leaves_empty`` slots.
+    """
+
+    def __init__(self, word: str, text: str, hint: str, leaves_empty: bool) -> None:
         super().__init__(text, hint)
-        self.word = word
+        self.word, self.leaves_empty = word, leaves_empty
 
 
 def check_choices(
-    ids: np.ndarray, row: Int64[np.ndarray, "rows"], routers: Sequence[KnownRouter], where: str
+    ids: np.ndarray,
+    row: Int64[np.ndarray, "rows"],
+    routers: Sequence[KnownRouter],
+    where: str,
+    may_be_empty: bool = False,
 ) -> None:
-    """Raises OddIdsError for ids that are no experts, and for experts named twice."""
+    """Raises OddIdsError for ids that are no experts, and for experts named twice.
+
+    Slots ``may_be_empty`` where the caller looks at what the others hold.
+    """
     if not len(ids):
         return
     least = min(router.num_experts for router in routers)
     is_twice = ids.shape[2] > 1 and _has_equal(ids)
     if int(ids.max()) < least and int(ids.min()) >= 0 and not is_twice:
         return
-    _Strangers(ids, row, routers, where).refuse(is_twice)
+    try:
+        _Strangers(ids, row, routers, where).refuse(is_twice)
+    except OddIdsError as odd:
+        if not (may_be_empty and odd.leaves_empty):
+            raise
+
+
+def empty_slots(
+    ids: Int32[np.ndarray, "rows slots"], num_experts: int, others: Int32[np.ndarray, "rows slots"]
+) -> Bool[np.ndarray, "rows slots"]:
+    """Slots without an expert: -1, and a number that alone stands in rows more than once.
+
+    That number in other rows, too, where the choices of ``others`` lack it.
+    """
+    is_empty = (ids < 0) | (ids >= num_experts)
+    if ids.shape[1] > 1 and _has_equal(ids[:, None]):
+        is_twice = _twice(ids[:, None])[:, 0]
+        repeated = _repeated(ids[is_twice])
+        filling = repeated[(repeated >= 0) & (repeated < num_experts)]
+        if len(filling) == 1:
+            is_filled = is_twice | ~(others == filling[0]).any(axis=1)
+            is_empty |= (ids == filling[0]) & is_filled[:, None]
+    return is_empty
 
 
 class _Strangers:
@@ -118,6 +150,7 @@ class _Strangers:
                 "Expert choice: tokens have different numbers of experts, and each expert of a "
                 f"layer has as many tokens as the others ({share} of the slots are empty). No "
                 "top-k of a token follows from it: moegeom measures token choice alone.",
+                leaves_empty=True,
             )
         valid, size = self.ids[~is_unset], int(self.num_experts.max())
         low, high = int(valid.min()), int(valid.max())
@@ -137,6 +170,7 @@ class _Strangers:
             f"-1 stands in {share} of the slots, beside experts: those over a capacity, or of "
             "other ranks where most slots are. Record what the router chose, before tokens are "
             "dispatched.",
+            leaves_empty=True,
         )
 
     def _is_expert_choice(self, is_unset: np.ndarray) -> bool:
@@ -167,6 +201,7 @@ class _Strangers:
             filled,
             f"Padding of slots that were dropped or masked ({share} of all), and no choice: have "
             "the engine write the ids of the router, or -1 and fewer experts.",
+            leaves_empty=True,
         )
 
     def _refuse_layer(self, filled: Bool[np.ndarray, "rows layers slots"]) -> None:
@@ -178,7 +213,9 @@ class _Strangers:
             "gathered for them.",
         )
 
-    def _raise(self, word: str, strange: np.ndarray, hint: str) -> None:
+    def _raise(
+        self, word: str, strange: np.ndarray, hint: str, leaves_empty: bool = False
+    ) -> None:
         """Raises the error: ``strange`` are the slots, or the rows and layers, that it is about."""
         places = strange if strange.ndim == 2 else strange.any(axis=2)
         at, layer = np.argwhere(places)[0].tolist()
@@ -193,6 +230,7 @@ class _Strangers:
             f"{slots}; so it is in {number_of(len(rows), 'row')} of {len(self.ids)}{run}, at "
             f"layer{'s' * (len(layers) > 1)} {format_layers(layers)}.",
             hint,
+            leaves_empty,
         )
 
 
