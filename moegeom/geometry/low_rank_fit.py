@@ -2,6 +2,7 @@ r"""What best reproduces another's choices: an update of rows, a factor for each
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,21 +15,27 @@ from moegeom.geometry.set_code import chosen_mask
 #: Steps of the search, and the noise that it allows in median gaps between scores.
 _STEPS, _SOFT = 30, 0.3
 
+#: Searches with the errors that the one before left, and the finest of these in those of no change.
+_ROUNDS, _FINEST = 3, 2.0**-5
+
 
 @dataclass(frozen=True, eq=False)
 class ChoicesOfScores:
     r"""Choices S_t, and the logits z_t whose scores :math:`s_{te} = \phi(z_{te}) + b_e` are compared.
 
     :math:`\phi` is the identity, or the sigmoid (``is_sigmoid``), b the ``bias``. Logits that are
-    not finite take no part. ``logit_changes`` are by how much those of the other differ, up to a
-    number of each token, nan where unknown; None where all of it is.
+    not finite take no part. ``values`` are what the other recorded of its own logits, up to a number
+    of each token: they or their log-sigmoids (``are_log_sigmoids``), nan where unknown; None where
+    all of it is. They are known to ``value_error``; None: to the rms of what differs.
     """
 
     logits: Float64[np.ndarray, "tokens experts"]
     chosen: Integer[np.ndarray, "tokens k"]
     bias: Float[np.ndarray, "experts"] | None = None
     is_sigmoid: bool = False
-    logit_changes: Float64[np.ndarray, "tokens experts"] | None = None
+    values: Float64[np.ndarray, "tokens experts"] | None = None
+    are_log_sigmoids: bool = False
+    value_error: float | None = None
 
     @cached_property
     def _is_known(self) -> Bool[np.ndarray, "tokens experts"]:
@@ -55,11 +62,27 @@ class ChoicesOfScores:
 
     @cached_property
     def _tau(self) -> float:
-        """The rms of the logit changes, 0 where they say nothing."""
-        if self.logit_changes is None:
-            return 0.0
-        centred = _centred(self.logit_changes[self.usable])
-        return float(np.sqrt(np.nanmean(centred**2))) if np.isfinite(centred).any() else 0.0
+        """What values are known to, 0 where they say nothing."""
+        if self.value_error is not None:
+            return self.value_error
+        return self.error_of(np.zeros((int(self.usable.sum()), self.logits.shape[1])))
+
+    def error_of(self, change: Float64[np.ndarray, "usable experts"]) -> float:
+        """The rms of what is left of the values under other logits; 0 where they are unknown."""
+        left = self.values_left(change, self.usable)
+        return 0.0 if left is None else float(np.sqrt((left**2).sum() / max(np.count_nonzero(left), 1)))
+
+    def values_left(
+        self,
+        change: Float64[np.ndarray, "some experts"],
+        some: Bool[np.ndarray, "tokens"],
+    ) -> Float64[np.ndarray, "some experts"] | None:
+        """What other logits leave of the values of some tokens; 0 where a value is unknown."""
+        if self.values is None:
+            return None
+        moved = self.logits[some] + change
+        own = -np.logaddexp(0.0, -moved) if self.are_log_sigmoids else moved
+        return np.nan_to_num(_centred(own - self.values[some]), posinf=0.0, neginf=0.0)
 
     def _scores(
         self, logits: Float64[np.ndarray, "some experts"]
@@ -79,19 +102,20 @@ class ChoicesOfScores:
         .. math::
             \sum_t \log\left(1 + \Big(\sum_{e \notin S_t} e^{s_{te} / T}\Big)
             \Big(\sum_{e \in S_t} e^{-s_{te} / T}\Big)\right)
-            + \sum_t \sum_e \frac{(r_{te} - \delta_{te} - c_t)^2}{2 \tau^2}
+            + \sum_t \sum_e \frac{(v_{te} - c_t)^2}{2 \tau^2}
 
         for scores of :math:`z + \delta`: a soft count of choices against the scores, T a part of the
-        ``gap``, and the squared error of the logit changes r, :math:`\tau` their rms.
+        ``gap``, and the squares of the values that are left, in units of what they are known to.
         """
         usable, soft = self.usable, _SOFT * self.gap
         scores, slope = self._scores(self.logits[usable] + change)
         value, pull = _set_loss(scores / soft, self._is_chosen[usable], self._is_known[usable])
         pull = pull * slope / soft
-        if self.logit_changes is not None and self._tau > 0.0:
-            off = np.nan_to_num(_centred(change - self.logit_changes[usable])) / self._tau
-            value += 0.5 * float((off**2).sum())
-            pull += off / self._tau
+        left = self.values_left(change, usable)
+        if left is not None and self._tau > 0.0:
+            value += 0.5 * float(((left / self._tau) ** 2).sum())
+            slope = sigmoid(-self.logits[usable] - change) if self.are_log_sigmoids else 1.0
+            pull += left / self._tau**2 * slope
         return value, pull
 
 
@@ -144,15 +168,19 @@ def fitted_rows(
 
     experts, hidden = choices.logits.shape[1], inputs.shape[1]
     seen, size = _in_units(inputs, choices)
+    flat, error = np.zeros(experts * hidden), choices.error_of(np.zeros((len(seen), experts)))
+    for _ in range(_ROUNDS if error > 0.0 else 1):
 
-    def cost(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        update = flat.reshape(experts, hidden)
-        value, pull = choices.loss(seen @ update.T)
-        return value + 0.5 * float(flat @ flat), (pull.T @ seen + update).ravel()
+        def cost(flat: np.ndarray, choices: ChoicesOfScores = choices) -> tuple[float, np.ndarray]:
+            update = flat.reshape(experts, hidden)
+            value, pull = choices.loss(seen @ update.T)
+            return value + 0.5 * float(flat @ flat), (pull.T @ seen + update).ravel()
 
-    start = np.zeros(experts * hidden)
-    solution = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
-    return solution.reshape(experts, hidden) / size
+        flat = minimize(cost, flat, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+        # changes of other rows are met nearly exactly, those of other inputs are not
+        left = choices.error_of(seen @ flat.reshape(experts, hidden).T)
+        choices = dataclasses.replace(choices, value_error=max(left, _FINEST * error))
+    return flat.reshape(experts, hidden) / size
 
 
 def fitted_factors(

@@ -257,6 +257,10 @@ def contrasts(
         return apart - apart.mean(axis=1, keepdims=True)
 
 
+#: Contrasts beyond which no bit is added: of weights of 0 they are infinite.
+_FARTHEST = 2.0**64
+
+
 def contrast_bits(
     apart: Float64[np.ndarray, "tokens values"], scale: float
 ) -> Float64[np.ndarray, "tokens"]:
@@ -268,7 +272,6 @@ def contrast_bits(
     no scale is finer. 0 where a number is not known.
     """
     number = apart.shape[1]
-    with np.errstate(over="ignore"):
-        own = np.log1p((apart / scale) ** 2) / math.log(2.0)
+    own = np.log1p(np.square(np.clip(apart, -_FARTHEST, _FARTHEST) / scale)) / math.log(2.0)
     bits = (own.sum(axis=1) / number + math.log2(scale / FINEST)) * (number - 1)
     return np.where(np.isnan(bits), 0.0, bits)

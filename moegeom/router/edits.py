@@ -169,6 +169,18 @@ def _rows(model: RouterInModel) -> Iterator[EditedRouter]:
             _with_rows_of(there, router),
             model.bits,
         )
+        gain, own_gain = there.gain, router.gain
+        if gain is not None and own_gain is not None and own_gain.all():
+            rows = there.weight.astype(np.float64) * (gain / own_gain.astype(np.float64))
+            whole = _with_rows_of(there, router)
+            yield EditedRouter(
+                f"router_of_layer{apart:+d}_with_gain",
+                f"router {text}, with its gain",
+                "rows",
+                "rows of another layer",
+                dataclasses.replace(whole, weight=rows.astype(router.weight.dtype)),
+                model.bits + 1.0,
+            )
         if has_bias:
             yield EditedRouter(
                 f"rows_of_layer{apart:+d}",

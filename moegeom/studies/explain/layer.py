@@ -45,6 +45,7 @@ from moegeom.studies.faults.operator import (
     of_sets,
     weights_of,
 )
+from moegeom.studies.faults.operators.damaged import foretold_share
 from moegeom.studies.faults.scope import Where, best_region
 from moegeom.studies.faults.score import SiteScores
 from moegeom.tokens.rows import consecutive
@@ -372,8 +373,12 @@ def layer_evidence(
     scores: SiteScores,
     rows: Int64[np.ndarray, "rows"],
     is_met: Bool[np.ndarray, "rows"],
+    is_open: bool,
 ) -> LayerEvidence:
-    """Agreement, noise and weights at one router; ``is_met`` marks sets the faults reproduce."""
+    """Agreement, noise and weights at one router; ``is_met`` marks sets the faults reproduce.
+
+    What other rows foretell is looked at where nothing else explains what begins here, ``is_open``.
+    """
     prepared, agrees, clean = choices.prepared, choices.agrees, choices.is_clean
     noise = None
     if ready.nearest is not None:
@@ -401,6 +406,7 @@ def layer_evidence(
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
         by_own_logits=_by_own_logits(ready.site),
         empty=_empty(choices, sides, ready, rows),
+        foretold=foretold_share(ready.site) if is_open else None,
     )
 
 
@@ -415,9 +421,9 @@ def _by_own_logits(site: Site) -> float | None:
     return float(set_distances(selection, site.theirs).is_met.mean())
 
 
-#: Empty slots from which it can be told which they are; share of those of lower scores than nearly
-#: all that were chosen.
-_SOME_EMPTY, _BELOW, _NEARLY_ALL = 20, 0.95, 0.01
+#: Empty slots from which it can be told which they are; share of those with lower scores than so
+#: large a share of what was chosen.
+_SOME_EMPTY, _BELOW = 20, 0.95
 
 
 def _empty(
@@ -439,8 +445,8 @@ def _empty(
     if site.has_logits and there.sum() >= _SOME_EMPTY and not there.all():
         scores = np.take_along_axis(site.scores, site.theirs.astype(np.int64), axis=1)
         scores = scores[region.is_inside]
-        lowest = np.quantile(scores[~there], _NEARLY_ALL)
-        is_below = bool((scores[there] <= lowest).mean() >= _BELOW)
+        highest = np.quantile(scores[there], _BELOW)
+        is_below = bool((scores[~there] > highest).mean() >= _BELOW)
     return EmptySlots(
         number,
         int(is_whole.sum()),

@@ -256,7 +256,8 @@ class LayerEvidence:
     inputs were not looked at. ``own_reproduced`` is the share of A's own recorded choices that A's
     router gives: what that leaves is no fault of B. ``by_own_logits`` is the share of B's choices
     that A's rule makes of the logits that B recorded. ``empty`` are slots without an expert, which
-    count as those that A chose.
+    count as those that A chose. ``foretold`` is the share of what differs in B's recorded values
+    that other rows would foretell, None where nothing was to be told by it.
     """
 
     router: str
@@ -278,6 +279,7 @@ class LayerEvidence:
     beyond_chance_renamed: float = 1.0
     by_own_logits: float | None = None
     empty: EmptySlots | None = None
+    foretold: float | None = None
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,7 @@ def _layers(
     )
     best = believed(causes)
     parts = () if best is None else best.parts or (best,)
+    begins = next((one for one in choices[1:] if not one.agrees[one.is_clean].all()), None)
 
     def evidence(
         choice: MatchedChoices, one: ReadySite, score: SiteScores
@@ -225,7 +226,8 @@ def _layers(
                 note_under(one, candidate, inside & choice.is_clean[rows], sides)
                 if candidate.rows is not None:  # what stands beyond its document nothing can tell
                     is_told = is_told & ~(inside & (candidate.rows < 0))
-        layer = layer_evidence(choice, sides, one, score, rows, is_met)
+        is_open = best is None and choice is begins
+        layer = layer_evidence(choice, sides, one, score, rows, is_met, is_open)
         return layer, FlippedRouter(one.site, ~is_met, is_told) if one.site.has_logits else None
 
     pairs = list(on_all_cores(lambda of: evidence(*of), zip(choices, sites, scores, strict=True)))

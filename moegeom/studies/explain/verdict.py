@@ -63,6 +63,14 @@ _CHANCE, _CHANCE_RENAMED, _ENOUGH = 0.05, 0.25, 64
 #: and what small noise on the inputs leaves of them.
 _SAME_WEIGHTS, _NOISY_WEIGHTS = 2.0**-6, 2.0**-4
 
+#: Choices that B's own logits may leave, since they are recorded in a coarser format. Heuristic.
+_RULED = 0.02
+
+#: Tokens that differ at a router where a change of rows would be found by their sets, and by the
+#: values beside them; share of the sets from which an explanation is near, and that of the values
+#: which other rows foretell where these differ. Heuristic.
+_TELLING, _TOLD_BY_VALUES, _NEARLY, _LINEAR = 100, 30, 0.25, 0.9
+
 #: What another rule leaves of the error of some tokens where it is theirs. Heuristic.
 _CLEARLY = 0.125
 
@@ -311,6 +319,55 @@ def _unrelated(case: Evidence) -> CauseVerdict | None:
     return None
 
 
+def _by_own_logits(case: Evidence) -> CauseVerdict | None:
+    """Choices that A's rule does not make of the logits that B recorded beside them."""
+    for layer in case.layers:
+        share = layer.by_own_logits
+        if share is None or share > 1.0 - _RULED or layer.own_reproduced <= 1.0 - _RULED:
+            continue
+        if case.differing and case.differing.text:
+            return None  # of some tokens alone: what was written may be that of others
+        detail = (
+            f"{_share(case)} In {case.place(layer.router)} A's rule gives {_percent(share)} of B's "
+            "choices from the logits that B recorded beside them: what differs comes behind logits."
+        )
+        return CauseVerdict("rule differs", detail, layer.router)
+    return None
+
+
+def _between(case: Evidence) -> CauseVerdict | None:
+    """A later router whose choices nothing that was tried foretells from what A's read: what stands
+    between the routers changed that.
+    """
+    for layer, before in zip(case.layers[1:], case.layers, strict=False):
+        if before.agreement < _AGREES or case.inputs_of == "B":
+            return None
+        flips = int(round((1.0 - layer.agreement) * layer.num_clean))
+        noise = layer.noise
+        if not flips or noise is None:
+            continue
+        share = layer.foretold
+        near = [one for one in case.faults if one.router == layer.router and share is None]
+        nearly = any(one.mended >= _NEARLY for one in near)
+        some = bool(case.differing and case.differing.experts)
+        ruled = layer.by_own_logits is None or layer.by_own_logits >= 1.0 - _RULED
+        if nearly or some or not ruled or noise.roundings <= _EARLY_ROUNDINGS:
+            return None
+        if flips < (_TELLING if share is None else _TOLD_BY_VALUES):
+            return None
+        if share is not None and share >= _LINEAR:
+            return None
+        values = "" if share is None else f", {_percent(max(share, 0.0))} of what differs in values"
+        detail = (
+            f"{_share(case)} {case.place(before.router)} agrees; in {case.place(layer.router)} "
+            f"{number_of(flips, 'token')} that agreed before differ, and no rows, bias or rule "
+            f"foretell them from what A's router reads{values}: look at experts, attention and norm "
+            "between the two."
+        )
+        return CauseVerdict("not the router", detail, layer.router)
+    return None
+
+
 def _innocent(case: Evidence) -> CauseVerdict | None:
     """B's inputs through A's router give B's choices: the inputs differ, not the router."""
     if case.inputs_of == "A":
@@ -513,6 +570,8 @@ _OPEN: tuple[Callable[[Evidence], CauseVerdict | None], ...] = (
     _outlying_weights,
     _innocent,
     _unrelated,
+    _by_own_logits,
+    _between,
     _beyond_noise,
     _at_the_router,
     _not_spread,

@@ -204,20 +204,25 @@ class Site:
             if rows.any()
         }
 
-    def choices_of(
-        self, rows: np.ndarray, logit_changes: Float64[np.ndarray, "rows experts"] | None = None
-    ) -> ChoicesOfScores:
-        """B's choices for some tokens, by which a fit is made.
+    def choices_of(self, rows: np.ndarray, with_values: bool = False) -> ChoicesOfScores:
+        """B's choices for some tokens, by which a fit is made, and what B recorded beside them.
 
         Experts of groups that B did not choose of lost by their groups, whatever their own scores.
         """
         logits, groups = self.logits[rows].astype(np.float64), self.router.rule.groups
+        recorded, values, are_log_sigmoids = self.recorded, None, False
+        if with_values and recorded is not None and np.isfinite(logits).all():
+            values = np.full(logits.shape, np.nan)
+            expert = recorded.experts(self.theirs[rows], logits.shape[1])
+            np.put_along_axis(values, expert, recorded.values[rows], axis=1)
+            are_log_sigmoids = not np.array_equal(recorded.of_each(self.router, logits), logits)
         if groups is not None:
             size = logits.shape[1] // groups.num_groups
             is_open = chosen_mask(self.theirs[rows] // size, groups.num_groups)
             logits = np.where(np.repeat(is_open, size, axis=1), logits, -np.inf)
-        is_sigmoid, bias = not self.router.rule.is_affine, self.router.selection_bias
-        return ChoicesOfScores(logits, self.theirs[rows], bias, is_sigmoid, logit_changes)
+        how = {"is_sigmoid": not self.router.rule.is_affine, "are_log_sigmoids": are_log_sigmoids}
+        bias = self.router.selection_bias
+        return ChoicesOfScores(logits, self.theirs[rows], bias, values=values, **how)
 
     def shifted(self, by: int) -> Int64[np.ndarray, "tokens"]:
         """Row of the token ``by`` positions later in the same document; -1 for none."""

@@ -648,6 +648,9 @@ _FITTED_BITS = 250.0
 #: ... or this share of all sets that differ there.
 _MENDS = 0.8
 
+#: Share of the sets that differ which what leads an estimate removes.
+_OUTRIGHT = 0.8
+
 #: Rounding that changes fewer sets than noise does: bits and share of all that it has to save.
 _ROUNDING: tuple[Cause, ...] = (
     "weights rounded",
@@ -670,12 +673,24 @@ def explaining(candidates: Sequence[Fault]) -> list[Fault]:
         # what gives as many of the choices from what a token reads says more
         better = [one for one in enough if one.reproduced.get(lead.router, 0.0) > met]
         enough = [*better, *(one for one in enough if one not in better)]
+    if enough and enough[0].is_estimate:
+        lead = enough[0]
+        # what is near any change of rows leads nothing that gives as many sets outright
+        exact = [one for one in enough if not one.is_estimate and _gives_as_many(one, lead)]
+        enough = [*exact, *(one for one in enough if one not in exact)]
     if not enough or not (enough[0].of_other or enough[0].is_fitted):
         return enough
     most = enough[0].bits
     return sorted(
         enough, key=lambda one: one.of_other or one.is_fitted or one.bits < _NEARLY * most
     )
+
+
+def _gives_as_many(one: Fault, lead: Fault) -> bool:
+    if one.repaired < _OUTRIGHT:
+        return False
+    share = one.reproduced.get(lead.router, 0.0) * one.share
+    return share >= lead.reproduced[lead.router] * lead.share
 
 
 def _explains(one: Fault) -> bool:
@@ -695,13 +710,16 @@ def _explains(one: Fault) -> bool:
 def rival(best: Fault, candidates: Sequence[Fault]) -> Fault | None:
     """The best fault of another cause, where it explains most of its scope too.
 
-    Edits of one bias that fit alike are one cause: the simplest is said.
+    Edits of one bias that fit alike are one cause: the simplest is said. An estimate is near
+    whatever is right.
     """
     kind = best.cause.split()[0]
     others = [
         one
         for one in explaining(candidates)
-        if one.cause != best.cause and not (kind == "bias" == one.cause.split()[0])
+        if one.cause != best.cause
+        and not (kind == "bias" == one.cause.split()[0])
+        and not (one.is_estimate and not best.is_estimate)
     ]
     return max(others, key=lambda one: one.bits, default=None)
 

@@ -64,11 +64,34 @@ def columns_scaled(site: Site) -> Iterator[Proposal]:
                 each = np.where(is_some, factor, 1.0)
                 name = f"{text} of {hidden} {_FACTORS[factor]}"
                 yield from _weighed(site, name, each, bits=bits)
+    for text, each, own_bits in _gains(site, fits[0]):
+        for one in _weighed(site, text, each, bits=4.0, own_bits=own_bits):
+            yield dataclasses.replace(one, cause="gain not folded")
     changed = np.flatnonzero(np.abs(fits[-1][::size] - 1.0) > _APART)
     if len(changed):
         text = f"{len(changed)} blocks of {size} columns weighed otherwise ({listed(changed)})"
         own_bits = _FACTOR_BITS * math.ceil(hidden / size)
         yield from _weighed(site, text, fits[-1], own_bits=own_bits)
+
+
+def _gains(
+    site: Site, factors: Float64[np.ndarray, "hidden"]
+) -> Iterator[tuple[str, Float64[np.ndarray, "hidden"], float]]:
+    """Gains that follow from the factors: a number added to each, and their order; in words, what
+    they make of columns, and the bits of an order.
+    """
+    gain = site.router.gain
+    if gain is None or not gain.all():
+        return
+    own = gain.astype(np.float64)
+    (slope, added), *_ = np.linalg.lstsq(np.c_[own, np.ones(len(own))], factors * own)
+    if slope > 0.0 and abs(added) > _APART * slope * float(np.median(np.abs(own))):
+        number = round(float(added / slope), 1)
+        yield f"norm gain taken as g {number:+g}", (own + number) / own, 0.0
+    moved = np.empty(len(own))
+    moved[np.argsort(factors * own)] = np.sort(own)
+    order = math.lgamma(len(own) + 1.0) / math.log(2.0)
+    yield "norm gain in another order", moved / own, min(order, _FACTOR_BITS * _MOST_BLOCKS)
 
 
 def are_at_issue(site: Site) -> bool:

@@ -238,11 +238,27 @@ def low_rank(site: Site) -> Iterator[Proposal]:
             "rows damaged",
             own_bits=_BITS_PER_EXPERT * experts * (1 if is_full else rank),
             scores=lambda there, rows: selection[rows],
-            # of values that took no part in the fit it says too little
-            values=None if _value_changes(site, np.arange(1)) is None else values,
+            values=values,
             moves_logits=True,
             is_estimate=True,
         )
+
+
+def foretold_share(site: Site) -> float | None:
+    """The share of what differs in B's recorded values that other rows foretell, fitted to half of
+    the tokens; None where it recorded none, or no inputs are at hand.
+
+    Nearly all of it where rows differ, and less where what they read does.
+    """
+    if not site.has_inputs or site.recorded is None or len(site.theirs) < 2 * _LEAST:
+        return None
+    logits = {False: site.logits, True: _foretold(site, _halves(site), len(site.matching))}
+    finite = np.isfinite(site.recorded.values).all(axis=1)
+    sizes = {}
+    for is_foretold, of_all in logits.items():
+        apart = site.recorded.apart(site.router, site.place, of_all, site.theirs)
+        sizes[is_foretold] = float((apart[finite] ** 2).sum())
+    return 1.0 - sizes[True] / sizes[False] if sizes[False] > 0.0 else None
 
 
 def _halves(site: Site) -> Bool[np.ndarray, "tokens"]:
@@ -293,30 +309,9 @@ def _fitted(
     some = np.sort(np.concatenate([half[::n] for half, n in zip(halves, every, strict=True)]))
     seen = site.values_at(site.number)(some)
     assert seen is not None
-    choices = site.choices_of(some, _value_changes(site, some))
+    choices = site.choices_of(some, with_values=True)
     if rank < len(site.matching):
         return fitted_update(seen, choices, rank)
     update = fitted_rows(seen, choices)
     # a softmax does not tell one changed row from all others changed the other way
     return update - np.median(update, axis=0) if site.router.rule.is_affine else update
-
-
-def _value_changes(
-    site: Site, rows: Int64[np.ndarray, "rows"]
-) -> Float64[np.ndarray, "rows experts"] | None:
-    """B's recorded values less A's, for the experts they are of; only where B recorded logits.
-
-    Logarithms of sigmoids are no logits: of these the sets alone say what changed.
-    """
-    recorded = site.recorded
-    if recorded is None:
-        return None
-    logits = site.logits[rows]
-    of_each = recorded.of_each(site.router, logits)
-    if not np.array_equal(of_each, logits):
-        return None
-    changes = np.full(logits.shape, np.nan)
-    expert = recorded.experts(site.theirs[rows], logits.shape[1])
-    apart = recorded.values[rows] - np.take_along_axis(of_each, expert, axis=1)
-    np.put_along_axis(changes, expert, apart, axis=1)
-    return changes

@@ -11,9 +11,17 @@ from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import number_of
 from moegeom.engine.choice import group_masked
 from moegeom.geometry.selection import group_scores, kept_groups, top_k
-from moegeom.geometry.set_code import set_distances
+from moegeom.geometry.set_code import chosen_mask, log2_sets, set_distances
 from moegeom.router.edits import BIASES
-from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, operator, routed
+from moegeom.studies.faults.operator import (
+    AS_STORED,
+    Proposal,
+    Site,
+    of_sets,
+    operator,
+    routed,
+)
+from moegeom.studies.faults.scope import listed
 from moegeom.variants.emulated import emulate
 
 #: Bits that say one fitted bias, and the share of B's sets that they give on its own inputs.
@@ -164,6 +172,93 @@ def groups_otherwise(site: Site) -> Iterator[Proposal]:
 
     text = "groups chosen by scores without the bias"
     yield Proposal("groups_unbiased", text, "rule differs", 2.0, scores=unbiased)
+
+
+@operator
+def groups_of_another(site: Site) -> Iterator[Proposal]:
+    """The best experts of other groups than A's, whatever chose these; to say which costs bits."""
+    groups = site.router.rule.groups
+    if groups is None or not site.has_logits:
+        return
+    size = len(site.matching) // groups.num_groups
+    is_theirs, is_mine = (
+        chosen_mask(sets // size, groups.num_groups) for sets in (site.theirs, site.mine)
+    )
+    others = int((is_theirs & ~is_mine).any(axis=1).sum())
+
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        is_open = np.repeat(is_theirs[rows], size, axis=1)
+        return np.where(is_open, there.scores[rows], -np.inf)
+
+    text = "the best experts of other groups than those with the best scores"
+    yield Proposal(
+        "groups_of_another", text, "rule differs", scores=scores, least_met=_FITTED_MEETS,
+        own_bits=others * log2_sets(groups.num_groups, groups.num_kept),
+    )  # fmt: skip
+
+
+@operator
+def others_at_random(site: Site) -> Iterator[Proposal]:
+    """The best experts are A's and the others any: drawn, not the next best."""
+    k = site.theirs.shape[1]
+    if not site.has_logits or site.is_of_logits:
+        return
+    best = top_k(site.selection, k)
+    for count in dict.fromkeys((1, k // 2, k - 1)):
+        if 0 < count < k:
+            text = f"the best {number_of(count, 'expert')}, and {k - count} at random"
+            grid = of_sets(best[:, :count], len(site.matching))
+            yield Proposal(
+                f"best_{count}_alone", text, "rule differs", 2.0, least_met=_FITTED_MEETS,
+                scores=lambda there, rows, grid=grid: grid[rows], ties=("chance",),
+            )  # fmt: skip
+
+
+@operator
+def scores_as_shares(site: Site) -> Iterator[Proposal]:
+    """A bias is added to scores that were made to sum to 1 first."""
+    rule, bias = site.router.rule, site.router.selection_bias
+    if not site.has_logits or bias is None or not bias.any() or rule.score == "softmax":
+        return
+    plain = emulate(dataclasses.replace(site.router, selection_bias=None), AS_STORED)
+
+    def scores(there: Site, rows: np.ndarray) -> np.ndarray:
+        own = plain.compared(there.logits[rows])
+        total = own.sum(axis=1, keepdims=True)
+        shares = np.divide(own, total, out=np.zeros_like(own), where=total > 0.0)
+        return group_masked(rule, shares + bias.astype(own.dtype), there.kernels)[0]
+
+    text = f"{rule.score} scores divided by their sum before the bias is added"
+    yield Proposal("shares", text, "rule differs", 2.0, scores=scores)
+
+
+@operator
+def never_chosen(site: Site) -> Iterator[Proposal]:
+    """Experts that A chooses and B never does, of all tokens or of those that differ."""
+    if not site.has_logits:
+        return
+    experts, unlike = len(site.matching), []
+    for some in (np.ones(len(site.theirs), bool), site.differs):
+        mine, theirs = (
+            np.bincount(sets[some].ravel(), minlength=experts) for sets in (site.mine, site.theirs)
+        )
+        lost = np.flatnonzero((mine >= _OFTEN) & (theirs == 0))
+        if not len(lost) or any(np.array_equal(lost, other) for other in unlike):
+            continue
+        unlike.append(lost)
+
+        def scores(there: Site, rows: np.ndarray, lost: np.ndarray = lost) -> np.ndarray:
+            own = there.selection[rows].copy()
+            own[:, lost] = -np.inf
+            return own
+
+        text = f"experts {listed(lost)} are never chosen"
+        cause = "experts favoured otherwise"
+        yield Proposal(text, text, cause, 2.0, scores=scores, least_met=_FITTED_MEETS)
+
+
+#: Tokens for which A chooses an expert that B never does.
+_OFTEN = 20
 
 
 @operator

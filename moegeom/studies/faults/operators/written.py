@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -30,6 +31,9 @@ _STEPS, _MOSTLY = 2, 0.8
 #: B's most frequent set is a fill value where it makes up this share of the differing rows, at
 #: least so many tokens, and A hardly ever chose it.
 _ONE_SET, _LEAST = 0.02, 5
+
+#: Bits by which padding, which is in every layer, comes before scores that are equal.
+_OF_TIES = 40.0
 
 #: A copy of something is equal to it, but for a token at the border of where it is.
 _EXACT = 0.9
@@ -280,10 +284,17 @@ def one_set(site: Site) -> Iterator[Proposal]:
         return
     bits, experts = sets.shape[1] * math.log2(len(site.matching)), len(site.matching)
     text = f"one and the same set ({', '.join(map(str, sets[most].tolist()[:8]))})"
-    yield Proposal(
+    one = Proposal(
         "one_set", text, "padding counted", own_bits=bits, least_met=_EXACT, everywhere=True,
         scores=lambda there, rows: of_sets(np.tile(sets[most], (len(rows), 1)), experts),
     )  # fmt: skip
+    yield one
+    if np.array_equal(sets[most], np.arange(sets.shape[1])):
+        text, cause = f"{text}, as of equal scores or NaN", "ties broken by number"
+        yield dataclasses.replace(
+            one, name="first_set", text=text, cause=cause, bits=_OF_TIES, own_bits=0.0,
+            everywhere=False,
+        )  # fmt: skip
 
 
 #: Integers that are too narrow for many experts: bits that are kept, or the largest number.
