@@ -46,7 +46,7 @@ from moegeom.studies.faults.operator import (
     weights_of,
 )
 from moegeom.studies.faults.operators.damaged import foretold_share
-from moegeom.studies.faults.scope import Where, best_region
+from moegeom.studies.faults.scope import Where, best_region, region_of
 from moegeom.studies.faults.score import SiteScores
 from moegeom.tokens.rows import consecutive
 from moegeom.tokens.stages import INPUT_STAGES
@@ -421,9 +421,9 @@ def _by_own_logits(site: Site) -> float | None:
     return float(set_distances(selection, site.theirs).is_met.mean())
 
 
-#: Empty slots from which it can be told which they are; share of those with lower scores than so
-#: large a share of what was chosen.
-_SOME_EMPTY, _BELOW = 20, 0.95
+#: Rows with empty slots from which it can be told which they are; numbers that a search for the
+#: largest begins with, and share of these rows whose last score is below one.
+_SOME_EMPTY, _STARTS, _BELOW = 20, (0.0, -1.0), 0.95
 
 
 def _empty(
@@ -439,14 +439,17 @@ def _empty(
         return None
     is_whole, is_below = is_empty.all(axis=1), False
     clean = choices.is_clean[rows] & ~is_whole
-    saved = np.where(is_empty.any(axis=1), _WORTH, -1.0)
-    region = best_region(saved, Where.of(sides.columns.at(rows), sides.token[rows]))
-    there = is_empty[region.is_inside]
-    if site.has_logits and there.sum() >= _SOME_EMPTY and not there.all():
-        scores = np.take_along_axis(site.scores, site.theirs.astype(np.int64), axis=1)
-        scores = scores[region.is_inside]
-        highest = np.quantile(scores[there], _BELOW)
-        is_below = bool((scores[~there] > highest).mean() >= _BELOW)
+    there = Where.of(sides.columns.at(rows), sides.token[rows])
+    region, _ = region_of(is_empty.any(axis=1), there)
+    lacks = is_empty.any(axis=1)[region.is_inside]
+    if site.has_logits and lacks.sum() >= _SOME_EMPTY and not lacks.all():
+        # a row lacks experts where the last of them has a score that is too low
+        last = np.take_along_axis(site.scores, site.mine.astype(np.int64), axis=1).min(axis=1)
+        last = last[region.is_inside]
+        is_below = any(
+            (last[lacks] < start).mean() >= _BELOW and (last >= start).mean() > 1.0 - _BELOW
+            for start in _STARTS
+        )
     return EmptySlots(
         number,
         int(is_whole.sum()),

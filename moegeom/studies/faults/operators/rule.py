@@ -13,14 +13,7 @@ from moegeom.engine.choice import group_masked
 from moegeom.geometry.selection import group_scores, kept_groups, top_k
 from moegeom.geometry.set_code import chosen_mask, log2_sets, set_distances
 from moegeom.router.edits import BIASES
-from moegeom.studies.faults.operator import (
-    AS_STORED,
-    Proposal,
-    Site,
-    of_sets,
-    operator,
-    routed,
-)
+from moegeom.studies.faults.operator import AS_STORED, Proposal, Site, operator, routed
 from moegeom.studies.faults.scope import listed
 from moegeom.variants.emulated import emulate
 
@@ -195,23 +188,6 @@ def groups_of_another(site: Site) -> Iterator[Proposal]:
         "groups_of_another", text, "rule differs", scores=scores, least_met=_FITTED_MEETS,
         own_bits=others * log2_sets(groups.num_groups, groups.num_kept),
     )  # fmt: skip
-
-
-@operator
-def others_at_random(site: Site) -> Iterator[Proposal]:
-    """The best experts are A's and the others any: drawn, not the next best."""
-    k = site.theirs.shape[1]
-    if not site.has_logits or site.is_of_logits:
-        return
-    best = top_k(site.selection, k)
-    for count in dict.fromkeys((1, k // 2, k - 1)):
-        if 0 < count < k:
-            text = f"the best {number_of(count, 'expert')}, and {k - count} at random"
-            grid = of_sets(best[:, :count], len(site.matching))
-            yield Proposal(
-                f"best_{count}_alone", text, "rule differs", 2.0, least_met=_FITTED_MEETS,
-                scores=lambda there, rows, grid=grid: grid[rows], ties=("chance",),
-            )  # fmt: skip
 
 
 @operator
