@@ -18,9 +18,15 @@ from moegeom.core.tokens import TokenColumns
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
 from moegeom.engine.plan import one_blas_thread
-from moegeom.geometry.low_rank_fit import ChoicesOfScores
+from moegeom.geometry.low_rank_fit import ChoicesOfScores, fitted_offsets
 from moegeom.geometry.number_formats import rounded_to
-from moegeom.geometry.selection import SCORES, mapped_logits, routing_weights, selection_scores
+from moegeom.geometry.selection import (
+    SCORES,
+    group_scores,
+    mapped_logits,
+    routing_weights,
+    selection_scores,
+)
 from moegeom.geometry.set_code import TIE_WAYS, chosen_mask, contrasts, fitted_bias, set_distances
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.emulated import Arithmetic, Emulated, emulate
@@ -199,10 +205,24 @@ class Site:
         is_known = np.isfinite(chosen).all(axis=1)
         ways = {"bias_fitted": is_known, "bias_fitted_where_different": is_known & self.differs}
         return {
-            name: fitted_bias(self.selection[rows], self.theirs[rows])
+            name: self._between_groups(fitted_bias(self.selection[rows], self.theirs[rows]))
             for name, rows in ways.items()
             if rows.any()
         }
+
+    def _between_groups(
+        self, bias: Float64[np.ndarray, "experts"]
+    ) -> Float64[np.ndarray, "experts"]:
+        """The bias with a number added for each group, which those that B chose of tell."""
+        groups = self.router.rule.groups
+        if groups is None:
+            return bias
+        size = len(bias) // groups.num_groups
+        scores = group_scores(self.scores[:_OF_GROUPS] + bias, groups)
+        chosen = self.theirs[:_OF_GROUPS] // size
+        number = 1 if groups.score == "max" or size == 1 else 2  # experts that a score sums
+        offsets = fitted_offsets(ChoicesOfScores(scores, chosen)) / number
+        return bias + np.repeat(offsets, size)
 
     def choices_of(self, rows: np.ndarray, with_values: bool = False) -> ChoicesOfScores:
         """B's choices for some tokens, by which a fit is made, and what B recorded beside them.
@@ -238,6 +258,9 @@ class Site:
         fits = (position[there] - position == by) | (position < 0)
         return np.where(same & fits, row, -1)
 
+
+#: Tokens that tell how groups are favoured.
+_OF_GROUPS = 4096
 
 #: Tokens with other sets that tell how columns pull, at least and at most.
 _LEAST_PULLED, _PULLED = 24, 512
