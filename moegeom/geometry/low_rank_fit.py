@@ -70,12 +70,14 @@ class ChoicesOfScores:
     def error_of(self, change: Float64[np.ndarray, "usable experts"]) -> float:
         """The rms of what is left of the values under other logits; 0 where they are unknown."""
         left = self.values_left(change, self.usable)
-        return 0.0 if left is None else float(np.sqrt((left**2).sum() / max(np.count_nonzero(left), 1)))
+        return (
+            0.0
+            if left is None
+            else float(np.sqrt((left**2).sum() / max(np.count_nonzero(left), 1)))
+        )
 
     def values_left(
-        self,
-        change: Float64[np.ndarray, "some experts"],
-        some: Bool[np.ndarray, "tokens"],
+        self, change: Float64[np.ndarray, "some experts"], some: Bool[np.ndarray, "tokens"]
     ) -> Float64[np.ndarray, "some experts"] | None:
         """What other logits leave of the values of some tokens; 0 where a value is unknown."""
         if self.values is None:

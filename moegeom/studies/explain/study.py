@@ -293,9 +293,7 @@ def _open_run_b(
 
     can_route = source.facts.stage != "ids" and not source.facts.has_chosen
     own = routed if can_route else None
-    return match_run_b(
-        source, opened, routers, must_fit=False, own=own, may_be_empty=True
-    ), choices
+    return match_run_b(source, opened, routers, must_fit=False, own=own, may_be_empty=True), choices
 
 
 def _not_looked_at(

@@ -94,7 +94,9 @@ def _empty_slots(case: Evidence) -> CauseVerdict | None:
     some = f"in {place} {number_of(empty.num_tokens, 'row')}{_in(empty.where)}"
     lack = f"{some} lack experts"
     if empty.is_below:
-        detail = f"{lack}, those whose scores are the lowest of all: a maximum that begins too high."
+        detail = (
+            f"{lack}, those whose scores are the lowest of all: a maximum that begins too high."
+        )
         return CauseVerdict("rule differs", detail, layer.router)
     if empty.agreement < _MOSTLY_DROPPED:
         return CauseVerdict("rule differs", f"{lack}; {_experts_choose(empty)}", layer.router)

@@ -213,9 +213,7 @@ class _Strangers:
             "gathered for them.",
         )
 
-    def _raise(
-        self, word: str, strange: np.ndarray, hint: str, leaves_empty: bool = False
-    ) -> None:
+    def _raise(self, word: str, strange: np.ndarray, hint: str, leaves_empty: bool = False) -> None:
         """Raises the error: ``strange`` are the slots, or the rows and layers, that it is about."""
         places = strange if strange.ndim == 2 else strange.any(axis=2)
         at, layer = np.argwhere(places)[0].tolist()

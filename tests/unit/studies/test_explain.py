@@ -20,6 +20,8 @@ from moegeom.studies.explain.layer import InputsApart
 from moegeom.studies.explain.record import (
     VERDICTS,
     CauseVerdict,
+    Differing,
+    EmptySlots,
     Evidence,
     Explanation,
     FlipNoise,
@@ -168,6 +170,23 @@ SOME = WeightRule(500, 0.001, None, "renormalised", 0.3, outlying=0.02)
 OUTLYING = WeightRule(500, 0.01, None, "renormalised", 0.02, outlying=0.02, outlying_error=0.08)
 EXPLAINED = replace(OUTLYING, nearest_error=0.001)
 DICE = layer(0, 0.1, beyond_chance=0.01, beyond_chance_renamed=0.04)
+EMPTY = EmptySlots(100, 0, True, 1.0, False, "positions before 9")
+ZEROS = replace(EMPTY, is_written=False, agreement=0.5)
+
+
+def lacking(empty: EmptySlots, **facts: Any) -> Evidence:
+    return evidence(layer(0, 1.0, empty=empty, **facts), layer(1))
+
+
+def between(share: float | None, flips: float = 0.3, **facts: Any) -> Evidence:
+    """The first router agrees, and behind it so many flip, of which other rows foretell a share."""
+    far = replace(noisy(flips, foretold=share, num_clean=1000), router="text/1")
+    assert far.noise is not None
+    far = replace(far, noise=replace(far.noise, scale=0.04, roundings=20.0))
+    return evidence(layer(0, 1.0), far, **facts)
+
+
+NEAR = fault("x", 40.0, routers=("text/1",), reproduced={"text/1": 0.9}, before={"text/1": 0.7})
 
 NOISE, OPEN, AGREED = "arithmetic noise only", "inconclusive", "no disagreement"
 ROUNDED, MISSING, WEIGHTS = "logits rounded", "bias missing", "routing weights differ"
@@ -218,6 +237,53 @@ BELIEVED = {
         of_noise(WHOLE, is_of_another=True),
         "another checkpoint",
         "(logits rounded)",
+    ),
+    "slots that a capacity dropped": (lacking(EMPTY), "capacity", "in positions before 9"),
+    "slots of low scores": (
+        lacking(replace(EMPTY, is_below=True)),
+        "rule differs",
+        "begins too high",
+    ),
+    "slots of rows that A did not choose": (
+        lacking(replace(EMPTY, agreement=0.5)),
+        "rule differs",
+        "A chose in 50 % only",
+    ),
+    "rows without any": (lacking(replace(EMPTY, num_whole=90)), "padding counted", "nothing was"),
+    "weights of 0 and other experts": (
+        lacking(ZEROS, weights=DROPPED),
+        "rule differs",
+        "each expert takes its best tokens",
+    ),
+    "choices that B's own logits do not give": (
+        evidence(noisy(by_own_logits=0.9)),
+        "rule differs",
+        "90 % of B's choices from the logits",
+    ),
+    "choices that they nearly give": (evidence(noisy(by_own_logits=0.99)), NOISE, ""),
+    "inputs that no rows foretell": (between(0.4), "not the router", "40 % of what differs in"),
+    "values that rows foretell": (between(0.97), OPEN, ""),
+    "sets alone, of many tokens": (between(None), "not the router", "look at experts, attention"),
+    "sets alone, of few": (between(None, 0.09), OPEN, ""),
+    "sets that something nearly explains": (between(None, faults=(NEAR,)), OPEN, ""),
+    "weights of chance": (evidence(replace(DICE, weights=UNSCALED)), "unrelated", ""),
+    "an estimate and what fits outright": (
+        of_noise(
+            fault("x", 900.0, cause="rows damaged", is_estimate=True, is_fitted=True),
+            missing(200.0),
+        ),
+        MISSING,
+        "",
+    ),
+    "an estimate and its own error": (
+        of_noise(replace(PART, cause="rows damaged", is_estimate=True), inputs_of="B", spread=ODD),
+        "rows damaged",
+        "",
+    ),
+    "noise in a region": (
+        of_noise(differing=Differing("text/0", "90 % of it in documents 3", (), 50, 0.9)),
+        OPEN,
+        "not spread as noise",
     ),
     "dice": (evidence(DICE), "unrelated", ""),
     "experts of other numbers": (evidence(replace(DICE, beyond_chance_renamed=0.9)), OPEN, ""),

@@ -13,7 +13,10 @@ from moegeom.core.router import GroupMask, Provenance, Router, Rule, Weights
 from moegeom.core.tokens import TokenColumns
 from moegeom.engine.choice import group_masked
 from moegeom.engine.flipping import engine_logits
+from moegeom.geometry.low_rank_fit import ChoicesOfScores, fitted_offsets, fitted_rows
 from moegeom.geometry.number_formats import Code, decoded
+from moegeom.geometry.rows import completed_sets
+from moegeom.geometry.selection import sigmoid
 from moegeom.geometry.set_code import fitted_bias, set_distances
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
@@ -36,6 +39,7 @@ from moegeom.studies.faults.score import (
     sources,
     with_composed,
 )
+from moegeom.tokens.traces.ids import empty_slots
 from moegeom.variants.emulated import emulate
 from tests.by_day import by_day
 from tests.museum.healthy import softmax_model
@@ -414,6 +418,56 @@ def test_a_small_bias_that_was_left_out_is_found_beside_a_large_one(router):
     assert "logit bias left out, 2 of 32 experts (4, 20)" in [
         fault.text for fault in faults_of(one)
     ]
+
+
+def planted(seed: int, tells: str) -> tuple[np.ndarray, np.ndarray, ChoicesOfScores]:
+    """Inputs, other rows of eight experts, and the choices by these with the values beside them."""
+    random = np.random.default_rng(seed)
+    inputs, rows, update = (random.standard_normal(size) for size in ((800, 12), (8, 12), (8, 12)))
+    logits, theirs = inputs @ rows.T, inputs @ (rows + update).T
+    score = sigmoid if tells == "weights" else np.asarray
+    chosen = np.argsort(-score(theirs), axis=1)[:, :3].astype(np.int32)
+    values = np.full(logits.shape, np.nan)
+    own = np.log(sigmoid(theirs)) if tells == "weights" else theirs
+    np.put_along_axis(values, chosen, np.take_along_axis(own, chosen, 1) + 1.0, axis=1)
+    how = {"is_sigmoid": tells == "weights", "are_log_sigmoids": tells == "weights"}
+    return inputs, theirs, ChoicesOfScores(logits, chosen, values=values if tells else None, **how)
+
+
+@pytest.mark.parametrize("tells", ["", "logits", "weights"])
+def test_rows_of_any_rank_foretell_the_choices_of_other_tokens(tells):
+    inputs, theirs, choices = planted(0, tells)
+    half, parts = np.arange(800) < 400, {}
+    for name in ("logits", "chosen", "values"):
+        part = getattr(choices, name)
+        parts[name] = None if part is None else part[half]
+    update = fitted_rows(inputs[half], dataclasses.replace(choices, **parts))
+
+    def share(logits: np.ndarray) -> float:
+        best, own = (np.sort(np.argsort(-of, axis=1)[:, :3]) for of in (logits, theirs))
+        return float((best == own).all(axis=1)[~half].mean())
+
+    assert share(choices.logits) < 0.4
+    assert share(choices.logits + inputs @ update.T) > (0.8 if tells else 0.7)
+
+
+def test_offsets_of_groups_are_fitted_up_to_a_common_number():
+    random = np.random.default_rng(3)
+    logits, offsets = random.standard_normal((4000, 6)), np.array([0.0, 0.5, -0.5, 1.0, 0.0, 0.2])
+    chosen = np.argsort(-(logits + offsets), axis=1)[:, :2].astype(np.int32)
+    fit = fitted_offsets(ChoicesOfScores(logits, chosen))
+    np.testing.assert_allclose(fit - fit[0], offsets, atol=0.05)
+
+
+def test_empty_slots_hold_what_the_others_chose_and_they_lack():
+    mine = np.array([[3, 1, 2], [0, 5, 4], [6, 7, 1], [2, 4, 6]], np.int32)
+    theirs = np.array([[1, -1, 3], [5, 0, 4], [2, 2, 6], [2, 5, 6]], np.int32)
+    is_empty = empty_slots(theirs, 8, mine)
+    assert is_empty.tolist() == [
+        [False, True, False], [False] * 3, [True, True, False], [False] * 3,
+    ]  # fmt: skip
+    whole = completed_sets(theirs, mine, is_empty)
+    assert np.sort(whole, axis=1).tolist() == [[1, 2, 3], [0, 4, 5], [1, 6, 7], [2, 5, 6]]
 
 
 UPDATES = [(rank, tells) for rank in (1, 2) for tells in ("", "logits", "weights")]
