@@ -1,4 +1,4 @@
-r"""What best reproduces another's choices: an update of rows, a factor for each block of columns."""
+r"""What best reproduces another's choices: updates of rows, factors of columns, offsets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ROUNDS, _FINEST = 3, 2.0**-5
 
 @dataclass(frozen=True, eq=False)
 class ChoicesOfScores:
-    r"""Choices S_t, and the logits z_t whose scores :math:`s_{te} = \phi(z_{te}) + b_e` are compared.
+    r"""Choices S_t, and logits z_t whose scores :math:`s_{te} = \phi(z_{te}) + b_e` are compared.
 
     :math:`\phi` is the identity, or the sigmoid (``is_sigmoid``), b the ``bias``. Logits that are
-    not finite take no part. ``values`` are what the other recorded of its own logits, up to a number
-    of each token: they or their log-sigmoids (``are_log_sigmoids``), nan where unknown; None where
-    all of it is. They are known to ``value_error``; None: to the rms of what differs.
+    not finite take no part. ``values`` are what the other recorded of its own logits, up to a
+    number of each token: they or their log-sigmoids (``are_log_sigmoids``), nan where unknown; None
+    where all of it is. They are known to ``value_error``; None: to the rms of what differs.
     """
 
     logits: Float64[np.ndarray, "tokens experts"]
@@ -106,8 +106,9 @@ class ChoicesOfScores:
             \Big(\sum_{e \in S_t} e^{-s_{te} / T}\Big)\right)
             + \sum_t \sum_e \frac{(v_{te} - c_t)^2}{2 \tau^2}
 
-        for scores of :math:`z + \delta`: a soft count of choices against the scores, T a part of the
-        ``gap``, and the squares of the values that are left, in units of what they are known to.
+        for scores of :math:`z + \delta`: a soft count of choices against the scores, T a part of
+        the ``gap``, and the squares of the values that are left, in units of what they are known
+        to.
         """
         usable, soft = self.usable, _SOFT * self.gap
         scores, slope = self._scores(self.logits[usable] + change)
@@ -126,9 +127,9 @@ def fitted_update(
 ) -> Float64[np.ndarray, "experts hidden"]:
     r"""Rows :math:`U V^\top` of rank r to add, which make the choices likely.
 
-    Minimises :meth:`ChoicesOfScores.loss` of :math:`\delta_t = U V^\top x_t` over U [experts, r] and
-    V [hidden, r]. Columns of ``inputs`` are scaled to equal size inside. A local minimum, from the
-    leading directions of the gradient at 0. Zeros where nothing says anything.
+    Minimises :meth:`ChoicesOfScores.loss` of :math:`\delta_t = U V^\top x_t` over U [experts, r]
+    and V [hidden, r]. Columns of ``inputs`` are scaled to equal size inside. A local minimum, from
+    the leading directions of the gradient at 0. Zeros where nothing says anything.
 
     Oracle in tests: a planted update, of which the choices of other tokens are foretold.
     """
@@ -160,8 +161,8 @@ def fitted_rows(
 ) -> Float64[np.ndarray, "experts hidden"]:
     r"""Rows of any rank to add, which make the choices likely.
 
-    Minimises :meth:`ChoicesOfScores.loss` of :math:`\delta_t = D x_t` over D [experts, hidden], plus
-    :math:`\tfrac{1}{2} \sum_{ed} D_{ed}^2` in units of the sizes of the columns of ``inputs``:
+    Minimises :meth:`ChoicesOfScores.loss` of :math:`\delta_t = D x_t` over D [experts, hidden],
+    plus :math:`\tfrac{1}{2} \sum_{ed} D_{ed}^2` in units of the sizes of the columns of ``inputs``:
     convex in D where scores are logits. Zeros where nothing says anything.
 
     Oracle in tests: planted rows, of which the choices of other tokens are foretold.

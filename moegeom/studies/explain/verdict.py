@@ -94,9 +94,7 @@ def _empty_slots(case: Evidence) -> CauseVerdict | None:
     some = f"in {place} {number_of(empty.num_tokens, 'row')}{_in(empty.where)}"
     lack = f"{some} lack experts"
     if empty.is_below:
-        detail = (
-            f"{lack}, those whose scores are the lowest of all: a maximum that begins too high."
-        )
+        detail = f"{lack}, those of the lowest scores: a maximum that begins too high."
         return CauseVerdict("rule differs", detail, layer.router)
     if empty.agreement < _MOSTLY_DROPPED:
         return CauseVerdict("rule differs", f"{lack}; {_experts_choose(empty)}", layer.router)
@@ -110,8 +108,8 @@ def _empty_slots(case: Evidence) -> CauseVerdict | None:
 def _experts_choose(empty: EmptySlots) -> str:
     """Rows lack experts, and what they hold is not what A chose."""
     return (
-        f"what rows hold, A chose in {_percent(empty.agreement)} only: tokens with different numbers "
-        "of experts, as where each expert takes its best tokens."
+        f"what rows hold, A chose in {_percent(empty.agreement)} only: tokens with different "
+        "numbers of experts, as where each expert takes its best tokens."
     )
 
 
@@ -344,7 +342,7 @@ def _between(case: Evidence) -> CauseVerdict | None:
     for layer, before in zip(case.layers[1:], case.layers, strict=False):
         if before.agreement < _AGREES or case.inputs_of == "B":
             return None
-        flips = int(round((1.0 - layer.agreement) * layer.num_clean))
+        flips = round((1.0 - layer.agreement) * layer.num_clean)
         noise = layer.noise
         if not flips or noise is None:
             continue
@@ -363,8 +361,8 @@ def _between(case: Evidence) -> CauseVerdict | None:
         detail = (
             f"{_share(case)} {case.place(before.router)} agrees; in {case.place(layer.router)} "
             f"{number_of(flips, 'token')} that agreed before differ, and no rows, bias or rule "
-            f"foretell them from what A's router reads{values}: look at experts, attention and norm "
-            "between the two."
+            f"foretell them from what A's router reads{values}: look at experts, attention and "
+            "norm between the two."
         )
         return CauseVerdict("not the router", detail, layer.router)
     return None

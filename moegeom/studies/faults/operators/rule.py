@@ -178,6 +178,8 @@ def groups_of_another(site: Site) -> Iterator[Proposal]:
         chosen_mask(sets // size, groups.num_groups) for sets in (site.theirs, site.mine)
     )
     others = int((is_theirs & ~is_mine).any(axis=1).sum())
+    if others < _OTHERS * len(is_theirs):
+        return  # noise changes a group now and then
 
     def scores(there: Site, rows: np.ndarray) -> np.ndarray:
         is_open = np.repeat(is_theirs[rows], size, axis=1)
@@ -233,8 +235,8 @@ def never_chosen(site: Site) -> Iterator[Proposal]:
         yield Proposal(text, text, cause, 2.0, scores=scores, least_met=_FITTED_MEETS)
 
 
-#: Tokens for which A chooses an expert that B never does.
-_OFTEN = 20
+#: Tokens for which A chooses an expert that B never does; share of those with another group.
+_OFTEN, _OTHERS = 20, 0.05
 
 
 @operator
