@@ -49,7 +49,8 @@ class ChoicesOfScores:
     def usable(self) -> Bool[np.ndarray, "tokens"]:
         """Tokens of which all chosen logits are known, and one other."""
         known, chosen = self._is_known, self._is_chosen
-        return np.where(chosen, known, True).all(axis=1) & (known & ~chosen).any(axis=1)
+        has_all = np.where(chosen, known, True).all(axis=1)
+        return np.asarray(has_all & (known & ~chosen).any(axis=1))
 
     @cached_property
     def gap(self) -> float:

@@ -434,14 +434,15 @@ def _empty(
     is_written = bool(is_empty.any())
     if not is_written and "routing_weights" in sides.other.source.facts.outputs:
         is_empty = sides.other_recorded(site.router.name, rows, "routing_weights") == 0.0
-    number = int(is_empty.any(axis=1).sum())
+    has_some = np.asarray(is_empty.any(axis=1))
+    number = int(has_some.sum())
     if number < _FEW:
         return None
     is_whole, is_below = is_empty.all(axis=1), False
     clean = choices.is_clean[rows] & ~is_whole
     there = Where.of(sides.columns.at(rows), sides.token[rows])
-    region, _ = region_of(is_empty.any(axis=1), there)
-    lacks = is_empty.any(axis=1)[region.is_inside]
+    region, _ = region_of(has_some, there)
+    lacks = has_some[region.is_inside]
     if site.has_logits and lacks.sum() >= _SOME_EMPTY and not lacks.all():
         # a row lacks experts where the last of them has a score that is too low
         last = np.take_along_axis(site.scores, site.mine.astype(np.int64), axis=1).min(axis=1)

@@ -208,8 +208,10 @@ def low_rank(site: Site) -> Iterator[Proposal]:
     if site.differs.mean() > _MANY:
         ranks.append(experts)
     with one_blas_thread():  # thin products: threads cost more than they give
-        looks = [_fitted(site, np.flatnonzero(own), ranks[-1], _FIRST) for own in (half, ~half)]
-        if not _are_alike(*looks).any():
+        one, other = (
+            _fitted(site, np.flatnonzero(own), ranks[-1], _FIRST) for own in (half, ~half)
+        )
+        if not _are_alike(one, other).any():
             return
         foretold = {rank: _foretold(site, half, rank) for rank in ranks}
     emulated, by_rank = emulate(site.router, AS_STORED), {}
