@@ -325,8 +325,8 @@ def _by_own_logits(case: Evidence) -> CauseVerdict | None:
         share = layer.by_own_logits
         if share is None or share > 1.0 - _RULED or layer.own_reproduced <= 1.0 - _RULED:
             continue
-        if case.differing and case.differing.text:
-            return None  # of some tokens alone: what was written may be that of others
+        if _is_beyond(layer) or (case.differing and case.differing.text):
+            return None  # what was written may be that of other tokens
         detail = (
             f"{_share(case)} In {case.place(layer.router)} A's rule gives {_percent(share)} of B's "
             "choices from the logits that B recorded beside them: what differs comes behind logits."

@@ -168,6 +168,10 @@ def rows_scaled(site: Site) -> Iterator[Proposal]:
             yield dataclasses.replace(one, of_some_only=factor == 0.0)
 
 
+#: Share of what differs in values that other rows have to foretell, from so many tokens for each
+#: number of a row on.
+_LINEAR, _TOLD_BY = 0.9, 8
+
 #: Tokens of each half to which an update is fitted: for a first look, and in full.
 _FIRST, _IN_FULL = 512, 2048
 
@@ -231,6 +235,8 @@ def low_rank(site: Site) -> Iterator[Proposal]:
             weights = weights_of(there.router, logits[rows], there.theirs[rows])
             return np.log(weights.astype(np.float64))
 
+    if rank == experts and not _is_linear(site, half, logits):
+        return
     if mends >= _MENDS:
         is_full = rank == experts
         text = f"rows with an update of rank {rank}, as of an adapter"
@@ -254,13 +260,28 @@ def foretold_share(site: Site) -> float | None:
     """
     if not site.has_inputs or site.recorded is None or len(site.theirs) < 2 * _LEAST:
         return None
-    logits = {False: site.logits, True: _foretold(site, _halves(site), len(site.matching))}
-    finite = np.isfinite(site.recorded.values).all(axis=1)
-    sizes = {}
-    for is_foretold, of_all in logits.items():
-        apart = site.recorded.apart(site.router, site.place, of_all, site.theirs)
-        sizes[is_foretold] = float((apart[finite] ** 2).sum())
-    return 1.0 - sizes[True] / sizes[False] if sizes[False] > 0.0 else None
+    return _share_of_values(site, _foretold(site, _halves(site), len(site.matching)))
+
+
+def _share_of_values(site: Site, foretold: Float[np.ndarray, "tokens experts"]) -> float | None:
+    """The share of what differs in B's recorded values that these logits give."""
+    recorded, sizes = site.recorded, []
+    if recorded is None:
+        return None
+    finite = np.isfinite(recorded.values).all(axis=1)
+    for logits in (site.logits, foretold):
+        apart = recorded.apart(site.router, site.place, logits, site.theirs)
+        sizes.append(float((apart[finite] ** 2).sum()))
+    return 1.0 - sizes[1] / sizes[0] if sizes[0] > 0.0 else None
+
+
+def _is_linear(
+    site: Site, half: Bool[np.ndarray, "tokens"], foretold: Float[np.ndarray, "tokens experts"]
+) -> bool:
+    """Whether values are those of other rows, as far as so many tokens can tell."""
+    fewest = min(int(half.sum()), int((~half).sum()), _IN_FULL)
+    share = _share_of_values(site, foretold)
+    return share is None or share >= _LINEAR or fewest < _TOLD_BY * site.router.hidden_size
 
 
 def _halves(site: Site) -> Bool[np.ndarray, "tokens"]:

@@ -248,7 +248,7 @@ def layers_shifted(site: Site) -> Iterator[Proposal]:
     chosen = site.chosen_at(best[1])
     text = f"choices of layer {site.routers[best[1]].layer} in place of {site.router.layer}"
     yield Proposal(
-        "layers", text, "layers shifted", 4.0, math.log2(len(site.routers)),
+        "layers", text, "layers shifted", 4.0 + math.log2(len(site.routers)),
         scores=lambda there, rows: of_sets(chosen[rows], experts),
     )  # fmt: skip
 
