@@ -201,7 +201,7 @@ def score_site(site: Site, values: Values) -> SiteScores:
         "value_bits": float((share * base.values).sum()),
     }
     # the router as it is gives every set, and nothing else is recorded that a fault could explain
-    if own.contrasts is None and is_met.all():
+    if own.contrasts is None and is_met.all() and own.sets.is_tied is None:
         return SiteScores(scored={}, num_tried=0, **facts)
     if not differs.any() and facts["value_bits"] < _SOME_VALUES * len(differs):
         return SiteScores(scored={}, num_tried=0, **facts)
@@ -720,6 +720,8 @@ def rival(best: Fault, candidates: Sequence[Fault]) -> Fault | None:
         if one.cause != best.cause
         and not (kind == "bias" == one.cause.split()[0])
         and not (one.is_estimate and not best.is_estimate)
+        # rows of zeros are not chosen, too
+        and (best.cause, one.cause) != ("rows damaged", "experts favoured otherwise")
     ]
     return max(others, key=lambda one: one.bits, default=None)
 

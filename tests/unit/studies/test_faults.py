@@ -304,7 +304,7 @@ PLANTED = {
     "a shift that grows": (partial(of_rows, place=SLIPPING), ("tokens shifted", "along the text")),
     "a softmax over tokens": (
         lambda one: chosen_of(one.logits - logsumexp(one.logits, axis=0)),
-        ("rule differs", "over the tokens instead of the experts, of all tokens"),
+        ("rule differs", "over the tokens of everything instead of the experts"),
     ),
     "numbers of a rank": (lambda one: one.mine % 16, ("experts renamed", "modulo 16")),
 }

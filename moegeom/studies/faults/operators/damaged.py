@@ -184,6 +184,9 @@ _RANKS, _EXPERTS_PER_RANK = (1, 2, 4), 4
 #: Share of the sets that differ from which rows of any rank are tried.
 _MANY = 0.1
 
+#: Share of what the best rank mends from which a smaller one is taken.
+_AS_WELL = 0.9
+
 #: Share of the sets that differ which it has to mend, among tokens that it was not fitted to.
 _MENDS = 0.3
 
@@ -209,13 +212,17 @@ def low_rank(site: Site) -> Iterator[Proposal]:
     ranks = [rank for rank in _RANKS if rank * _EXPERTS_PER_RANK <= experts]
     if min(int((differs & own).sum()) for own in (half, ~half)) < _LEAST or not ranks:
         return
+    looks = [ranks[-1]]
     if site.differs.mean() > _MANY:
         ranks.append(experts)
+        looks.append(experts)
+
+    def is_alike(rank: int) -> bool:
+        one, other = (_fitted(site, np.flatnonzero(own), rank, _FIRST) for own in (half, ~half))
+        return bool(_are_alike(one, other).any())
+
     with one_blas_thread():  # thin products: threads cost more than they give
-        one, other = (
-            _fitted(site, np.flatnonzero(own), ranks[-1], _FIRST) for own in (half, ~half)
-        )
-        if not _are_alike(one, other).any():
+        if not any(is_alike(rank) for rank in looks):
             return
         foretold = {rank: _foretold(site, half, rank) for rank in ranks}
     emulated, by_rank = emulate(site.router, AS_STORED), {}
@@ -224,7 +231,9 @@ def low_rank(site: Site) -> Iterator[Proposal]:
         chosen = np.argpartition(-selection, k - 1, axis=1)[:, :k].astype(np.int32)
         is_met = site.kernels["same_set"](np.ascontiguousarray(chosen), site.theirs)
         by_rank[rank] = float(is_met[differs].mean()), logits, selection
-    rank = max(by_rank, key=lambda rank: by_rank[rank][0])
+    most = max(mends for mends, _, _ in by_rank.values())
+    # the smallest that does nearly as well: more numbers follow noise as well
+    rank = next(rank for rank in ranks if by_rank[rank][0] >= _AS_WELL * most)
     mends, logits, selection = by_rank[rank]
 
     def values(there: Site, rows: np.ndarray) -> np.ndarray:

@@ -231,8 +231,10 @@ def never_chosen(site: Site) -> Iterator[Proposal]:
             return own
 
         text = f"experts {listed(lost)} are never chosen"
-        cause = "experts favoured otherwise"
-        yield Proposal(text, text, cause, 2.0, scores=scores, least_met=_FITTED_MEETS)
+        yield Proposal(
+            text, text, "experts favoured otherwise", 8.0, log2_sets(experts, len(lost)),
+            scores=scores, least_met=_FITTED_MEETS,
+        )  # fmt: skip
 
 
 #: Tokens for which A chooses an expert that B never does; share of those with another group.

@@ -285,15 +285,14 @@ def one_set(site: Site) -> Iterator[Proposal]:
     bits, experts = sets.shape[1] * math.log2(len(site.matching)), len(site.matching)
     text = f"one and the same set ({', '.join(map(str, sets[most].tolist()[:8]))})"
     one = Proposal(
-        "one_set", text, "padding counted", own_bits=bits, least_met=_EXACT, everywhere=True,
+        "one_set", text, "padding counted", bits, least_met=_EXACT, everywhere=True,
         scores=lambda there, rows: of_sets(np.tile(sets[most], (len(rows), 1)), experts),
     )  # fmt: skip
     yield one
     if np.array_equal(sets[most], np.arange(sets.shape[1])):
         text, cause = f"{text}, as of equal scores or NaN", "ties broken by number"
         yield dataclasses.replace(
-            one, name="first_set", text=text, cause=cause, bits=_OF_TIES, own_bits=0.0,
-            everywhere=False,
+            one, name="first_set", text=text, cause=cause, bits=_OF_TIES, everywhere=False
         )  # fmt: skip
 
 
