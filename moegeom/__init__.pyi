@@ -14,7 +14,6 @@ from moegeom.core.tokens import InputNoise
 from collections.abc import Iterable
 from typing import Literal
 from collections.abc import Mapping
-from moegeom.research.hmoe.record import Mixtures
 from moegeom.research.outputs.record import Outputs
 from pathlib import Path
 from moegeom.research.perturb.record import Perturbed
@@ -315,12 +314,6 @@ def explain(
     selection_bias: str | None = ...,
     logit_bias: str | None = ...,
 ) -> Report[Explanation]: ...
-
-def hmoe(
-    *,
-    watch: Watch | None = ...,
-    seed: int = ...,
-) -> Report[Mixtures]: ...
 
 def imbalance(
     checkpoint: str | Path | Checkpoint,

@@ -96,7 +96,6 @@ MADE: dict[str, Callable[[], Any]] = {
         MODEL, REC, layers=1, against=EARLIER, segments=100, random_experts=2
     ),
     "research.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
-    "research.hmoe": mg.hmoe,
     "studies.whatif": lambda: mg.whatif(
         f"{COLLAPSED}/step_1500",
         f"{COLLAPSED}/rec/step_1500",

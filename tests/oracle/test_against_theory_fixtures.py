@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.testing import assert_allclose
 
+from benchmarks.gated_attention import SIGMOID, Mixture, published_truth, regression
 from benchmarks.slopes_of_descents_are_those_of_their_starts import loss_1, loss_2, split
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry import border_shares, capacity, gram, paths, selection, space
@@ -20,7 +21,6 @@ from moegeom.geometry import load as loads
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, row_distances
 from moegeom.geometry.boundary.orders import order_distance
-from moegeom.geometry.hmoe import SIGMOID, Mixture, published_truth, regression
 from moegeom.geometry.jump import exchanged, jump
 from moegeom.geometry.load import overlap_share
 from moegeom.geometry.noise import boundary_sigmas, noisy_distances
