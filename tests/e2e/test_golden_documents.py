@@ -99,7 +99,14 @@ MADE: dict[str, Callable[[], Any]] = {
     "studies.whatif": lambda: mg.whatif(
         f"{COLLAPSED}/step_1500",
         f"{COLLAPSED}/rec/step_1500",
-        what_ifs=["smooth:extra=0.5", "relu", "sinkhorn", "capacity:1.25", "without:5", "topk:2"],
+        what_ifs=[
+            "smooth:extra=0.5",
+            "relu",
+            "expert-choice",
+            "capacity:1.25",
+            "without:5",
+            "topk:2",
+        ],
         arithmetics="bf16-logits",
         layers=0,
     ),

@@ -11,10 +11,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.testing import assert_allclose
 
 from benchmarks.gated_attention import SIGMOID, Mixture, published_truth, regression
 from benchmarks.slopes_of_descents_are_those_of_their_starts import loss_1, loss_2, split
+from benchmarks.trained import osr
 from moegeom.core.router import GroupMask, Rule, Weights
 from moegeom.geometry import border_shares, capacity, gram, paths, selection, space
 from moegeom.geometry import load as loads
@@ -27,7 +29,7 @@ from moegeom.geometry.noise import boundary_sigmas, noisy_distances
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.paths import exit_probability, face_quantile
 from moegeom.geometry.rounding import flip_probability, rounding_sigmas
-from moegeom.geometry.whatif import activation, osr_cost, sinkhorn, smooth_gate, smoothing_budget
+from moegeom.geometry.whatif import activation, smooth_gate, smoothing_budget
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from moegeom.trainable import SmoothTopKRouter
 from tests.oracle import helpers
@@ -310,8 +312,16 @@ DELIVERED = {
     "smooth_gate": smoothed_softmax,
     "jump": jump_of_two_experts,
     "eps_for_budget": lambda gaps, k, k_star: smoothing_budget(np.array(gaps), k_star - k).eps,
-    "osr_cost": lambda S, E_expr: osr_cost(np.array(S), np.array(E_expr)),
-    "osr_sinkhorn*": lambda C: sinkhorn(np.array(C), 0.05, 3).share,
+    "osr_cost": lambda S, E_expr: osr.repulsive_cost(
+        torch.tensor(S, dtype=torch.float64),
+        torch.tensor(E_expr, dtype=torch.float64),
+        0.5,
+        0.5,
+        0.7,
+    ).numpy(),
+    "osr_sinkhorn*": lambda C: osr.sinkhorn(
+        (-torch.tensor(C, dtype=torch.float64) / 0.05).clamp(-50.0, 50.0), 3
+    ).numpy(),
     "hmoe_MHA": published_at("none"),
     "hmoe_I": published_at("value"),
     "hmoe_II": published_at("sdpa"),
