@@ -88,7 +88,7 @@ def _part(index: TokenIndex, part: int, request: RequestTrace, trace: Trace) -> 
     num_rows, span = int(index.part_rows[part]), RowSpan(*index.part_span[part].tolist())
     ids = index.axes.of(request.ids)
     if span.first < 0:  # rows between are no tokens: the request is cleaned again
-        cleaning = RequestCleaning(request, index.axes.routers, trace.last_is_routed, trace.where)
+        cleaning = RequestCleaning(request, index.axes.routers, trace.where)
         tokens = cleaning.tokens_of(request, ids)
     else:
         start = span.first - request.first_row

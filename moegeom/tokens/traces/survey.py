@@ -626,7 +626,7 @@ class _Surveyor:
             raise RecordingError(f"{trace.where}: request {request.name} has another shape.")
         if not request.first_row:
             self._end_request()
-            cleaning = RequestCleaning(request, axes.routers, trace.last_is_routed, trace.where)
+            cleaning = RequestCleaning(request, axes.routers, trace.where)
             self._open = cleaning, _Digest()
             self._names.append(self._name_of(request))
             self._whole.update(f"{request.batch}\n".encode())

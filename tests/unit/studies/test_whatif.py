@@ -257,7 +257,13 @@ def test_what_was_tried_is_counted_and_refusals_and_reasons_stand_below(record):
 def test_figures_of_what_was_tried_are_those_of_the_what_if_and_a_table(record):
     means = {one.name: one.experts_mean for one in (record.stored, *record.tried)}
     assert means == pytest.approx(
-        {"as stored": 4, "topk:2": 2, "smooth:extra=0.5": 4.5, "without:5": 4, "capacity:1": 2.42625},
+        {
+            "as stored": 4,
+            "topk:2": 2,
+            "smooth:extra=0.5": 4.5,
+            "without:5": 4,
+            "capacity:1": 2.42625,
+        },
         abs=1e-3,
     )
     rows = {line.split()[0]: line.split() for line in shown(record).splitlines() if "x  " in line}
