@@ -235,24 +235,6 @@ def dimension_estimates(
     return estimates
 
 
-#: Rows of which neighbours are looked for.
-_MOST_ROWS = 2048
-
-
-def dimension_range(
-    rows: Float64[np.ndarray, "tokens dimension"], seed: int
-) -> tuple[float, float] | None:
-    """The range of :func:`dimension_estimates` of 2,048 drawn rows, equal ones once.
-
-    None where nothing can be said.
-    """
-    order = np.random.default_rng(seed).permutation(len(rows))[:_MOST_ROWS]
-    sample = rows[order]
-    estimates = dimension_estimates(sample[np.sort(distinct_rows(sample))])
-    values = [value for _, _, value in estimates if np.isfinite(value)]
-    return (min(values), max(values)) if values else None
-
-
 def participation_ratio_corrected(ratio: float, num_tokens: int) -> float:
     """The ratio without the bias of a finite sample, 1 / ((1/PR - 1/n) / (1 + 1/n)), n = T - 1.
 

@@ -32,7 +32,6 @@ def metrics_of_scan(
     applies = {
         "flip": compares,
         "noise": is_noisy,
-        "exposure": compares,
         "jump": has_experts,
         "flip_jump": compares and has_experts,
     }

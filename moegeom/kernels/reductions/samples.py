@@ -23,7 +23,7 @@ from moegeom.geometry.space import (
     ScoreMoments,
     blocked_moments,
 )
-from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch, on_host
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch, on_host
 from moegeom.kernels.reduction import (
     ANY_USE,
     Extent,
@@ -323,35 +323,6 @@ BLOCK_OUTPUTS = _sample(
     _select_outputs,
     size=lambda extent: sample_size(3 * extent.hidden_size),
     use=Use(of_random_router=False),
-)
-
-
-# ------------------------------------------------------------------------------ distances to orders
-def _examined(batch: TokenBatch) -> Int64[np.ndarray, "rows"]:
-    assert batch.order_distance is not None
-    return batch.order_distance.row
-
-
-def _brackets(batch: TokenBatch) -> State:
-    """NaN for tokens that were not looked at more closely."""
-    brackets, columns = batch.order_distance, {}
-    for name in ("lower", "upper"):
-        values = getattr(brackets, name)
-        columns[name] = np.full((len(batch.token), *values.shape[1:]), np.nan)
-        columns[name][_examined(batch)] = values
-    return columns
-
-
-#: Distances to ties of more than two experts, of the few hundred tokens that were looked at more
-#: closely.
-ORDER_DISTANCES = _sample(
-    "order_distances",
-    ("order_distance",),
-    lambda extent: dict.fromkeys(("lower", "upper"), np.empty((0, len(ORDERS)))),
-    _brackets,
-    SampleRows,
-    rows=_examined,
-    use=Use(of_random_router=False, is_sampled=True),
 )
 
 

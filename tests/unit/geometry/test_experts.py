@@ -27,22 +27,17 @@ from moegeom.geometry.attention_heads import (
 )
 from moegeom.geometry.experts import (
     ACTIVATIONS,
-    DataDirections,
     MatrixSample,
     Neurons,
     adding_up,
     centred_by_expert,
-    data_directions,
     expert_output,
     is_known,
     mean_pair_cosine,
     mixed_output,
     near_copies,
     neurons,
-    ranks_in_float32,
-    ranks_on_data,
     tokens_by_expert,
-    triangular_root,
 )
 from moegeom.geometry.number_formats import NUMBER_FORMATS
 
@@ -146,61 +141,6 @@ def test_each_expert_is_centred_over_its_own_tokens() -> None:
         rows = outputs[experts == expert]
         assert_allclose(centred[experts == expert], rows - rows.mean(axis=0), atol=1e-6)
     assert_array_equal(centred[0, 0], 0.0)
-
-
-# ------------------------------------------------------------------------------------ ranks on data
-def test_directions_hold_the_variance_and_ranks_are_those_of_diagonal_matrices():
-    random = np.random.default_rng(0)
-    sizes = np.array([4.0, 2.0, 1.0, 0.1])
-    rows = random.standard_normal((20_000, 4)) * sizes
-    rows = rows @ np.linalg.qr(random.standard_normal((4, 4)))[0] + 3.0
-    # 16, 20 and 21 of 21.01
-    for share, expected in ((0.7, 1), (0.9, 2), (0.99, 3), (1.0, 4)):
-        directions = data_directions(rows, share)
-        assert_allclose(directions.deviations, sizes[:expected], rtol=0.03)
-        assert_allclose(directions.axes.T @ directions.axes, np.eye(expected), atol=1e-12)
-    assert len(data_directions(rows, 1.0, 2).deviations) == 2
-    assert data_directions(np.ones((9, 4))).axes.shape == (4, 0)
-    data = DataDirections(np.eye(5)[:, :3], np.array([2.0, 1.0, 0.5]))
-    flat = DataDirections(np.eye(5)[:, 3:], np.ones(2))
-    weight = np.zeros((6, 5))
-    weight[[0, 1, 2], [0, 1, 2]] = 1.0, 2.0, 4.0
-    weight[3, 4] = 7.0
-    # each direction is seen with size 2
-    assert_allclose(ranks_on_data(weight, [data, flat]), [(3, 3.0), (1, 1.0)], rtol=1e-12)
-    weight[0, 0] = 0.0
-    assert_allclose(ranks_on_data(weight, [data]), [(2, 2.0)])
-    assert ranks_on_data(np.zeros((6, 5)), [data]) == [(0, 0.0)]
-    assert ranks_on_data(weight, [DataDirections(np.zeros((5, 0)), np.zeros(0))]) == [(0, 0.0)]
-    random = np.random.default_rng(1)
-    data = data_directions(random.standard_normal((500, 20)), 1.0)
-    for number in (3, 20, 40):
-        ((rank, effective),) = ranks_on_data(random.standard_normal((number, 20)), [data])
-        assert rank == min(number, 20)
-        assert effective <= rank + 1e-9
-
-
-@pytest.mark.parametrize("least", [0.1, 3e-6, 3e-8, 0.0])
-@pytest.mark.parametrize("shape", [(40, 700), (700, 40), (600, 620)])
-def test_ranks_in_float32_are_those_of_float64_however_small_the_last_one_is(shape, least):
-    """Singular values from 1 to ``least`` on data whose directions differ a hundred times."""
-    random = np.random.default_rng(shape)
-    sides = (np.linalg.qr(random.standard_normal((n, min(shape))))[0] for n in shape)
-    sizes = np.append(np.linspace(1.0, 0.2, min(shape) - 1), least)
-    left, right = sides
-    axes = np.linalg.qr(random.standard_normal((shape[1], shape[1])))[0]
-    data = DataDirections(
-        axes[:, : shape[1] * 9 // 10], np.geomspace(1.0, 0.01, shape[1] * 9 // 10)
-    )
-    root = triangular_root(data)
-    assert_allclose(root @ root.T, data.axes * data.deviations**2 @ data.axes.T, atol=1e-6)
-    weight = ((left * sizes) @ right.T).astype(np.float32)
-    ((rank, effective),) = ranks_on_data(weight, [data])
-    assert ranks_in_float32(weight, data, root) == (rank, pytest.approx(effective, rel=1e-5))
-    beside = np.zeros((3 * shape[0], shape[1]), np.float32)  # neurons of zeros have no rank
-    beside[::3] = weight
-    assert ranks_in_float32(beside, data, root) == (rank, pytest.approx(effective, rel=1e-5))
-    assert ranks_in_float32(0.0 * weight, data, root) == (0, 0.0)
 
 
 # --------------------------------------------------------------- products of output and value matrices
