@@ -224,8 +224,6 @@ DELIVERED = {
     "gram_score": lambda R: gram.gram_score(gram.cosines(np.array(R) @ np.array(R).T)),
     "gram_welch": lambda E, D: gram.best_gram_score(E, D, is_centred=False),
     "gram_random": lambda D: gram.random_gram_score(2, D, is_centred=False),
-    "cap_area_*": lambda n, R_over_mu: 10.0 ** gram.cap_area_log10(R_over_mu, n),
-    "log10_cap_*": lambda n, R_over_mu: gram.cap_area_log10(R_over_mu, n),
     "twonn": lambda r1, r2: space.two_nn(np.stack([r1, r2], axis=1)),
     "mle_id": lambda T: space.levina_bickel(np.array(T), 3),
     "participation_ratio": ratio_of_eigenvalues,
@@ -294,7 +292,7 @@ WRONG = {
 
 #: Quantities that moegeom does not compute, by name of their fixtures.
 NOT_DELIVERED = """
-    alpha_orthonormal_* cap_const dist_gamma2_* flat_dist_orthonormal kappa_orthonormal_n2 log_coeff
+    alpha_orthonormal_* cap_* dist_gamma2_* flat_dist_orthonormal kappa_orthonormal_n2 log10_cap_* log_coeff
     log_slab_fraction_tail newton_schulz_step occ_* sig_diff slab_fraction_* thm42_* thm44_* thm47_*
     tie_prob_ulp tube_fraction_*
 """.split()

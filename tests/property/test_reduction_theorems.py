@@ -134,9 +134,7 @@ PARTS = st.lists(st.integers(0, 2), min_size=TOKENS // RUN, max_size=TOKENS // R
 )
 
 #: Reductions of the whole only, which say so by holding nothing for a population.
-WHOLE_ONLY = set(
-    "block_outputs directions expert_pairs input_sample output_cosines flip_bits".split()
-)
+WHOLE_ONLY = set("directions expert_pairs input_sample output_cosines flip_bits".split())
 
 #: The one that is not by block either, and says so in the same way.
 WITHOUT_BLOCKS = "flip_bits"

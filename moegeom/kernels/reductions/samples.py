@@ -301,27 +301,20 @@ SCORE_SAMPLE = _sample(
 
 # ------------------------------------------------------------------------------------------ outputs
 def _outputs(batch: TokenBatch) -> State:
-    assert batch.input is not None
     assert batch.shared_output is not None and batch.routed_output is not None
-    return {"input": batch.input, "shared": batch.shared_output, "routed": batch.routed_output}
+    return {"shared": batch.shared_output, "routed": batch.routed_output}
 
 
-def _select_outputs(state: State, population: int | None, without: int | None) -> State:
-    """The sample without one block; empty for a domain, which is too small to fit a map on."""
-    rows = rows_of(state, None, without) if population is None else np.empty(0, dtype=np.intp)
-    return {name: state[name][rows] for name in ("block", "input", "shared", "routed")}
-
-
-#: Outputs of the shared and the routed experts beside the router inputs, of a sample of tokens.
+#: Outputs of the shared and the routed experts, of a sample of tokens.
 BLOCK_OUTPUTS = _sample(
     "block_outputs",
-    ("input", "shared_output", "routed_output"),
+    ("shared_output", "routed_output"),
     lambda extent: dict.fromkeys(
-        ("input", "shared", "routed"), np.empty((0, extent.hidden_size), np.float32)
+        ("shared", "routed"), np.empty((0, extent.hidden_size), np.float32)
     ),
     _outputs,
-    _select_outputs,
-    size=lambda extent: sample_size(3 * extent.hidden_size),
+    SampleRows,
+    size=lambda extent: sample_size(2 * extent.hidden_size),
     use=Use(of_random_router=False),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -135,7 +136,9 @@ def _verdict(report: BoundaryReport) -> Iterator[Block]:
 def _distances(report: BoundaryReport) -> list[str]:
     """How near the tokens are to another choice."""
     texts = []
-    if rms := report.column("boundary_distance_rms_p50"):
+    if distances := report.column("boundary_distance_p50"):
+        sizes = {facts["name"]: facts["hidden_size"] for facts in report.summary.run["routers"]}
+        rms = {name: value / math.sqrt(sizes[name]) for name, value in distances.items()}
         nearest = min(rms, key=rms.__getitem__)
         exact = report.column("distance_exact_share").values()
         bound = " at least" if any(share < 1.0 for share in exact) else ""

@@ -175,7 +175,6 @@ OF_FIXTURES = {
     "B4": ("107 653", "cells_ub"),
     "B5": ("211 3376 384020", "example_4_21"),
     "B8": ("5.574788 -0.103503 76", "granularity_log10 granularity_doc_log10 G_max"),
-    "B10": ("0.0128607 -2159.7463", "cap_area_5_0.5 log10_cap_7168"),
     "C2": ("-0.35532 1.21729 1.21188", "hmoe_MHA hmoe_I hmoe_II"),
     "C3": ("0.131 0.31", "voronoi_worked"),
     "C4": ("0.009", "split_L2"),

@@ -4,7 +4,6 @@ the run by name, or are left out and counted. What is measured of samples: ties,
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LinearRegression
 from sklearn.metrics.pairwise import cosine_similarity
 
 from moegeom.core.errors import NonFiniteError, RecordingError
@@ -145,7 +144,7 @@ def outputs(**changes):
 
 def layer(inputs, kinds) -> dict:
     source = ArraySource({NAME: inputs}, document_tokens=32, outputs=kinds)
-    metrics = [METRICS[name] for name in ("tokens", "affine_carrier", "output_overlap")]
+    metrics = [METRICS[name] for name in ("tokens", "output_energy", "output_overlap")]
     return row_of(measure_router(RouterRun(OUTPUT_ROUTER, source, metrics)).rows["layers"])
 
 
@@ -160,7 +159,7 @@ def measured():
     )
 
 
-def test_energy_overlap_and_affine_parts_are_those_of_the_arrays(measured):
+def test_energy_and_overlap_are_those_of_the_arrays(measured):
     _, kinds, row = measured
     shared, routed = kinds["shared_output"], kinds["routed_output"]
     energy = ((shared + routed) ** 2).sum()
@@ -174,15 +173,6 @@ def test_energy_overlap_and_affine_parts_are_those_of_the_arrays(measured):
     expected = np.mean([cosine_similarity(token)[i, j] for token in kinds["expert_output"]])
     np.testing.assert_allclose(row["overlap_output"], expected, rtol=1e-6)
     np.testing.assert_allclose(row["max_output_cosine"], 1.0, rtol=1e-6)
-    inputs, kinds, row = measured
-    assert row["shared_affine_r2"] > 0.999
-    train = np.arange(OUTPUT_TOKENS) % 512 < 384  # any split will do
-    routed = kinds["routed_output"]
-    theirs = LinearRegression().fit(inputs[train], routed[train])
-    residual = ((routed[~train] - theirs.predict(inputs[~train])) ** 2).sum()
-    expected = 1 - residual / ((routed[~train] - routed[train].mean(axis=0)) ** 2).sum()
-    np.testing.assert_allclose(row["routed_affine_r2"], expected, atol=0.03)
-    assert row["routed_residual_r2"] > 0.999
 
 
 def test_outputs_of_another_model_or_too_large_for_the_memory_are_refused(monkeypatch):
@@ -199,5 +189,5 @@ def test_outputs_of_another_model_or_too_large_for_the_memory_are_refused(monkey
 
 
 def test_without_outputs_the_reason_is_said():
-    run = RouterRun(OUTPUT_ROUTER, ArraySource({NAME: outputs()[0]}), [METRICS["affine_carrier"]])
-    assert "no outputs" in measure_router(run).facts["reasons"]["affine_carrier"]
+    run = RouterRun(OUTPUT_ROUTER, ArraySource({NAME: outputs()[0]}), [METRICS["output_energy"]])
+    assert "no outputs" in measure_router(run).facts["reasons"]["output_energy"]
