@@ -139,7 +139,6 @@ def cells(
     watch: Watch | None = ...,
     subspace: str | None = ...,
     weights: str | Path | None = ...,
-    radius: float | None = ...,
     expert_set: int | Iterable[int] | None = ...,
     certify: bool = ...,
     tie_broken: bool = ...,
