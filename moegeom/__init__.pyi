@@ -110,7 +110,6 @@ def capacity(
     gated: bool = ...,
     data_dims: int | Iterable[int] = ...,
     splits: int | Iterable[int] = ...,
-    router_dim: int = ...,
     exclude_first: int = ...,
     non_finite: Literal['fail', 'skip'] = ...,
     seed: int = ...,

@@ -18,7 +18,7 @@ from moegeom.core.router import Rule, Weights
 from moegeom.geometry import capacity, gram
 from moegeom.geometry import region_counts as regions
 from moegeom.geometry.boundary import linear
-from moegeom.geometry.capacity import published_macs, router_macs, zaslavsky
+from moegeom.geometry.capacity import zaslavsky
 from moegeom.geometry.paths import face_quantile, log_crossing_probability
 from moegeom.geometry.region_counts import regions_in_polygon
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_FLOAT32, gamma
@@ -211,15 +211,6 @@ WORKED = {
     "D1": (
         "0.9116 0.0117",
         lambda: [gram.random_gram_score(8, 128, False), gram.random_gram_score_sd(8, 128)],
-    ),
-    "D4": (
-        "15728640 4194304 4194304 524288",
-        lambda: [
-            router_macs(8, 4096, 128).gru,
-            published_macs(8, 2, 4096, 128).gru,
-            router_macs(8, 4096, 128).projector,
-            published_macs(8, 2, 4096, 128).projector,
-        ],
     ),
     "E1": ("0.331059", curved_margin),
     "E3": ("0.463648", angle),

@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import moegeom.trainable
 from moegeom import trainable
 from moegeom.core.errors import UsageError
-from moegeom.geometry.capacity import router_macs
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,11 +47,14 @@ def test_the_page_has_the_costs_of_the_formulas():
         for line in page.splitlines()
         if line.startswith("| `")
     }
-    macs = router_macs(8, 4096, 256)
-    assert (
-        costs["TopKRouter"] == costs["SmoothTopKRouter"] == costs["ReLURouter"] == str(macs.linear)
-    )
-    assert costs["CosineRouter"] == str(macs.cosine)
+    made = {
+        "TopKRouter": trainable.TopKRouter(8, 2, 4096),
+        "SmoothTopKRouter": trainable.SmoothTopKRouter(8, 2, 4096),
+        "ReLURouter": trainable.ReLURouter(8, 2, 4096),
+        "CosineRouter": trainable.CosineRouter(8, 2, 4096, projected=256),
+    }
+    for name, router in made.items():
+        assert costs[name] == str(router.macs_per_token), name
 
 
 #: Oracle: the products that torch counts while a module runs.
