@@ -5,7 +5,6 @@ one thread, in processor time, the least of several repeats, moegeom and the pee
 
 - for each peer seconds, the ratio to moegeom's cells, facets and witnesses, and how many cells it
   finds: WRONG where that is not the certified number,
-- the same inside balls around 0,
 - the walk per vertex over the same in plain C++ without proofs (plain_walk.cpp, where there is a
   compiler), in turns, medians; its E (d + 1)^2 multiply-adds over those of the fastest float64
   product in this process in the same time, the share of vertices that exact arithmetic settled,
@@ -16,8 +15,7 @@ one thread, in processor time, the least of several repeats, moegeom and the pee
 
 Peers: Qhull's hull of all sums of k rows (where there are at most a million); Qhull's intersection
 of half-spaces, breadth first, in a box; HiGHS on one linear program per set, or breadth first over
-facets with one program per expert and per pair of facets; cddlib's redundancy of all sums; inside
-balls Qhull's vertices with nonnegative least squares, or HiGHS's quadratic programs. Each has
+facets with one program per expert and per pair of facets; cddlib's redundancy of all sums. Each has
 ``--limit`` seconds; "~" marks what is extrapolated from the part that was done by then. A peer that
 is not installed is skipped.
 
@@ -47,7 +45,6 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from moegeom.routing_cells.ball.ball_cells import BallProblem, cells_of_ball
 from moegeom.routing_cells.walk.enumeration import Enumeration, enumerate_cells
 from moegeom.routing_cells.walk.level_walk import level_walk
 
@@ -56,7 +53,6 @@ AGAINST_PEERS = (
     (16, 2, 3), (16, 4, 4), (24, 4, 4), (32, 4, 3), (20, 6, 5), (64, 4, 3), (256, 2, 3),
     (64, 8, 2), (64, 8, 3), (64, 6, 4), (128, 8, 3), (256, 8, 2),
 )  # fmt: skip
-BALLS = ((64, 8, 3, 1.0), (128, 6, 8, 0.3))
 SPEEDS = ((64, 8, 2), (64, 8, 3), (64, 6, 4), (128, 8, 3), (256, 8, 2), (64, 8, 5))
 LARGEST = (64, 8, 6)
 
@@ -69,12 +65,11 @@ BOX, TINY = 1e3, 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A router on a slice; ``radius`` of the ball around 0, infinite for the whole slice."""
+    """A router on a slice."""
 
     weight: np.ndarray
     bias: np.ndarray
     k: int
-    radius: float = math.inf
 
     @property
     def num_sums(self) -> int:
@@ -101,10 +96,10 @@ class Answer:
     work: int | None = None
 
 
-def random_case(experts: int, k: int, dims: int, radius: float = math.inf) -> Case:
+def random_case(experts: int, k: int, dims: int) -> Case:
     """The instances of the documentation."""
     random = np.random.default_rng(0)
-    return Case(random.standard_normal((experts, dims)), random.standard_normal(experts), k, radius)
+    return Case(random.standard_normal((experts, dims)), random.standard_normal(experts), k)
 
 
 def all_sums(case: Case) -> np.ndarray:
@@ -159,12 +154,10 @@ def searched(
 
 def half_spaces(case: Case, limit: float) -> Answer:
     """Qhull's facets of every cell; the neighbour's point is mid-way through it on a line."""
-    from scipy.optimize import nnls
     from scipy.spatial import HalfspaceIntersection, QhullError
 
-    d, reach = case.weight.shape[1], min(BOX, case.radius)
+    d = case.weight.shape[1]
     facets_of_box = np.vstack([np.eye(d), -np.eye(d)])
-    in_ball = {}
 
     def constraints(cell: frozenset[int]) -> tuple[np.ndarray, list[tuple[int, int]]]:
         inside = np.array(sorted(cell))
@@ -172,24 +165,16 @@ def half_spaces(case: Case, limit: float) -> Answer:
         rows = (case.weight[rest][None] - case.weight[inside][:, None]).reshape(-1, d)
         offset = (case.bias[rest][None] - case.bias[inside][:, None]).reshape(-1)
         whole = np.column_stack(
-            [np.vstack([rows, facets_of_box]), np.append(offset, np.full(2 * d, -reach))]
+            [np.vstack([rows, facets_of_box]), np.append(offset, np.full(2 * d, -BOX))]
         )
         return whole, list(itertools.product(inside.tolist(), rest.tolist()))
 
     def neighbours(cell: frozenset[int], known: Found) -> Iterator[tuple[int, int, np.ndarray]]:
         point, (rows, pairs) = known[cell], constraints(cell)
-        in_ball[cell] = False
         try:
             found = HalfspaceIntersection(rows, point)
         except QhullError:
             return
-        if case.radius < math.inf:
-            # the point of the hull of the corners that is nearest to 0
-            corners = np.vstack([found.intersections.T, np.full(len(found.intersections), 1e3)])
-            share, _ = nnls(corners, np.append(np.zeros(d), 1e3))
-            in_ball[cell] = np.linalg.norm(share @ found.intersections) < case.radius
-            if not in_ball[cell]:
-                return
         corners_of: dict[int, list[int]] = {}
         for corner, facet in enumerate(found.dual_facets):
             for number in facet:
@@ -209,20 +194,16 @@ def half_spaces(case: Case, limit: float) -> Answer:
             if first < last:
                 yield out, into, point + 0.5 * (first + last) * along
 
-    answer = searched(case.chosen(np.zeros(d)), np.zeros(d), neighbours, limit)
-    if case.radius == math.inf:
-        return answer
-    return replace(answer, cells=sum(in_ball.values()))
+    return searched(case.chosen(np.zeros(d)), np.zeros(d), neighbours, limit)
 
 
 class Programs:
     """HiGHS on the lifted cell: z_i - t >= m inside, z_j - t <= -m outside, m as large as may be.
 
-    Rows are changed in place, so that each program starts from the basis of the one before. With
-    ``is_nearest`` m is 0 and |x| is to be least.
+    Rows are changed in place, so that each program starts from the basis of the one before.
     """
 
-    def __init__(self, case: Case, *, is_nearest: bool) -> None:
+    def __init__(self, case: Case) -> None:
         import highspy
 
         self._infinity, self._optimal = highspy.kHighsInf, highspy.HighsModelStatus.kOptimal
@@ -231,20 +212,13 @@ class Programs:
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("threads", 1)
         free = [-self._infinity] * (d + 1)
-        largest = 0.0 if is_nearest else 1.0
-        lower = [*free, 0.0 if is_nearest else -self._infinity]
-        solver.addVars(d + 2, np.array(lower), np.array([self._infinity] * (d + 1) + [largest]))
+        lower = [*free, -self._infinity]
+        solver.addVars(d + 2, np.array(lower), np.array([self._infinity] * (d + 1) + [1.0]))
         index = np.arange(d + 2, dtype=np.int32)
         for row in case.weight:
             values = np.append(row, [-1.0, 1.0])
             solver.addRow(-self._infinity, self._infinity, d + 2, index, values)
-        if is_nearest:
-            entries = np.arange(d, dtype=np.int32)
-            starts = np.minimum(np.arange(d + 3), d).astype(np.int32)
-            kind = highspy.HessianFormat.kTriangular.value
-            solver.passHessian(d + 2, d, kind, starts, entries, np.full(d, 2.0))
-        else:
-            solver.changeColCost(d + 1, -1.0)
+        solver.changeColCost(d + 1, -1.0)
         self._bias, self._d = case.bias.tolist(), d
         self._side: list[int | None] = [None] * experts
 
@@ -275,7 +249,7 @@ class Programs:
 
 def programs_per_set(case: Case, limit: float) -> Answer:
     """One linear program for every k experts, in lexicographic order."""
-    programs, started = Programs(case, is_nearest=False), time.process_time()
+    programs, started = Programs(case), time.process_time()
     cells = 0
     for done, chosen in enumerate(itertools.combinations(range(len(case.bias)), case.k)):
         if time.process_time() - started > limit:
@@ -290,7 +264,7 @@ def programs_over_facets(case: Case, limit: float) -> Answer:
 
     Each set is asked for once; cells whose facets are exchanged need not touch, but are cells.
     """
-    programs, origin = Programs(case, is_nearest=False), np.zeros(case.weight.shape[1])
+    programs, origin = Programs(case), np.zeros(case.weight.shape[1])
     empty = set()
 
     def neighbours(cell: frozenset[int], known: Found) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -319,29 +293,6 @@ def programs_over_facets(case: Case, limit: float) -> Answer:
     return searched(case.chosen(origin), origin, neighbours, limit)
 
 
-def nearest_facets(case: Case, limit: float) -> Answer:
-    """A quadratic program for every pair whose hyperplane meets the ball."""
-    programs = Programs(case, is_nearest=True)
-    norm = np.linalg.norm(case.weight[:, None] - case.weight[None], axis=2)
-    meets = np.abs(case.bias[:, None] - case.bias[None]) < case.radius * norm
-    origin = np.zeros(case.weight.shape[1])
-
-    def neighbours(cell: frozenset[int], known: Found) -> Iterator[tuple[int, int, np.ndarray]]:
-        programs.put_cell(cell)
-        rest = [expert for expert in range(len(case.bias)) if expert not in cell]
-        for out, into in itertools.product(sorted(cell), rest):
-            if not meets[out, into] or cell - {out} | {into} in known:
-                continue
-            programs.put(out, 0)
-            programs.put(into, 0)
-            if programs.value() < case.radius**2:
-                yield out, into, origin
-            programs.put(out, 1)
-            programs.put(into, -1)
-
-    return searched(case.chosen(origin), origin, neighbours, limit)
-
-
 @dataclass(frozen=True)
 class Peer:
     """``most`` sums are what it can be asked for; ``module`` has to be installed."""
@@ -359,18 +310,10 @@ PEERS = (
     Peer("HiGHS, breadth first", programs_over_facets, "highspy"),
     Peer("cddlib, redundancy of all sums", cdd_of_sums, "cdd", MOST_SUMS_OF_CDD),
 )
-PEERS_IN_BALLS = (
-    Peer("Qhull, half-spaces and least squares", half_spaces, "scipy.optimize"),
-    Peer("HiGHS, quadratic programs breadth first", nearest_facets, "highspy"),
-)
 
 
 def moegeom_cells(case: Case) -> int:
-    """Cells, facets and witnesses of the whole slice, or all those that meet the ball."""
-    if case.radius < math.inf:
-        centre = np.zeros(case.weight.shape[1])
-        problem = BallProblem.of(case.weight, case.bias, case.k, centre, case.radius)
-        return len(cells_of_ball(problem, 10**7).expert_set)
+    """Cells, facets and witnesses."""
     found = enumerate_cells(case.weight, case.bias, case.k)
     assert isinstance(found, Enumeration)
     return len(found.expert_set)
@@ -590,10 +533,6 @@ def main() -> None:
                 speed(shape, rate, options.repeats, plain)
         for shape in AGAINST_PEERS[:4] if options.quick else AGAINST_PEERS:
             compared(random_case(*shape), PEERS, str(shape), limit, options.repeats)
-        for *shape, radius in BALLS[:1] if options.quick else BALLS:
-            name = f"{tuple(shape)}, ball of radius {radius}"
-            case = random_case(*shape, radius=radius)
-            compared(case, PEERS_IN_BALLS, name, limit, options.repeats)
         if not options.quick:
             largest()
 

@@ -23,6 +23,16 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
+from benchmarks.gated_attention import (
+    NOISE,
+    POSITIONS,
+    Mixture,
+    Position,
+    jacobian,
+    published_truth,
+    regression,
+    square,
+)
 from benchmarks.slopes_of_descents_are_those_of_their_starts import (
     POINTS,
     Exponent,
@@ -33,8 +43,6 @@ from benchmarks.slopes_of_descents_are_those_of_their_starts import (
     moved,
     with_channels,
 )
-from moegeom.geometry.hmoe import Mixture, Position, jacobian, published_truth, regression
-from moegeom.research.hmoe.study import NOISE, POSITIONS, square
 
 #: Decrease of the sum of squares in a step that counts as none, as a share of what the noise of one
 #: parameter makes, 1 / n of the sum; and change of parameters that does.

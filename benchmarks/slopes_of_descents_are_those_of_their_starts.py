@@ -26,15 +26,17 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import linregress, t
 
-from moegeom.geometry.hmoe import (
+from benchmarks.gated_attention import (
+    NOISE,
+    POSITIONS,
     Mixture,
     Position,
     published_truth,
     regression,
     sensitivity,
+    square,
     traced,
 )
-from moegeom.research.hmoe.study import NOISE, POSITIONS, square
 
 #: The slope that S2 reads from its Figure 1 where there is a gate.
 PUBLISHED = -0.5

@@ -50,12 +50,9 @@ NAMES = (
 BIASED = (
     "load_cv",
     "max_vio",
-    "load_imbalance",
     "gini",
     "load_entropy",
     "effective_experts",
-    "diversity",
-    "kl_to_uniform",
     "coactivation_max",
     "domain_information",
     "group_",

@@ -17,7 +17,7 @@ from moegeom.core.metric import Column, Metric
 from moegeom.core.row_keys import under_random
 from moegeom.core.text import half_width
 from moegeom.core.tokens import InputNoise
-from moegeom.metrics import METRICS, read_columns_of
+from moegeom.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "metrics"
@@ -111,7 +111,7 @@ def reference(metric: Metric) -> str:
     words = [textwrap.fill(text, 100, break_on_hyphens=False) for text in metric.page.split("\n\n")]
     lines = [f"# `{metric.name}`", "", "\n\n".join(words), ""]
     for table in metric.columns:
-        columns = read_columns_of(metric, table)
+        columns = metric.columns[table]
         lines += [f"## Columns of `{table}`", "", "| column | unit | what it is | formula |"]
         lines += ["|---|---|---|---|", *(_column(column) for column in columns), ""]
     held = ", ".join(metric.invariances).replace("_", " ") or "nothing that is declared"
@@ -185,7 +185,7 @@ def example(metric: Metric, tables: dict, picture: str) -> str:
         names = {"as_stored": VARIANT, "random": under_random(VARIANT)}
         shown = [(model, names[variant]) for model, variant in shown]
         under = f" under `{VARIANT}`"
-    columns = [c for c in read_columns_of(metric, "layers") if c.kind != "list"]
+    columns = [c for c in metric.columns.get("layers", ()) if c.kind != "list"]
     if columns:
         said = f"One layer of each sample at its last step{under}, with 95 % ranges over documents."
         lines += [said, ""]

@@ -14,7 +14,6 @@ from moegeom.core.tokens import InputNoise
 from collections.abc import Iterable
 from typing import Literal
 from collections.abc import Mapping
-from moegeom.research.hmoe.record import Mixtures
 from moegeom.research.outputs.record import Outputs
 from pathlib import Path
 from moegeom.research.perturb.record import Perturbed
@@ -111,7 +110,6 @@ def capacity(
     gated: bool = ...,
     data_dims: int | Iterable[int] = ...,
     splits: int | Iterable[int] = ...,
-    router_dim: int = ...,
     exclude_first: int = ...,
     non_finite: Literal['fail', 'skip'] = ...,
     seed: int = ...,
@@ -140,7 +138,6 @@ def cells(
     watch: Watch | None = ...,
     subspace: str | None = ...,
     weights: str | Path | None = ...,
-    radius: float | None = ...,
     expert_set: int | Iterable[int] | None = ...,
     certify: bool = ...,
     tie_broken: bool = ...,
@@ -316,20 +313,12 @@ def explain(
     logit_bias: str | None = ...,
 ) -> Report[Explanation]: ...
 
-def hmoe(
-    *,
-    watch: Watch | None = ...,
-    seed: int = ...,
-) -> Report[Mixtures]: ...
-
 def imbalance(
     checkpoint: str | Path | Checkpoint,
     tokens: Any = ...,
     *,
     watch: Watch | None = ...,
     out: str | Path | None = ...,
-    experts: bool = ...,
-    yes: bool = ...,
     overwrite: bool = ...,
     exclude_first: int = ...,
     non_finite: Literal['fail', 'skip'] = ...,
@@ -416,8 +405,6 @@ def perturb(
     drift: bool = ...,
     time: float = ...,
     at: int | Iterable[int] = ...,
-    orders: int | Iterable[int] = ...,
-    eps: float = ...,
     out: str | Path | None = ...,
     overwrite: bool = ...,
     exclude_first: int = ...,

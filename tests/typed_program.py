@@ -11,7 +11,7 @@ def main() -> list[str]:
     checkpoint = mg.open("model", layers="0-3")
     scanned = mg.scan(checkpoint, "rec", exclude_first=1, arithmetics=["bf16"], out="results")
     verdict = mg.check(checkpoint, baseline="baseline.json", select="MGI")
-    imbalance = mg.imbalance(checkpoint, {"text/0": np.zeros((8, 4))}, layers=0, experts=True)
+    imbalance = mg.imbalance(checkpoint, {"text/0": np.zeros((8, 4))}, layers=0)
     mg.imbalance(checkpoint, "rec", expert=True)  # pyright: ignore[reportCallIssue]
     mg.scan(checkpoint, seed="one")  # pyright: ignore[reportArgumentType]
     _ = imbalance.value.routers[0].causes  # pyright: ignore[reportAttributeAccessIssue]

@@ -51,7 +51,6 @@ MOST_SECONDS = 400
 #: What a line may take: processor seconds, GB at the peak, GB read. Others may take the last.
 BUDGETS: Mapping[str, tuple[float, float, float]] = {
     "imbalance": (4, 1.0, 1.5),
-    "imbalance --experts": (30, 1.5, 4.0),
     "explain": (5, 1.0, 1.5),
     "research perturb": (10, 1.0, 1.5),
     "research regions": (20, 1.5, 4.0),

@@ -51,8 +51,6 @@ MORE: Mapping[str, tuple[str, Values]] = {
     "check --experts": ("check", {"tokens": (), "experts": ("",)}),
     "scan of weights": ("scan", {"tokens": (), "out": ("{out}",)}),
     "diff on tokens": ("diff", {"tokens": ("{rec_a}", "{rec_b}")}),
-    "whatif sinkhorn": ("whatif", {"what_ifs": ("sinkhorn",)}),
-    "imbalance --experts": ("imbalance", {"experts": ("",), "yes": ("",)}),
 }
 
 #: Why a command has no line.

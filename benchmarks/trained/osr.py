@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Float
-from moegeom.geometry.capacity import router_macs
 from moegeom.trainable.router import (
     Routed,
     RouterModule,
@@ -180,7 +179,7 @@ class OSRRouter(RouterModule):
     @property
     def macs_per_token(self) -> int:
         """Two projections and the repulsion: scaling the plan has no products of matrices."""
-        one = router_macs(self.num_experts, self.hidden, self.router_dim).projector
+        one = self.num_experts * self.hidden * self.router_dim
         return 2 * one + self.num_experts**2
 
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:

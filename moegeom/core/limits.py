@@ -116,7 +116,6 @@ RECORD_VALUES = 3_000_000
 BLANK_LINES = 500_000
 #: Held as stored, and once more in the smallest integers that name the experts.
 TRACE_BYTES = 160_000_000
-FLAME_FILES = 4096
 #: Lists in each other: sequences, tokens, layers and slots, and some to spare.
 LIST_DEPTH = 8
 SEQUENCE_TOKENS = 1 << 31
@@ -130,7 +129,6 @@ SURVEY_BYTES = 1 << 31
 CHOICES_BYTES = 1 << 30
 #: Of each side: document, position and token id are held.
 ALIGNED_TOKENS = 100_000_000
-LIST_BYTES = 27_000_000
 MAP_BYTES = 16_000_000
 MAP_PLACES = 65_536
 NPZ_ARRAYS = 20_000

@@ -32,76 +32,20 @@ from moegeom.engine.flipping import (
     flip_to,
     flip_to_ranked,
 )
-from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, by_tile
+from moegeom.engine.plan import by_tile
 from moegeom.engine.prepared import PreparedRouter
 from moegeom.engine.task import OUTLIER_FACTOR, Task, block_of
 from moegeom.geometry.boundary.curved import POINT
 from moegeom.geometry.boundary.linear import RowDistances, angle_bound
-from moegeom.geometry.boundary.orders import order_distance, rows_apart
 from moegeom.geometry.noise import boundary_sigmas, flip_bounds, simulate_flip
 from moegeom.geometry.paths import cell_quantiles
 from moegeom.geometry.rounding import bf16_noise_scale
 from moegeom.geometry.rows import ROWS_IN_CACHE, cosine_scale, unit_rows
 from moegeom.geometry.selection import SCORES, fill_decides, mapped_logits, score_sum
 from moegeom.geometry.whatif import packed, same_sets, threshold_distance
-from moegeom.kernels.batch import ORDERS, Flip, NoisyFlip, OrderDistances, TokenBatch
+from moegeom.kernels.batch import Flip, NoisyFlip, TokenBatch
 from moegeom.kernels.reduction import Kernels
 from moegeom.variants.emulated import Emulated
-
-#: Tokens that are looked at, times experts: a search takes about as long as there are experts, so
-#: that every router takes a second or two.
-_TOKENS_TIMES_EXPERTS = 4096
-_LEAST_TOKENS, _MOST_TOKENS = 8, 64
-
-#: Steps of one search; nearly all end by themselves after two for each expert.
-_MOST_NODES = 1000
-
-
-def order_distances(
-    prepared: PreparedRouter,
-    logits: Float[np.ndarray, "tokens experts"],
-    token: Int64[np.ndarray, "tokens"],
-    num_tokens: int,
-    seed: int,
-) -> OrderDistances:
-    """Brackets for some tokens of a stream of ``num_tokens``, drawn from seed and tile alone.
-
-    The router is affine and was prepared with coordinates.
-    """
-    rows, k = prepared.coordinates, prepared.router.rule.top_k
-    assert rows is not None, "prepared with coordinates where these distances are wanted"
-    looked_at = _rows_looked_at(token, tokens_of_tile(logits.shape[1], num_tokens), seed)
-    apart = rows_apart(rows)
-    brackets = [
-        [order_distance(of_token, rows, k, order, _MOST_NODES, apart) for order in ORDERS]
-        for of_token in logits[looked_at].astype(np.float64)
-    ]
-    shape = (len(looked_at), len(ORDERS))
-    return OrderDistances(
-        looked_at,
-        np.array([[bracket.lower for bracket in of_token] for of_token in brackets]).reshape(shape),
-        np.array([[bracket.upper for bracket in of_token] for of_token in brackets]).reshape(shape),
-    )
-
-
-def tokens_of_tile(num_experts: int, num_tokens: int) -> int:
-    """How many tokens of each tile are looked at; a stream has the same number in all at most."""
-    total = min(max(_TOKENS_TIMES_EXPERTS // num_experts, _LEAST_TOKENS), _MOST_TOKENS)
-    tiles = min(-(-num_tokens // TILE), SMALL_SAMPLE_TOKENS // TILE)
-    return -(-total // tiles)
-
-
-def _rows_looked_at(
-    token: Int64[np.ndarray, "tokens"], of_tile: int, seed: int
-) -> Int64[np.ndarray, "looked_at"]:
-    """Rows of ``of_tile`` tokens of each tile, or of all that it holds; ascending."""
-    rows = [np.empty(0, np.int64)]
-    for start, of_this in by_tile(token):
-        generator = np.random.Generator(np.random.PCG64([seed, start // TILE]))
-        places = generator.choice(len(of_this), min(of_tile, len(of_this)), replace=False)
-        rows.append(of_this[np.sort(places)])
-    return np.concatenate(rows)
-
 
 #: Tokens of each tile that are simulated, and how often.
 LOOKED_AT, DRAWS = 256, 8
@@ -531,13 +475,6 @@ class LazyBatch(TokenBatch):
     @quantity
     def direction(self) -> Float64[np.ndarray, "tokens hidden"] | None:
         return unit_rows(self._inputs)
-
-    @quantity
-    def order_distance(self) -> OrderDistances | None:
-        num_tokens = self.task.source.facts.num_tokens
-        return order_distances(
-            self._prepared, self.logits, self.token, num_tokens, self.task.options.seed
-        )
 
     # ------------------------------------------------------------------------- other choices
     @quantity

@@ -16,10 +16,7 @@ from moegeom.core.text import number_of
 from moegeom.core.tokens import OUTPUT_KINDS, SourceFacts, Stage
 from moegeom.geometry.boundary.curved import CurvedRows, curved_rows
 from moegeom.geometry.boundary.linear import Cones, RowDistances, cones_of, row_distances
-from moegeom.geometry.boundary.orders import row_coordinates
 from moegeom.geometry.rounding import RowSpreads, row_spreads
-from moegeom.geometry.selection import group_mask, selection_scores, top_k
-from moegeom.kernels.reduction import Kernels
 
 #: Quantities of router inputs, of boundaries, and of the logits of all experts.
 _OF_INPUTS = (
@@ -34,14 +31,14 @@ _OF_INPUTS = (
     "noise",
 )
 _OF_BOUNDARIES = ("distance", "distance_upper", "pair")
-_OF_ALL_LOGITS = ("selection", "scores", "probability", "entropy", "log_sum_exp", "order_distance")
+_OF_ALL_LOGITS = ("selection", "scores", "probability", "entropy", "log_sum_exp")
 
 #: Why near-ties are not counted where tokens choose different numbers of experts.
 NO_BORDER = "no k-th expert has a border where sets differ in size"
 
 #: Quantities of rules that take the k best, whose border lies between two experts.
 _OF_TOP_K = (
-    *("pair", "angle", "rounding_sigmas", "noise_scale", "order_distance", "flip", "noise"),
+    *("pair", "angle", "rounding_sigmas", "noise_scale", "flip", "noise"),
     *("probability", "entropy", "log_sum_exp"),
 )
 
@@ -106,12 +103,6 @@ class PreparedRouter:
         bias = np.zeros(router.num_experts) if router.affine_bias is None else router.affine_bias
         rows = router.weight.astype(np.float64) * router.gain.astype(np.float64)
         return cones_of(rows, bias.astype(np.float64))
-
-    @cached_property
-    def coordinates(self) -> Float64[np.ndarray, "experts dims"] | None:
-        """Rows of an affine rule in as few dimensions as they span; None for others."""
-        router = self.router
-        return row_coordinates(router.weight) if router.rule.is_affine else None
 
     def _curved(self, rows: Float[np.ndarray, "experts hidden"]) -> CurvedRows | None:
         router = self.router
@@ -218,8 +209,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
         reasons |= dict.fromkeys(_OF_TOP_K, "this rule takes every expert above a threshold")
     elif not router.rule.is_affine:
         curved = "boundaries of this rule are curved or grouped; this is defined for straight ones"
-        straight = ("rounding_sigmas", "noise_scale", "order_distance")
-        reasons |= dict.fromkeys(straight, curved)
+        reasons |= dict.fromkeys(("rounding_sigmas", "noise_scale"), curved)
         unknown = _unknown_boundaries(router)
         if not unknown and stage == "top_logits":
             unknown = (
@@ -261,7 +251,7 @@ def unavailable(router: Router, facts: SourceFacts) -> dict[str, str]:
                 "logits of this rule are divided by the length of the projected input, which "
                 "needs recorded router inputs"
             )
-            reasons |= dict.fromkeys((*_OF_BOUNDARIES, "order_distance"), why)
+            reasons |= dict.fromkeys(_OF_BOUNDARIES, why)
     if "weights" in reasons:
         reasons.setdefault("weight_sum", reasons["weights"])
     if stage == "ids":
@@ -315,26 +305,6 @@ def _weights_need_all_logits(router: Router) -> bool:
         return facts.source == "sparsemixer"
     noticed = max(facts.floor, facts.epsilon * 2.0**53)
     return not facts.renormalise or noticed * router.num_experts > 1.0
-
-
-def boundary_ends(
-    prepared: PreparedRouter, kernels: Kernels, logits: Float64[np.ndarray, "points experts"]
-) -> tuple[Float64[np.ndarray, "points"], Float64[np.ndarray, "points"]]:
-    """Both ends of the distance of some logits to the nearest boundary, of any rule that has one.
-
-    One number of linear rules; the way along rays that tightens the others is left out.
-    """
-    rule = prepared.router.rule
-    if prepared.rows is not None:
-        own = np.ascontiguousarray(logits, np.float32)
-        chosen, margin = kernels["top_k"](own, rule.top_k)
-        exact = kernels["boundary_distance"](own, chosen, margin, prepared.rows)[0]
-        return exact, exact
-    bias = prepared.selection_bias if rule.has_selection_bias else None
-    scores = selection_scores(logits, rule, bias)
-    masked = scores if rule.groups is None else group_mask(scores, rule.groups)
-    chosen = top_k(masked, rule.top_k)
-    return kernels["curved_distance"](logits, chosen, prepared.curved, on_rays=False)[:2]
 
 
 def check_width(router: Router, stage: Stage, width: int, source: str) -> None:

@@ -37,7 +37,7 @@ _SEEN = ("logits", "mapped", "selection", "scores", "chosen", "weights", "margin
 _OF_STORED = frozenset(
     [
         *("input", "direction", "angle", "rounding_sigmas", "noise", "noise_scale", "input_norm"),
-        *("float_bound", "matches_recording", "order_distance", "fill_decides"),
+        *("float_bound", "matches_recording", "fill_decides"),
         "weight_sum",
         *("shared_output", "routed_output", "expert_output"),
     ]

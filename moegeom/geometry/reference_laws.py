@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -27,35 +26,23 @@ from moegeom.geometry.statistics import jackknife_error
 LAWS = ("isotropic", "mean", "covariance", "gaussian")
 
 
-Normal = Float[np.ndarray, "tokens rank"]
 Logits = Float[np.ndarray, "tokens experts"]
-Random = np.random.Generator
 
 
 @dataclass(frozen=True, eq=False)
 class Law:
-    """A law of logits that is made of standard normal numbers times a ``root``, A."""
+    r"""A normal law of logits: its mean, and the covariance :math:`s^2 A A^\top`, A the root."""
 
     root: Float64[np.ndarray, "experts rank"]
-
-    def draw(self, tokens: int, random: Random) -> Logits:
-        """Logits of so many independent tokens."""
-        normal = random.standard_normal((tokens, self.root.shape[1]))
-        return self.of_normal(normal, normal @ self.root.T, random)
-
-    @abstractmethod
-    def of_normal(self, normal: Normal, product: Logits, random: Random) -> Logits:
-        """The logits of these numbers, of which ``product`` is that with the root."""
-
-
-@dataclass(frozen=True, eq=False)
-class LogitLaw(Law):
-    r"""A normal law of logits: ``mean``, and the covariance :math:`s^2 A A^\top`."""
-
     mean: Float64[np.ndarray, "experts"]
     scale: float = 1.0
 
-    def of_normal(self, normal: Normal, product: Logits, random: Random) -> Logits:
+    def draw(self, tokens: int, random: np.random.Generator) -> Logits:
+        """Logits of so many independent tokens."""
+        return self.of_product(random.standard_normal((tokens, self.root.shape[1])) @ self.root.T)
+
+    def of_product(self, product: Logits) -> Logits:
+        """The logits of normal numbers times the root."""
         return product * product.dtype.type(self.scale) + self.mean.astype(product.dtype)
 
 
@@ -64,7 +51,7 @@ def reference_laws(
     bias: Float64[np.ndarray, "experts"],
     rows: Float64[np.ndarray, "experts hidden"],
     inputs: Float64[np.ndarray, "some hidden"] | None,
-) -> dict[str, LogitLaw]:
+) -> dict[str, Law]:
     r"""The normal laws that these logits are compared with, where they can be computed.
 
     With m and C the mean and covariance of the logits (divisor T), :math:`G = W W^\top`, and mean
@@ -84,13 +71,13 @@ def reference_laws(
     mean = logits.mean(axis=0)
     centred = logits - mean
     spread = symmetric_root(centred.T @ centred / len(logits))
-    laws = {"covariance": LogitLaw(spread, bias), "gaussian": LogitLaw(spread, mean)}
+    laws = {"covariance": Law(spread, bias), "gaussian": Law(spread, mean)}
     if inputs is not None:
         gram = symmetric_root(rows @ rows.T)
         square, mean_input = np.vdot(inputs, inputs) / inputs.size, inputs.mean(axis=0)
         about_mean = max(square - np.vdot(mean_input, mean_input) / len(mean_input), 0.0)
-        laws["isotropic"] = LogitLaw(gram, bias, float(square) ** 0.5)
-        laws["mean"] = LogitLaw(gram, mean, float(about_mean) ** 0.5)
+        laws["isotropic"] = Law(gram, bias, float(square) ** 0.5)
+        laws["mean"] = Law(gram, mean, float(about_mean) ** 0.5)
     return {name: laws[name] for name in LAWS if name in laws}
 
 
@@ -138,9 +125,7 @@ class ChoiceFigures:
 
     ``coverage`` is the share of further tokens whose expert set is among the ``num_sets``,
     ``collision_share`` the share of pairs of tokens with one set, ``pair_overlap`` the share of
-    their experts that a pair has in common, ``modal_share`` that of the most frequent set,
-    ``near_share`` that of tokens nearer to a boundary than a distance that counts as near; None,
-    like ``median_distance``, where no distance is known.
+    their experts that a pair has in common, ``modal_share`` that of the most frequent set.
     """
 
     max_vio: float
@@ -150,35 +135,21 @@ class ChoiceFigures:
     collision_share: float
     pair_overlap: float
     modal_share: float
-    near_share: float | None
-    median_distance: float | None
 
 
 #: Names of the figures of choices.
 FIGURES = tuple(field.name for field in dataclasses.fields(ChoiceFigures))
 
 #: Those that are parted among the laws.
-Parted = Literal["max_vio", "cv", "log_effective_sets", "near_share"]
+Parted = Literal["max_vio", "cv", "log_effective_sets"]
 PARTED: tuple[Parted, ...] = get_args(Parted)
 
 
-def choice_figures(
-    chosen: Int32[np.ndarray, "tokens k"],
-    experts: int,
-    distance: Float64[np.ndarray, "tokens"] | None = None,
-    near: float | None = None,
-) -> ChoiceFigures:
-    """Figures of these choices; ``distance`` is that to the boundary, below ``near`` it is near;
-    nan where it was not looked at.
-
-    Oracle in tests: samples by other code.
-    """
+def choice_figures(chosen: Int32[np.ndarray, "tokens k"], experts: int) -> ChoiceFigures:
+    """Figures of these choices. Oracle in tests: samples by other code."""
     counts = np.bincount(chosen.ravel(), minlength=experts)
     _, of_sets = np.unique(expert_set_key(chosen, experts), return_counts=True)
     equal, pairs = pairs_of_equals(of_sets)
-    if distance is not None:
-        distance = distance[~np.isnan(distance)]
-    near_share = None if distance is None or near is None else float((distance < near).mean())
     return ChoiceFigures(
         max_vio=float(max_vio(counts)),
         cv=float(load_cv(counts)),
@@ -187,8 +158,6 @@ def choice_figures(
         collision_share=equal / pairs if pairs else float("nan"),
         pair_overlap=float(pair_overlap(counts, chosen.shape[1])),
         modal_share=float(of_sets.max() / len(chosen)),
-        near_share=near_share,
-        median_distance=None if distance is None else float(np.median(distance)),
     )
 
 
@@ -241,11 +210,10 @@ def figures_of_laws(
     for stream in np.random.SeedSequence(seed).spawn(SEEDS):
         for key, root in roots.items():
             random = np.random.default_rng(stream)
-            normal = random.standard_normal((tokens, len(root)), dtype=np.float32)
-            product = normal @ root
+            product = random.standard_normal((tokens, len(root)), dtype=np.float32) @ root
             for name, law in laws.items():
                 if id(law.root) == key:
-                    draws[name].append(figures(law.of_normal(normal, product, random)))
+                    draws[name].append(figures(law.of_product(product)))
     return [
         LawFigures(
             name,
@@ -257,20 +225,12 @@ def figures_of_laws(
 
 
 def figures_of_tokens(
-    chosen: Int32[np.ndarray, "tokens k"],
-    experts: int,
-    distance: Float64[np.ndarray, "tokens"] | None,
-    near: float | None,
-    block: Int32[np.ndarray, "tokens"],
+    chosen: Int32[np.ndarray, "tokens k"], experts: int, block: Int32[np.ndarray, "tokens"]
 ) -> LawFigures:
     """The tokens themselves, with jackknife errors over their blocks; nan with one block."""
-    whole = choice_figures(chosen, experts, distance, near)
+    whole = choice_figures(chosen, experts)
     others = [block != number for number in np.unique(block)]
-    without = [
-        choice_figures(chosen[rows], experts, None if distance is None else distance[rows], near)
-        for rows in others
-        if rows.any()
-    ]
+    without = [choice_figures(chosen[rows], experts) for rows in others if rows.any()]
     if len(without) < 2:
         return LawFigures("tokens", whole, ChoiceFigures(*[float("nan")] * len(FIGURES)))
     error = _each_figure(without, lambda values: float(jackknife_error(values)))
@@ -280,13 +240,9 @@ def figures_of_tokens(
 def _each_figure(
     many: Sequence[ChoiceFigures], statistic: Callable[[np.ndarray], float]
 ) -> ChoiceFigures:
-    """A statistic of each figure; None where the figure is not known."""
+    """A statistic of each figure."""
     columns = [[getattr(one, name) for one in many] for name in FIGURES]
-    values: list[Any] = [
-        None if any(value is None for value in column) else statistic(np.array(column))
-        for column in columns
-    ]
-    return ChoiceFigures(*values)
+    return ChoiceFigures(*(statistic(np.array(column)) for column in columns))
 
 
 def parted(laws: Sequence[LawFigures]) -> dict[Parted, Attribution]:

@@ -235,24 +235,6 @@ def dimension_estimates(
     return estimates
 
 
-#: Rows of which neighbours are looked for.
-_MOST_ROWS = 2048
-
-
-def dimension_range(
-    rows: Float64[np.ndarray, "tokens dimension"], seed: int
-) -> tuple[float, float] | None:
-    """The range of :func:`dimension_estimates` of 2,048 drawn rows, equal ones once.
-
-    None where nothing can be said.
-    """
-    order = np.random.default_rng(seed).permutation(len(rows))[:_MOST_ROWS]
-    sample = rows[order]
-    estimates = dimension_estimates(sample[np.sort(distinct_rows(sample))])
-    values = [value for _, _, value in estimates if np.isfinite(value)]
-    return (min(values), max(values)) if values else None
-
-
 def participation_ratio_corrected(ratio: float, num_tokens: int) -> float:
     """The ratio without the bias of a finite sample, 1 / ((1/PR - 1/n) / (1 + 1/n)), n = T - 1.
 
@@ -266,17 +248,8 @@ def participation_ratio_corrected(ratio: float, num_tokens: int) -> float:
     return (1.0 + 1.0 / n) / left if left > 0.0 else float("inf")
 
 
-# -------------------------------------------------------------------------------------- affine part
-Inputs = Float64[np.ndarray, "tokens hidden"]
+# ------------------------------------------------------------------------------ energies of outputs
 Outputs = Float64[np.ndarray, "tokens width"]
-Residual = Float64[np.ndarray, "tested width"]
-Train = Bool[np.ndarray, "tokens"]
-
-#: Fewer training tokens leave no component to fit.
-LEAST_TRAIN = 20
-
-#: Squares below this share of those of the outputs are the rounding of float64.
-ROUNDING = 1e-26
 
 
 def energy_share(part: Outputs, whole: Outputs) -> float:
@@ -315,67 +288,6 @@ def mean_direction_cosine(part: Outputs, whole: Outputs) -> float:
     first, second = part.mean(axis=0), whole.mean(axis=0)
     lengths = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / lengths if lengths > 0.0 else float("nan")
-
-
-def affine_residual(inputs: Inputs, outputs: Outputs, train: Train) -> Residual:
-    """What an affine map of the input leaves of the outputs, on tokens that it was not fitted on.
-
-    Least squares on the leading principal components of the training inputs, fewer than a tenth as
-    many as training tokens, so that the fit cannot follow noise. One row per token outside
-    ``train``. Linear in the outputs: residuals of parts add up to that of their sum. For fewer than
-    20 training tokens all nan. Source: docs/theory.md B11; oracle in tests: singular values.
-    """
-    from sklearn.decomposition import PCA
-    from sklearn.linear_model import LinearRegression
-    from sklearn.pipeline import make_pipeline
-
-    number, tested = int(train.sum()), outputs[~train]
-    if number < LEAST_TRAIN:
-        return np.full(tested.shape, np.nan)
-    if not len(tested):
-        return tested
-    rank = min((number - 1) // 10, inputs.shape[1])
-    model = make_pipeline(PCA(rank, svd_solver="full"), LinearRegression())
-    return tested - model.fit(inputs[train], outputs[train]).predict(inputs[~train])
-
-
-def affine_r2(inputs: Inputs, outputs: Outputs, train: Train) -> float:
-    """R^2 of an affine map from input to output on tokens that it was not fitted on.
-
-    1 - SSE / SST, SSE of :func:`affine_residual`, SST about the training mean. At most 1; negative
-    for a map worse than the mean; nan for fewer than 20 training tokens or no test token, or when
-    the test outputs are the training mean up to rounding. Source: docs/theory.md B11; oracle in
-    tests: scikit-learn.
-    """
-    if train.sum() < LEAST_TRAIN:
-        return float("nan")
-    wrong = affine_residual(inputs, outputs, train)
-    return _explained(wrong, outputs[~train] - outputs[train].mean(axis=0), outputs[~train])
-
-
-def residual_r2(inputs: Inputs, part: Outputs, whole: Outputs, train: Train) -> float:
-    """R^2 of a part as prediction of the whole, the affine fit taken out of both, on unseen tokens.
-
-    1 - sum |r_whole - r_part|^2 / sum |r_whole|^2 with the residuals of :func:`affine_residual`.
-    With the routed experts as part: 1 when all that is not affine in the input comes from them, 0
-    when none of it does (the shared experts hold it); negative when parts cancel. nan for fewer
-    than 20 training tokens, no test token, or a whole without residual.
-
-    docs/theory.md B11 asks for R^2 of the routed output after removing the affine fit. Read so, it
-    is a figure of its own; R^2 of the routed output as what is explained is 1 - :func:`affine_r2`.
-    Oracle in tests: scikit-learn.
-    """
-    left = affine_residual(inputs, whole, train)
-    wrong = affine_residual(inputs, whole - part, train)
-    return _explained(wrong, left, whole[~train])
-
-
-def _explained(wrong: Residual, spread: Residual, outputs: Residual) -> float:
-    """1 - |wrong|^2 / |spread|^2; nan for a spread that is nothing but rounding of the outputs."""
-    total = float((spread**2).sum())
-    if not total > ROUNDING * float((outputs**2).sum()):
-        return float("nan")
-    return 1.0 - float((wrong**2).sum()) / total
 
 
 # ----------------------------------------------------------------------------- principal components

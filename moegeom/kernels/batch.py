@@ -67,18 +67,6 @@ NUM_BLOCKS = 16
 #: Tokens that share a block where no document is known.
 RUN_TOKENS = 256
 
-#: Orders of the ties whose distance is looked for: of three experts at the border, and of four.
-ORDERS = (2, 3)
-
-
-@dataclass(frozen=True, eq=False)
-class OrderDistances:
-    """Distances to ties of each of ``ORDERS``, as brackets, for the tokens ``row``."""
-
-    row: Int64[np.ndarray, "looked_at"]
-    lower: Float64[np.ndarray, "looked_at orders"]
-    upper: Float64[np.ndarray, "looked_at orders"]
-
 
 @dataclass(frozen=True, eq=False)
 class Jumps:
@@ -126,10 +114,9 @@ class TokenBatch:
     the input to bfloat16 does along it; ``distance_upper`` is ``distance`` where that is exact;
     where the largest logits do not decide it, they are the largest and the least value that these
     allow; ``flip`` says what the variant of the pass changes about the choice and ``noise`` what
-    noise on the input does; ``order_distance`` is known of some tokens alone; ``jumps``
-    are those of a sample whose experts were read, ``harm`` is of tokens that were flipped;
-    ``document``,
-    ``position`` and ``token_id`` are -1 where a recording does not say.
+    noise on the input does; ``jumps`` are those of a sample whose experts were read, ``harm`` is of
+    tokens that were flipped; ``document``, ``position`` and ``token_id`` are -1 where a recording
+    does not say.
     """
 
     token: Int64[np.ndarray, "tokens"]
@@ -168,7 +155,6 @@ class TokenBatch:
     expert_output: Float32[np.ndarray, "tokens experts expert_width"] | None = None
     flip: Flip | None = None
     noise: NoisyFlip | None = None
-    order_distance: OrderDistances | None = None
     jumps: Jumps | None = None
     harm: Harm | None = None
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.core.metric import Column, Metric, RouterFacts, Values, estimate
+from moegeom.core.metric import Metric, RouterFacts, Values
 from moegeom.core.registry import Rooms
-from moegeom.results.reader import DERIVED
 
 METRICS = Rooms("metric", "moegeom.metrics", Metric)
 
@@ -32,25 +31,10 @@ def metrics_of_scan(
     applies = {
         "flip": compares,
         "noise": is_noisy,
-        "exposure": compares,
         "jump": has_experts,
         "flip_jump": compares and has_experts,
     }
     return [metric for metric in METRICS.all() if applies.get(metric.scope, True)]
-
-
-def read_columns_of(metric: Metric, table: str) -> Sequence[Column]:
-    """Columns that readers of ``table`` find: those that the metric fills, and derived ones."""
-    filled = metric.columns.get(table, ())
-    names = {column.name for column in filled} if table == "layers" else set()
-    return [
-        *filled,
-        *(
-            estimate(name, derived.text, derived.formula, derived.unit)
-            for name, derived in DERIVED.items()
-            if derived.column in names
-        ),
-    ]
 
 
 def stacked(name: str) -> Callable[[Sequence[Mapping[str, Any]], RouterFacts], Values]:

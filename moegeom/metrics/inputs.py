@@ -10,12 +10,7 @@ import numpy as np
 
 from moegeom.core.metric import Column, RouterFacts, Values, count, estimate, figure, metric
 from moegeom.geometry import space
-from moegeom.geometry.gram import (
-    cap_area_log10,
-    cap_half_angle,
-    effective_rows,
-    mean_pairwise_cosine,
-)
+from moegeom.geometry.gram import effective_rows, mean_pairwise_cosine
 
 
 @metric(
@@ -49,57 +44,6 @@ def directions(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     length = math.sqrt(squared)
     cosine = mean_pairwise_cosine(length, tokens) if tokens > 1 else None
     return {"layers": {"mean_resultant_length": length / tokens, "mean_pairwise_cosine": cosine}}
-
-
-#: Share of the tokens that the cap is drawn around.
-QUANTILE = 0.99
-
-
-@metric(
-    needs=("input_sample",),
-    layers=(
-        estimate(
-            "cap_radius_over_mean",
-            "99 % quantile of the distance to the mean input over the length of that mean",
-            "angular_collapse",
-        ),
-        estimate(
-            "cap_half_angle",
-            "half-angle of the cap; missing when the radius is not below the mean's length",
-            "angular_collapse",
-            "radian",
-        ),
-        figure(
-            "cap_area_log10",
-            "log10 of the share of the sphere that the cap covers; a curiosity",
-            "angular_collapse",
-            "log10",
-        ),
-    ),
-    invariances=("expert_relabelling", "common_row_shift"),
-)
-def angular_collapse(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """Angular collapse: whether the router inputs lie in a narrow cone around their mean.
-
-    With mu the mean of the inputs and R the 99 % quantile of |y - mu|, the directions of those
-    inputs lie in the cap of half-angle theta = arcsin(R / |mu|) around mu, when R < |mu|. A small
-    angle means that routing sees little of the sphere. ``cap_area_log10`` is log10 of the share of
-    the sphere that the cap covers: in thousands of dimensions astronomically small for any cap, a
-    curiosity, and not a share of reachable expert sets.
-
-    On a sample of about 2048 tokens, outlier tokens left out. See also ``mean_resultant_length``
-    and ``mean_pairwise_cosine``, which need no quantile.
-    """
-    moments = reductions["input_sample"].moments
-    names = ("cap_radius_over_mean", "cap_half_angle", "cap_area_log10")
-    distance, length = np.sqrt(moments.squared_distance), float(np.linalg.norm(moments.mean))
-    if len(distance) < 2 or length == 0.0:
-        return {"layers": dict.fromkeys(names)}
-    radius = float(np.quantile(distance, QUANTILE))
-    is_cap = radius < length
-    area = cap_area_log10(radius / length, facts.router.hidden_size) if is_cap else None
-    angle = float(cap_half_angle(radius, length)) if is_cap else None
-    return {"layers": dict(zip(names, (radius / length, angle, area), strict=True))}
 
 
 @metric(

@@ -13,7 +13,6 @@ from moegeom.core.metric import (
     Metric,
     RouterFacts,
     Values,
-    count,
     estimate,
     figure,
     metric,
@@ -23,7 +22,6 @@ from moegeom.core.shapes import Float64, Int64
 from moegeom.core.text import percent
 from moegeom.geometry import histogram as bins
 from moegeom.geometry.statistics import jackknife_error
-from moegeom.kernels.batch import ORDERS
 from moegeom.kernels.reduction import means
 from moegeom.kernels.reductions.choices import AMBIGUOUS, BOUNDED
 
@@ -406,76 +404,3 @@ def ambiguity(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     counts = reductions["ambiguity"]
     bounded = counts[BOUNDED]
     return {"layers": {"ambiguous_share": counts[AMBIGUOUS] / bounded if bounded else None}}
-
-
-_UNIT = "rms of the input"
-
-
-def _columns(order: int) -> tuple[Column, ...]:
-    name = f"order_{order}_distance"
-    return (
-        figure(
-            f"{name}_rms_p50_lower",
-            f"median lower end of the distance to a tie of {order + 1} experts at the border, over "
-            "the root of the hidden size",
-            "order_distance",
-            _UNIT,
-        ),
-        figure(
-            f"{name}_rms_p50_upper",
-            "median upper end, over the root of the hidden size",
-            "order_distance",
-            _UNIT,
-        ),
-        figure(
-            f"{name}_exact_share",
-            "share of the tokens looked at whose lower and upper end are one number",
-            "order_distance",
-        ),
-    )
-
-
-@metric(
-    version=2,
-    scope="exposure",
-    needs=("order_distances",),
-    layers=(
-        *(column for order in ORDERS for column in _columns(order)),
-        count(
-            "num_order_distance_tokens",
-            "tokens that were looked at",
-            "tokens",
-            formula="order_distance",
-        ),
-    ),
-    invariances=("expert_relabelling", "common_row_shift"),
-)
-def order_distance(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """How far it is to where more than two experts tie at the border of the chosen set.
-
-    Across a boundary one expert is exchanged for another. Boundaries meet where three experts or
-    four have the logit of the border between chosen and not chosen, order 2 and 3: around such an
-    input a small disturbance can lead to any of several sets, and a router that is smoothed runs
-    experts besides the k. The distance to the nearest such input, wherever the other experts are,
-    is found by branch and bound, and stands between two ends that are both certain; a bracket is a
-    point where the search came to its end (``order_2_distance_exact_share``). The boundary distance
-    is that of order 1, and none is less than the one before.
-
-    Linear boundaries only. On a sample, because each search takes milliseconds:
-    ``num_order_distance_tokens`` says how many tokens, 64 for a router of 64 experts and 16 for one
-    of 256. The medians are of these tokens, so that ``boundary_distance_rms_p50``, which is of all,
-    is known more finely than they are. docs/theory.md A4.
-    """
-    search = reductions["order_distances"]
-    lower, upper = search["lower"], search["upper"]
-    if not len(lower):
-        return {"layers": {}}
-    values: dict[str, float | int | None] = {"num_order_distance_tokens": len(lower)}
-    for column, order in enumerate(ORDERS):
-        name = f"order_{order}_distance"
-        for end, distances in (("lower", lower), ("upper", upper)):
-            # a value of the sample: distances may be infinite, and have no mean then
-            median = np.quantile(distances[:, column], 0.5, method="inverted_cdf")
-            values[f"{name}_rms_p50_{end}"] = median / np.sqrt(facts.router.hidden_size)
-        values[f"{name}_exact_share"] = float(np.mean(lower[:, column] == upper[:, column]))
-    return {"layers": values}

@@ -255,8 +255,8 @@ def routing_entropy(reductions: Mapping[str, Any], facts: RouterFacts) -> Values
     all experts, and over the chosen ones alone with their scores divided by their sum.
 
     Near 0 the router is sure of one expert; near log E it tells nothing apart. A selection bias is
-    not part of the scores. It is not the entropy of the load (``load_entropy_nats``): a router may
-    be sure of every token and use all experts alike.
+    not part of the scores. It is not the entropy of the load (``load_entropy_normalised``): a
+    router may be sure of every token and use all experts alike.
     """
     entropy, inside, mass = means(reductions["routing_entropy"])
     log = math.log(facts.router.num_experts)
@@ -323,15 +323,14 @@ def z_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
     invariances=("token_permutation", "expert_relabelling"),
 )
 def load_balancing_loss(reductions: Mapping[str, Any], facts: RouterFacts) -> Values:
-    """The loss that training balances with, in both conventions, as these tokens show it.
+    """The loss that training balances with, as these tokens show it.
 
     With f_e the share of slots that expert e takes and P_e the mean of its score over the sum of
     the token's scores, the loss is E sum_e f_e P_e. Megatron-Core counts f over the kT slots (1 at
-    balance); Hugging Face counts it over the T tokens (k at balance) and, in its models, over the
-    concatenation of all layers, which a figure of one layer cannot be: ``load_balancing_loss_hf``
-    is that of the layer alone.
+    balance); Hugging Face counts it over the T tokens, which makes it k times as large, and in its
+    models over the concatenation of all layers, which a figure of one layer cannot be.
 
-    At 1 (or k) the loss is balanced or blind: it is also 1 when scores are equal and loads are not.
+    At 1 the loss is balanced or blind: it is also 1 when scores are equal and loads are not.
     Read it beside the load.
     """
     counts = reductions["expert_counts"].astype(np.float64)

@@ -34,8 +34,6 @@ _ROADS = {
     "charts": "{vertices} walked on two affine charts",
     "exact walk": "walked in exact arithmetic",
     "one cell": "the choice is the same everywhere",
-    "search": "searched from facet to facet by least distances, every answer proved",
-    "walk and filter": "{vertices} walked, and each cell and facet tried",
     "circle": "all ties on the circle",
     "interval subdivision": "interval subdivision down to the pixel",
 }
@@ -168,17 +166,13 @@ _VERTEX_BYTES = 200
 
 def _cut_short(router: RouterCells, cut: CutShort) -> str:
     """Which limit ended the search, and what to type instead."""
-    text = f"not listed: more than the {cut.most:,} {cut.what} that --vertices allows"
-    if cut.what == "cells":
-        text += f" {router.domain}"
+    text = f"not listed: more than the {cut.most:,} vertices that --vertices allows"
     expected = router.expected_vertices
-    if expected is not None and math.isfinite(expected) and cut.what == "vertices":
+    if expected is not None and math.isfinite(expected):
         text += f"; a random router has about {_number(round(expected))}"
     fewer = "a slice of fewer dimensions (--subspace)"
     if cut.enough is None:
         return f"{text}. More are not kept: ask for {fewer}."
-    if cut.what == "cells":
-        return f"{text}. Try --vertices {cut.enough}, or tighter bounds."
     room = size(_VERTEX_BYTES * cut.enough)
     return f"{text}. Try --vertices {cut.enough} (up to {room} of memory), or {fewer}."
 

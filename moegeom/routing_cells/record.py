@@ -20,8 +20,8 @@ class Cells:
 
     ``road`` is the one that was taken, ``gap`` how many error bounds the nearest sign that float64
     proved is from a tie. Degrees are facets of a cell; ``diameter`` the most facets between two
-    cells of one piece, a lower bound unless it ``is_diameter_exact``. ``num_bounded`` is None where
-    a ball, a box or steps bound the search; ``proved_share`` is that of arcs, or of pixels that one
+    cells of one piece, a lower bound unless it ``is_diameter_exact``. ``num_bounded`` is None of
+    arcs and pixels; ``proved_share`` is that of arcs, or of pixels that one
     set is proved for; ``num_open`` pixels are undecided, the others crossed by a facet. In
     ``num_rational`` cells no float64 point was found: their witnesses are fractions. ``num_tied``
     counts the regions that are in no cell, as equal experts tie all over them for the last place;
@@ -71,14 +71,13 @@ class RandomRouterCells:
 
 @dataclass(frozen=True)
 class CutShort:
-    """A search that ended at its limit: ``most`` vertices walked, or cells of a ball found.
+    """A walk that ended at its limit of ``most`` vertices.
 
     ``enough`` is a limit that should do, twice what a random router has or ten times this one; None
     where no more are kept.
     """
 
     most: int
-    what: Literal["vertices", "cells"]
     enough: int | None
 
 

@@ -31,7 +31,6 @@ class CellsRequest(StudyRequest, WorkerOptions):
         "basis. [default: full; with --plot and tokens pca:2]"
     )
     weights: Path | None = option("A bare matrix instead: npz with weight and bias.")
-    radius: float | None = option("Only within so far of the centre.")
     expert_set: tuple[int, ...] | None = option("Is this set a cell? Experts, such as 3,17,40.")
     certify: bool = option("Check every witness or proof again in integers.", False)
     tie_broken: bool = option("Of equal experts the lower number wins.", False)
@@ -75,10 +74,8 @@ def check_request(request: CellsRequest) -> None:
         raise UsageError("--weights needs --top-k K: a matrix does not say how many are chosen.")
     if request.weights is not None and request.tokens is not None:
         raise UsageError("--tokens goes with a checkpoint, not with --weights.")
-    for name in ("radius", "frame"):
-        value = getattr(request, name)
-        if value is not None and not 0.0 < value < np.inf:
-            raise UsageError(f"{_typed(name)} {value:g}: expected a positive number.")
+    if request.frame is not None and not 0.0 < request.frame < np.inf:
+        raise UsageError(f"frame {request.frame:g}: expected a positive number.")
     for name, (least, most, words) in _RANGES.items():
         if not least <= getattr(request, name) <= most:
             raise UsageError(f"{name} {getattr(request, name)}: expected {words}.")
@@ -109,7 +106,6 @@ _GOES_WITH: dict[str, tuple[str, object]] = {
 
 #: Options that a question about one set of experts has no use for.
 _NOT_WITH_EXPERT_SET: dict[str, object] = {
-    "radius": None,
     "plot": None,
     "out": None,
     "tie_broken": False,
@@ -136,9 +132,4 @@ def _check_plot(request: CellsRequest) -> None:
         return
     from moegeom.routing_cells.pictures.views import check_picture
 
-    if request.radius is not None:
-        raise UsageError(
-            "--plot draws the whole slice, not what --radius leaves of it.",
-            "frame=R, from Python, is half the side of what is drawn.",
-        )
     check_picture(request)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cache
 from math import comb
 from typing import Any
@@ -20,7 +19,6 @@ from moegeom.engine.plan import num_workers
 from moegeom.engine.request import Watch
 from moegeom.geometry.capacity import expected_diagram, most_cells
 from moegeom.kernels.cpu.compilation import Stopwatch, stopwatch
-from moegeom.routing_cells.ball import ball_cells
 from moegeom.routing_cells.exact.certificate import strict_witnesses
 from moegeom.routing_cells.exact.dictionary import common_tie, equal_classes, num_parallel
 from moegeom.routing_cells.facet_graph import facet_graph, swaps, visited_graph
@@ -55,9 +53,6 @@ from moegeom.variants.random_router import random_router
 
 #: Rows and biases.
 Instance = tuple[Float64[np.ndarray, "experts dims"], Float64[np.ndarray, "experts"]]
-
-#: Dimensions in which cells are looked for from facet to facet.
-MOST_DIMS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,8 +201,6 @@ def refuse_early(router: Router, subspace: str, dims: int | None, request: Cells
             f"--out writes lists of cells; router {name} has none on {subspace}.",
             "--plot writes the arcs or pixels as CSV beside the picture.",
         )
-    if request.radius is not None and not router.rule.is_affine:
-        raise UsageError("--radius is for routers whose facets are straight.")
 
 
 def _refuse_expert_set(router: Router, experts: tuple[int, ...], is_circle: bool) -> None:
@@ -230,12 +223,6 @@ class _Slicing(RouterOnSlice):
         router, requested, sample, request = self.router, self.requested, self.sample, self.request
         part, (weight, bias) = requested.part, instance_of(router, requested)
         k, dims = router.rule.top_k, weight.shape[1]
-        if dims > MOST_DIMS and request.radius is not None:
-            raise UsageError(
-                f"--radius is for slices of at most {MOST_DIMS} dimensions; this "
-                f"one is {requested.text} with {dims:,}.",
-                "Add --subspace pca:D or random:D.",
-            )
         with stopwatch() as took:
             try:
                 answer = cells_of_slice(weight, bias, k, request, watch)
@@ -244,7 +231,7 @@ class _Slicing(RouterOnSlice):
             if not isinstance(answer, AllSubsets):
                 answer = with_witnesses(answer, weight, bias, request)
         equal = [] if k == len(weight) else equal_experts(weight, bias, request)
-        facts, tokens, domain = None, None, domain_text(request)
+        facts, tokens = None, None
         outcome: Outcome = "all subsets"
         more: dict[str, Any] = {"num_equal": sum(map(len, equal))}
         if isinstance(answer, AllSubsets):
@@ -264,15 +251,9 @@ class _Slicing(RouterOnSlice):
             if cells.is_whole:
                 facts = facts_of(cells, weight, bias)
             else:
-                # the limit of a search or a walk, and one that should do
-                is_cut = cells.road == "search"
-                enough = enough_vertices(None if is_cut else expected, request.vertices)
-                what = "cells" if is_cut else "vertices"
-                more["cut_short"] = CutShort(request.vertices, what, enough)
-            if cells.is_cone:
-                domain += (
-                    ", where all experts tie at one point: the cells are those of the whole slice"
-                )
+                # the limit of the walk, and one that should do
+                enough = enough_vertices(expected, request.vertices)
+                more["cut_short"] = CutShort(request.vertices, enough)
             if sample is not None and part is not None:
                 listed = cells.expert_set if cells.is_whole else None
                 points = part.coordinates(sample.inputs)
@@ -282,7 +263,7 @@ class _Slicing(RouterOnSlice):
                 more["num_on_ties"] = _on_ties(choice, equal) if equal else None
             if request.random_routers and part and cells.is_whole:
                 more["random"] = random_routers_of(router, part, request)
-        record = self._record(dims, outcome, facts, tokens, took, domain=domain, **more)
+        record = self._record(dims, outcome, facts, tokens, took, **more)
         return SlicedRouter(
             **vars(self), record=record, cells=cells, tokens=tokens, instance=(weight, bias)
         )
@@ -413,8 +394,7 @@ def _on_slice(
 
 def prediction(router: Router, requested: RequestedSlice, request: CellsRequest) -> str:
     """The expected number of vertices in words; empty where none are walked."""
-    is_walked = request.expert_set is None and request.radius is None
-    if not is_walked or not router.rule.is_affine or requested.circle is not None:
+    if request.expert_set is not None or not router.rule.is_affine or requested.circle is not None:
         return ""
     weight, bias = instance_of(router, requested)
     experts, dims = weight.shape
@@ -453,23 +433,23 @@ def facts_of(
     return Cells(
         num_cells=num_cells,
         road=cells.road,
-        num_bounded=None if cells.is_bounded is None else int(cells.is_bounded.sum()),
+        num_bounded=int(cells.is_bounded.sum()),
         num_facets=len(cells.facets),
         **graph,
         num_vertices=cells.num_vertices,
         num_exact=cells.num_exact,
         num_concurrent=cells.num_concurrent if is_walk else None,
         num_parallel=num_parallel(weight, bias, pairs) if is_walk else None,
-        gap=None if cells.road == "search" else cells.gap,
+        gap=cells.gap,
         num_rational=len(cells.exact),
-        num_tied=None if cells.tied is None else len(cells.tied),
+        num_tied=len(cells.tied),
     )
 
 
 def random_routers_of(
     router: Router, part: Slice, request: CellsRequest
 ) -> RandomRouterCells | None:
-    """The number of cells of random routers on the same slice and in the same bounds."""
+    """The number of cells of random routers on the same slice."""
     counts = []
     for number in range(request.random_routers):
         other = random_router(router, request.seed + number)
@@ -508,24 +488,10 @@ def between_of(router: Router, sample: SliceTokens | None, seed: int) -> Between
 
 
 # ------------------------------------------------------------------------------------------- search
-#: Facets whose distance is measured.
-MOST_MEASURED = 500_000
-
-#: Facets that a search leaves to exact arithmetic at most: some minutes.
-_MOST_EXACT = 100_000
-#: A search gives way to a walk after so many of them, and one more for every so many vertices that
-#: the walk is expected to have: by then a walk, and trying what it finds, would have been done.
-_LEAST_EXACT, _VERTICES_AN_ANSWER = 500, 50
-
 #: Exponents of rows and biases within which nothing is scaled.
 _USUAL = 16
 #: Factors of two between columns beyond which each is scaled by itself.
 _SPREAD = 200
-
-
-def domain_text(request: CellsRequest) -> str:
-    """What bounds the search, in words; empty for the whole slice."""
-    return "" if request.radius is None else f"within {request.radius:g} of its centre"
 
 
 def cells_of_slice(
@@ -542,14 +508,19 @@ def cells_of_slice(
     given.
     """
     try:
-        scaled = Scaled.of(weight, bias, request)
-        search = _Search(scaled.weight, scaled.bias, k, scaled.request, watch)
-        cells = search.whole() if request.radius is None else search.in_ball()
+        scaled = Scaled.of(weight, bias)
+        cells = enumerate_cells(
+            scaled.weight,
+            scaled.bias,
+            k,
+            tie_broken=request.tie_broken,
+            most=request.vertices,
+            threads=request.num_workers or num_workers(),
+            watch=watch,
+        )
         return cells if isinstance(cells, AllSubsets) else scaled.back(cells)
     except ValueError as error:
-        raise UsageError(
-            f"{error}.", "Fewer dimensions, --radius R or --tie-broken are other ways."
-        ) from error
+        raise UsageError(f"{error}.", "Fewer dimensions or --tie-broken are other ways.") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -558,23 +529,19 @@ class Scaled:
 
     weight: Float64[np.ndarray, "experts dims"]
     bias: Float64[np.ndarray, "experts"]
-    request: CellsRequest
     exponent: Int64[np.ndarray, "dims"]
 
     @staticmethod
     def of(
-        weight: Float64[np.ndarray, "experts dims"],
-        bias: Float64[np.ndarray, "experts"],
-        request: CellsRequest,
-        is_metric: bool = False,
+        weight: Float64[np.ndarray, "experts dims"], bias: Float64[np.ndarray, "experts"]
     ) -> Scaled:
-        """Where distances are measured (``is_metric``) all columns share one power of two."""
+        """Columns that are not far apart share one power of two."""
         columns = np.frexp(np.abs(weight).max(axis=0, initial=0.0))[1].astype(np.int64)
-        if np.ptp(columns) < _SPREAD or is_metric or request.radius is not None:
+        if np.ptp(columns) < _SPREAD:
             columns[:] = columns.max()
         largest = np.abs(bias).max(initial=0.0)
         offset = int(np.frexp(largest)[1]) if largest else int(columns.max())
-        same = Scaled(weight, bias, request, np.zeros(weight.shape[1], np.int64))
+        same = Scaled(weight, bias, np.zeros(weight.shape[1], np.int64))
         if max(np.abs(columns).max(initial=0), abs(offset)) < _USUAL:
             return same
         rows, free = np.ldexp(weight, -columns), np.ldexp(bias, -offset)
@@ -583,25 +550,13 @@ class Scaled:
         is_exact &= np.array_equal(np.ldexp(free, offset), bias)
         if not is_exact:
             return same
-        if request.radius is not None:
-            radius = float(np.ldexp(request.radius, -int(exponent.max())))
-            if not 0.0 < radius < np.inf:
-                return same
-            request = replace(request, radius=radius)
-        return Scaled(rows, free, request, exponent)
-
-    @property
-    def longer(self) -> int:
-        """The exponent of two by which distances of the original coordinates are longer."""
-        return int(self.exponent.max()) if len(self.exponent) else 0
+        return Scaled(rows, free, exponent)
 
     def back(self, cells: Enumeration) -> Enumeration:
-        """The cells with points and distances in the original coordinates."""
+        """The cells with points in the original coordinates."""
         if not self.exponent.any():
             return cells
-        distances = {"cell_distance": cells.cell_distance, "facet_distance": cells.facet_distance}
-        measured = {n: np.ldexp(d, self.longer) for n, d in distances.items() if d is not None}
-        return replace(cells, witness=np.ldexp(cells.witness, self.exponent), **measured)
+        return replace(cells, witness=np.ldexp(cells.witness, self.exponent))
 
 
 def with_witnesses(
@@ -610,132 +565,16 @@ def with_witnesses(
     bias: Float64[np.ndarray, "experts"],
     request: CellsRequest,
 ) -> Enumeration:
-    """The cells with points that are proved to lie strictly inside them and the ball.
+    """The cells with points that are proved to lie strictly inside them.
 
     Raises InternalError for a cell without a point: it would be none.
     """
-    radius = np.inf if request.radius is None else request.radius
     sets, ties = cells.expert_set, request.tie_broken
     try:
-        point, exact = strict_witnesses(weight, bias, sets, cells.witness, radius, ties)
+        point, exact = strict_witnesses(weight, bias, sets, cells.witness, ties)
     except ValueError as error:
         raise InternalError(f"a cell has no witness: {error}") from error
     return replace(cells, witness=point, exact=exact)
-
-
-@dataclass(frozen=True, eq=False)
-class _Search:
-    """One scaled instance, with the request that bounds the search."""
-
-    weight: Float64[np.ndarray, "experts dims"]
-    bias: Float64[np.ndarray, "experts"]
-    k: int
-    request: CellsRequest
-    watch: WalkWatch | None
-
-    def whole(self) -> Enumeration | AllSubsets:
-        """All cells of the slice."""
-        return enumerate_cells(
-            self.weight,
-            self.bias,
-            self.k,
-            tie_broken=self.request.tie_broken,
-            most=self.request.vertices,
-            threads=self.request.num_workers or num_workers(),
-            watch=self.watch,
-            most_simple=0 if self.request.out is None else MOST_MEASURED,
-        )
-
-    def in_ball(self) -> Enumeration | AllSubsets:
-        """The cells that meet the ball: by a search, or by a walk where too many experts tie."""
-        radius, experts = self.request.radius, len(self.weight)
-        assert radius is not None
-        centre = np.zeros(self.weight.shape[1])
-        problem = ball_cells.BallProblem.of(self.weight, self.bias, self.k, centre, radius)
-        rows, biases = problem.own
-        tip = _tip_inside(rows, biases, radius)
-        if tip is None:
-            searched = self._searched(problem)
-            if searched is not None:
-                return searched
-        whole = replace(self, weight=rows, bias=biases, k=problem.k).whole()
-        if isinstance(whole, AllSubsets):
-            if tip is not None and len(rows) == experts:
-                return whole
-            return ball_cells.cells_of_ball(problem, self.request.vertices, watch=self.watch)
-        if not whole.is_whole:
-            return whole
-        met = ball_cells.filter_ball(rows, biases, whole, centre, radius)
-        part = whole.part(met.cells, met.facets)
-        always = np.broadcast_to(problem.fixed, (len(part.expert_set), len(problem.fixed)))
-        chosen = np.concatenate([always, problem.contested[part.expert_set]], axis=1)
-        is_cone = tip is not None and len(rows) == experts
-        return replace(
-            part,
-            expert_set=np.sort(chosen, axis=1).astype(np.int16),
-            witness=part.witness if tip is None else _nearer(part.witness, tip, radius),
-            road="walk and filter" if tip is None else whole.road,
-            num_exact=whole.num_exact + met.num_exact,
-            cell_distance=met.cell_distance[met.cells],
-            facet_distance=met.facet_distance[met.facets],
-            simple=None,
-            is_cone=is_cone,
-            tied=whole.tied if is_cone else None,
-        )
-
-    def _searched(self, problem: ball_cells.BallProblem) -> Enumeration | None:
-        """The cells by a search from facet to facet; None where a walk is needed.
-
-        Raises UsageError where that would be too long as well.
-        """
-        most, (experts, dims) = self.request.vertices, problem.own[0].shape
-        expected = expected_vertices(experts, problem.k, dims, False)
-        if expected is None:  # a line, or every set may be a cell and nothing is walked
-            expected = math.inf if dims > 1 else 0.0
-        most_exact = min(_MOST_EXACT, _LEAST_EXACT + expected / _VERTICES_AN_ANSWER)
-        try:
-            return ball_cells.cells_of_ball(problem, most, most_exact, self.watch)
-        except ball_cells.TooManyTies as error:
-            if expected > most:
-                enough = enough_vertices(expected, most)
-                others = "a smaller --radius or fewer dimensions"
-                about = (
-                    "" if math.isinf(expected) else f"; a random router has about {expected:,.0f}"
-                )
-                hint = f"Ask for {others}."
-                if enough is not None:
-                    hint = f"--vertices {enough} allows the walk; {others} are other ways."
-                raise UsageError(
-                    f"within --radius {error}. Expected fewer, or a slice of at most {most:,} "
-                    f"vertices (--vertices) to walk instead{about}.",
-                    hint,
-                ) from error
-        except ValueError as error:
-            if "degenerate" not in str(error):
-                raise
-        return None
-
-
-def _tip_inside(weight: np.ndarray, bias: np.ndarray, radius: float) -> tuple[Fraction, ...] | None:
-    """The point inside the open ball around 0 at which all experts tie; None without one.
-
-    Each of their cells is a cone from there, and meets the ball.
-    """
-    tip = common_tie(weight, bias) if len(weight) else None
-    if tip is None or sum(x * x for x in tip) >= Fraction(radius) ** 2:
-        return None
-    return tip
-
-
-def _nearer(
-    witness: Float64[np.ndarray, "cells dims"], tip: Sequence[Fraction], radius: float
-) -> Float64[np.ndarray, "cells dims"]:
-    """Points of cones, taken towards the tip by powers of two until they are in the ball."""
-    place = np.array([float(value) for value in tip])
-    away = witness - place
-    length = np.maximum(np.linalg.norm(away, axis=1), np.finfo(np.float64).tiny)
-    exponent = np.frexp((radius - np.linalg.norm(place)) / length)[1] - 1
-    return place + np.ldexp(away, np.minimum(exponent, 0)[:, None])
 
 
 #: Vertices that a walk can number.

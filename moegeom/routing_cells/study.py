@@ -20,13 +20,12 @@ from moegeom.core.files import move_folder, new_folder, refuse_existing, writing
 from moegeom.core.parquet import write_table
 from moegeom.core.router import Router
 from moegeom.core.row_keys import slug
-from moegeom.engine.plan import SAMPLE_TOKENS, num_workers
+from moegeom.engine.plan import SAMPLE_TOKENS
 from moegeom.engine.session import Session
 from moegeom.results.schema import keyed, schema_of, sizes_of
-from moegeom.routing_cells.ball.ball_cells import facet_distances
 from moegeom.routing_cells.exact.certificate import cell_certificate, check_witness
 from moegeom.routing_cells.exact.certificate_check import CellPoint, Weights, check_certificate
-from moegeom.routing_cells.facet_graph import Swaps, swaps
+from moegeom.routing_cells.facet_graph import swaps
 from moegeom.routing_cells.pictures import page as pages
 from moegeom.routing_cells.pictures.views import write_picture
 from moegeom.routing_cells.plane.polygons import cell_sides, polygons
@@ -35,9 +34,7 @@ from moegeom.routing_cells.plane.subspace import Arcs
 from moegeom.routing_cells.record import Answer, Enumerations, RouterCells
 from moegeom.routing_cells.request import CellsRequest, check_request
 from moegeom.routing_cells.router import (
-    MOST_MEASURED,
     CellsListener,
-    Scaled,
     SlicedRouter,
     equal_experts,
     instance_of,
@@ -272,7 +269,6 @@ def _cell_rows(sliced: SlicedRouter, cells: Enumeration) -> Any:
         "witness_input": _inputs(sliced, cells.witness),
         "num_facets": np.bincount(cells.facets.ravel(), minlength=count),
         "is_bounded": cells.is_bounded,
-        **_bracket(cells.cell_distance),
     }
     if sliced.tokens is not None:
         inside = sliced.tokens.cell
@@ -296,31 +292,8 @@ def _facet_rows(sliced: SlicedRouter, cells: Enumeration) -> Any:
         "other_cell": cells.facets[:, 1],
         "experts_out": _lists(swapped.out, ends),
         "experts_in": _lists(swapped.into, ends),
-        **_bracket(_distances(sliced, cells, swapped)),
     }
     return cell_table("facets", columns)
-
-
-def _distances(sliced: SlicedRouter, cells: Enumeration, swapped: Swaps) -> np.ndarray | None:
-    """Brackets from the tokens' mean, the centre of the slice where there are no tokens."""
-    if cells.facet_distance is not None:
-        return cells.facet_distance
-    if len(cells.facets) > MOST_MEASURED or (swapped.num != 1).any():
-        return None
-    centre = np.zeros(cells.witness.shape[1])
-    if sliced.sample is not None and sliced.requested.part is not None:
-        mean = sliced.sample.inputs.mean(axis=0, dtype=np.float64)
-        centre = sliced.requested.part.coordinates(mean[None, :])[0]
-    assert sliced.instance is not None
-    scaled = Scaled.of(*sliced.instance, sliced.request, is_metric=True)
-    brackets = facet_distances(
-        scaled.weight,
-        scaled.bias,
-        cells,
-        np.ldexp(centre, -scaled.exponent),
-        sliced.request.num_workers or num_workers(),
-    )
-    return np.ldexp(brackets, scaled.longer)
 
 
 def _inputs(sliced: SlicedRouter, witness: np.ndarray) -> pa.Array:
@@ -357,11 +330,6 @@ def _lists(
     )
 
 
-def _bracket(distance: np.ndarray | None) -> Mapping[str, np.ndarray]:
-    ends = () if distance is None else distance.T
-    return dict(zip(("distance_lower", "distance_upper"), ends, strict=False))
-
-
 def _check(weight: np.ndarray, bias: np.ndarray, cells: Enumeration, tie_broken: bool) -> None:
     """Every witness in integers. Raises InternalError for one that lies in no cell of its own."""
     rows = zip(cells.expert_set.tolist(), cells.witness.tolist(), strict=True)
@@ -383,10 +351,8 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
         ("witness_exact", pa.string(), "", "where no float64 point was found inside: a rational"),
         ("witness_input", pa.list_(pa.float32()), "input", "the same point as router input"),
         ("num_facets", pa.int64(), "", "facets of the cell"),
-        ("is_bounded", pa.bool_(), "", "missing where a ball bounds the search"),
+        ("is_bounded", pa.bool_(), "", "whether it ends in every direction"),
         ("is_checked", pa.bool_(), "", "the witness was verified in integers (--certify)"),
-        ("distance_lower", pa.float64(), "input", "to the cell, from the centre"),
-        ("distance_upper", pa.float64(), "input", "upper end of the same bracket"),
         ("num_tokens", pa.int64(), "tokens", "tokens drawn inside"),
         ("num_own_tokens", pa.int64(), "tokens", "of these, tokens whose own choice this is"),
     ),
@@ -396,8 +362,6 @@ CELL_TABLES: dict[str, tuple[tuple[str, pa.DataType, str, str], ...]] = {
         ("other_cell", pa.int64(), "", "the cell on the other side"),
         ("experts_out", pa.list_(pa.int32()), "", "experts that only the first cell has"),
         ("experts_in", pa.list_(pa.int32()), "", "experts that only the other cell has"),
-        ("distance_lower", pa.float64(), "input", "to the facet, from the tokens' mean"),
-        ("distance_upper", pa.float64(), "input", "upper end of the same bracket"),
     ),
 }
 

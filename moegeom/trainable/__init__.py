@@ -25,10 +25,8 @@ _PUBLIC: dict[str, str] = {
     "update_strength": "continuous",
     "CosineRouter": "top_k",
     "CentredRouter": "top_k",
-    "export_checkpoint": "export",
     "upcycle": "upcycling",
     "export_upcycled": "upcycling",
-    "replace_router": "replacement",
 }
 
 

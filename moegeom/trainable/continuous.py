@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Float
-from moegeom.geometry.capacity import router_macs
 from moegeom.trainable.router import Routed, RouterModule, descending, product
 from moegeom.trainable.top_k import CosineRouter, TopKRouter
 
@@ -254,7 +253,7 @@ class ReLURouter(RouterModule):
     @property
     def macs_per_token(self) -> int:
         """A row for every expert."""
-        return router_macs(self.num_experts, self.hidden).linear
+        return self.num_experts * self.hidden
 
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Logits ``W y + b``."""

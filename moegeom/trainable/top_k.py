@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from moegeom.core.errors import UsageError
 from moegeom.core.shapes import Float, Int64
-from moegeom.geometry.capacity import router_macs
 from moegeom.trainable.router import Routed, RouterModule, at_least_float32, descending, product
 
 
@@ -116,7 +115,7 @@ class TopKRouter(RouterModule):
     @property
     def macs_per_token(self) -> int:
         """A row for every expert."""
-        return router_macs(self.num_experts, self.hidden).linear
+        return self.num_experts * self.hidden
 
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Logits ``W y + b``."""
@@ -239,7 +238,7 @@ class CosineRouter(TopKRouter):
     @property
     def macs_per_token(self) -> int:
         """The projection, and a row of it for every expert."""
-        return router_macs(self.num_experts, self.hidden, len(self.projection)).cosine
+        return len(self.projection) * (self.hidden + self.num_experts)
 
     def scored(self, inputs: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "tokens experts"]:
         """Cosines times the scale, plus the bias where there is one."""

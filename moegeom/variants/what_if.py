@@ -29,8 +29,7 @@ class Parameter:
     ``least`` and ``most`` are allowed values themselves; without a ``default`` it may be left out,
     and is None then. A ``is_list`` parameter takes every further value, each once and in order:
     ``without:17,42``; each value of one that ``is_swept`` is a what-if of its own:
-    ``temperature:0.5,2``. ``words`` are allowed instead of numbers; a ``is_flag`` is written alone:
-    ``sinkhorn:log``.
+    ``temperature:0.5,2``. ``words`` are allowed instead of numbers.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Parameter:
     is_whole: bool = False
     is_list: bool = False
     is_swept: bool = False
-    is_flag: bool = False
     words: tuple[str, ...] = ()
 
     @property
@@ -101,7 +99,7 @@ class FittedGate:
     notes: tuple[str, ...] = ()
 
 
-#: The value of each parameter: None, number, word, flag or tuple.
+#: The value of each parameter: None, number, word or tuple.
 Values = Mapping[str, Any]
 
 
@@ -208,30 +206,25 @@ def _kind(name: str) -> WhatIf:
 def _given(text: str, kind: WhatIf, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """The values by parameter; a value without a name belongs to the one before, or the first."""
     by_name = {p.name: p for p in kind.parameters}
-    first = next((p for p in kind.parameters if p.is_first), None)
+    current = next((p for p in kind.parameters if p.is_first), None)
     terms: dict[str, tuple[Any, ...]] = {}
-    current = first
     for word in (word.strip() for word in words):
         name, equals, value = word.partition("=")
-        if equals or (name in by_name and by_name[name].is_flag):
+        if equals:
             if name not in by_name:
                 names = ", ".join(by_name) or "none"
                 raise _error(text, kind, f"it has no '{name[:40]}' ({names})")
             if name in terms:
                 raise _error(text, kind, f"'{name}' is given twice")
             current = by_name[name]
-            if current.is_flag and equals:
-                raise _error(text, kind, f"'{name}' is written alone, without a value")
         elif name in by_name:
             raise _error(text, kind, f"'{name}' has no value")
         else:
             value = word
         if current is None:
             raise _error(text, kind, f"'{word[:40]}' stands without a name")
-        entry = current.is_flag or _value(text, kind, current, value)
+        entry = _value(text, kind, current, value)
         terms[current.name] = (*terms.get(current.name, ()), entry)
-        if current.is_flag:
-            current = first
     return terms
 
 
@@ -256,8 +249,6 @@ def _value(text: str, kind: WhatIf, parameter: Parameter, word: str) -> float | 
 
 
 def _spelling(parameter: Parameter, value: Any) -> str:
-    if parameter.is_flag:
-        return parameter.name
     listed = value if isinstance(value, tuple) else (value,)
     words = ",".join(one if isinstance(one, str) else _digits(one) for one in listed)
     return words if parameter.is_first else f"{parameter.name}={words}"
@@ -290,7 +281,7 @@ def describe_what_ifs() -> list[dict[str, str]]:
 
 
 def _described(parameter: Parameter) -> str:
-    if parameter.is_flag or parameter.default is None:
+    if parameter.default is None:
         return parameter.name
     default = parameter.default
     return f"{parameter.name}={default if isinstance(default, str) else format(default, 'g')}"

@@ -12,7 +12,7 @@ from moegeom.engine.plan import SMALL_SAMPLE_TOKENS
 from moegeom.engine.trust import FIRST_TOKENS
 from moegeom.kernels.reductions.samples import NUM_INPUTS
 from moegeom.measure.passes import _TYPICAL_TOKENS, FLIPPED, SAMPLED
-from moegeom.metrics import METRICS, read_columns_of
+from moegeom.metrics import METRICS
 from tests.architecture.sources import ROOT
 
 FOLDERS = ("moegeom", "cli", "docs", "tests", "benchmarks")
@@ -303,7 +303,7 @@ USED = sorted(
         column.formula
         for metric in METRICS.all()
         for table in metric.columns
-        for column in read_columns_of(metric, table)
+        for column in metric.columns[table]
         if column.formula
     }
 )

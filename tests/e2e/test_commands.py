@@ -64,7 +64,6 @@ CALLS = {
         "--layers",
         "0",
     ),
-    "hmoe": ("research", "hmoe"),
     "whatif": ("whatif", "model", "--tokens", "rec", "--router", "topk:1"),
     "continuity": (
         "research",

@@ -302,7 +302,10 @@ COMMAND: dict[str, tuple[Callable[[Path, list[str]], list[str]], Callable[[Way],
     "regions": (one_side("regions", *LAYER), never),
     "outputs": (one_side("outputs", *LAYER), never),
     "continuity": (one_side("continuity", *LAYER), never),
-    "whatif": (one_side("whatif", *LAYER, "--router", "topk:1", "--router", "sinkhorn"), of_logits),
+    "whatif": (
+        one_side("whatif", *LAYER, "--router", "topk:1", "--router", "capacity:1"),
+        of_logits,
+    ),
     "explain": (
         one_side("explain", "--run-b", "run_b", *LAYER),
         lambda way: way.has_documents and way.kind != "trace",

@@ -96,11 +96,17 @@ MADE: dict[str, Callable[[], Any]] = {
         MODEL, REC, layers=1, against=EARLIER, segments=100, random_experts=2
     ),
     "research.continuity": lambda: mg.continuity(MODEL, REC, layers=1),
-    "research.hmoe": mg.hmoe,
     "studies.whatif": lambda: mg.whatif(
         f"{COLLAPSED}/step_1500",
         f"{COLLAPSED}/rec/step_1500",
-        what_ifs=["smooth:extra=0.5", "relu", "sinkhorn", "capacity:1.25", "without:5", "topk:2"],
+        what_ifs=[
+            "smooth:extra=0.5",
+            "relu",
+            "expert-choice",
+            "capacity:1.25",
+            "without:5",
+            "topk:2",
+        ],
         arithmetics="bf16-logits",
         layers=0,
     ),

@@ -309,7 +309,6 @@ def test_what_needs_more_than_the_small_set_says_how_to_have_it(small_python, tm
         ["scan", checkpoint],
         ["report", str(tmp_path)],
         ["boundary-report", checkpoint, "--tokens", recording],
-        ["research", "hmoe"],
     ]
     codes, _, said = ran(small_python, commands, tmp_path)
     assert codes == [2] * len(commands)

@@ -404,7 +404,8 @@ def test_loads_and_pairs_of_listed_routers_are_those_that_were_recorded(name, tm
         slots = _assert_slots(results, router, router.chosen)
         share = slots[slots > 0] / slots.sum()
         row = layers[f"{router.stack}/{router.layer}"]
-        np.testing.assert_allclose(row["load_entropy_nats"], -(share * np.log(share)).sum())
+        entropy = -(share * np.log(share)).sum()
+        np.testing.assert_allclose(np.log(row["effective_experts"]), entropy)
         sets = {tuple(sorted(chosen)) for chosen in router.chosen.tolist()}
         assert row["num_expert_sets"] == len(sets)
         # weights of loaded routers are measured, and of listed ones nothing but the choices

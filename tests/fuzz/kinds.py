@@ -720,7 +720,7 @@ def use_series(folder: Path, draw: random.Random) -> None:
 
 def _grid(folder: Path) -> None:
     (folder / "grid.toml").write_text(
-        "[sinkhorn]\neps = [0.02, 0.05]\nsteps = [3, 10]\n\n[[temperature]]\ntau = [0.5, 2]\n"
+        "[smooth]\neps = [0.02, 0.05]\nb = [9, 50]\n\n[[temperature]]\ntau = [0.5, 2]\n"
     )
 
 

@@ -2,20 +2,14 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import mpmath
 import numpy as np
-from scipy.integrate import quad
 from scipy.optimize import linprog, minimize, nnls
-from scipy.special import betainc, expit
-from scipy.stats import binom, ncx2, norm
-
-from moegeom.geometry.border_shares import log_half_binomial
+from scipy.special import expit
 
 #: More cells, facets or vertices than any router of these tests has.
 PLENTY = 10**6
@@ -185,19 +179,6 @@ def digest(cells: list[tuple[int, ...]]) -> str:
 
 
 # ------------------------------------------------------------------- measures that no command needs
-def orthonormal_border_share(num_experts: int, k: int, order: int) -> float:
-    """Border share of a tie of n + 1 experts, for orthonormal rows: of the m = E - n - 1 others at
-    least k - n and at most k - 1 are above the tied ones (A7).
-    """
-    others, scale = num_experts - order - 1, 1.0 / math.sqrt(order + 1.0)
-
-    def density(c: float) -> float:
-        inside = np.diff(binom.cdf([k - order - 1, k - 1], others, norm.sf(c)))[0]
-        return float(norm.pdf(c, scale=scale) * inside)
-
-    return quad(density, -12.0 * scale, 12.0 * scale, epsabs=1e-13, epsrel=1e-12)[0]
-
-
 def tie_spread(scores: np.ndarray, k: int, order: int) -> np.ndarray:
     """Of each token the least spread of ``order`` + 1 scores in a row on both sides of the border
     (A2); inf where there are none.
@@ -230,17 +211,6 @@ def extra_experts(scores: np.ndarray, k: int, eps: float) -> np.ndarray:
     return (ordered[:, k - 1 : k] - ordered[:, k:] < eps).sum(axis=1)
 
 
-def flat_distance(logits: np.ndarray, rows: np.ndarray, tied: tuple[int, ...]) -> float:
-    """Distance to the inputs where all of ``tied`` have one logit, others anywhere (A4): the
-    shortest step; inf where dependent rows forbid the tie.
-    """
-    away = rows[list(tied[1:])] - rows[tied[0]]
-    gaps = logits[list(tied[1:])] - logits[tied[0]]
-    step = np.linalg.lstsq(away, -gaps)[0]
-    is_met = np.allclose(away @ step, -gaps, rtol=0.0, atol=1e-9 * max(1.0, np.abs(gaps).max()))
-    return float(np.linalg.norm(step)) if is_met else math.inf
-
-
 def moment_router(experts: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows (t, ..., t^(2k - 1)) and biases -t^(2k), of which every k-set is a cell (B4); for more
     than E / 2 those of E - k, negated.
@@ -251,88 +221,7 @@ def moment_router(experts: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     return sign * powers[:, :-1], -sign * powers[:, -1]
 
 
-def log_slab_share(dimension: int, distance: float, width: float, radius: float) -> float:
-    """Logarithm of the share of a ball within ``width`` of a hyperplane at a signed ``distance`` of
-    its centre: the integral of the sections (A7).
-    """
-    low, high = max(-1.0, (distance - width) / radius), min(1.0, (distance + width) / radius)
-    if low >= high:
-        return -math.inf
-    with mpmath.workdps(60):
-        power = (mpmath.mpf(dimension) - 1) / 2
-        # most of it may lie at the end that is nearer to the middle
-        near, far = (low, high) if abs(low) < abs(high) else (high, low)
-        cuts = sorted(near + (far - near) * (mpmath.mpf(step) / 64) ** 5 for step in range(65))
-        share = mpmath.quad(lambda s: (1 - s * s) ** power, cuts)
-        return float(mpmath.log(share / mpmath.beta(mpmath.mpf(1) / 2, power + 1)))
-
-
-def tube_share(dimension: int, order: int, distance: float, width: float, radius: float) -> float:
-    """Share of a ball within ``width`` of a flat of codimension n > 1 at a ``distance``: over the
-    spheres around the centre of the flat's complement, the cap of each that is near (A7).
-    """
-    low, high = max(0.0, distance - width), min(radius, distance + width)
-    if low >= high:
-        return 0.0
-    scale = math.log(order) + log_half_binomial(dimension, order) - order * math.log(radius)
-
-    def density(rho: float) -> float:
-        cosine = -1.0 if distance == 0.0 else rho * rho + distance**2 - width**2
-        cosine = min(1.0, max(-1.0, cosine / (2.0 * rho * distance or 1.0)))
-        cap = 0.5 * betainc((order - 1) / 2.0, 0.5, 1.0 - cosine * cosine)
-        shell = (order - 1) * math.log(rho)
-        shell += 0.5 * (dimension - order) * math.log1p(-((rho / radius) ** 2))
-        return (cap if cosine >= 0.0 else 1.0 - cap) * math.exp(scale + shell)
-
-    # where all of a sphere is near its share has a corner
-    corner = [abs(width - distance)] if low < abs(width - distance) < high else None
-    return quad(density, low, high, points=corner, epsrel=1e-10, limit=200)[0]
-
-
-def tube_occupation(
-    order: int, distance: float, width: float, horizon: float, scale: float = 1.0
-) -> float:
-    """Mean time within ``width`` of a flat of codimension n, for isotropic noise of standard
-    deviation ``scale`` a coordinate per unit of time (A10).
-    """
-
-    def inside(log_time: float) -> float:
-        spread = scale**2 * math.exp(log_time)
-        return ncx2.cdf(width**2 / spread, order, distance**2 / spread) * math.exp(log_time)
-
-    # before this nothing is reached, or nothing has left: 40 standard deviations
-    start = 2.0 * math.log(max(abs(distance - width), 1e-150) / (40.0 * scale))
-    start = min(start, math.log(horizon))
-    before = math.exp(start) if distance < width else 0.0
-    found = quad(inside, start, math.log(horizon), epsabs=1e-13 * horizon, epsrel=1e-10, limit=400)
-    return before + found[0]
-
-
 def tied_weight(logits: np.ndarray, chosen: np.ndarray, pair: np.ndarray) -> np.ndarray:
     """Softmax over the chosen logits of the expert of the pair that is given up, at a tie (A13)."""
     tied = np.take_along_axis(logits, pair[:, :1], axis=1)
     return 1.0 / np.exp(np.take_along_axis(logits, chosen, axis=1) - tied).sum(axis=1)
-
-
-def tie_factor(rows, tied):
-    """kappa = det(A A')^(-1/2), A the differences of the tied rows to one of them (docs/theory.md A7)."""
-    tied = list(tied)
-    return 1.0 / np.linalg.svd(rows[tied[1:]] - rows[tied[0]], compute_uv=False).prod()
-
-
-def log_order_ratio(totals, orders, dimension, width, convention):
-    """Logarithm of the ratio of leading terms of two orders, the first over the second.
-
-    ``totals`` are sums of border shares, times their factors but for ``euclidean`` (docs/theory.md
-    A7, F-10): the largest difference to the logit of one tied expert is ``base``, half the spread of
-    the tied logits ``half_spread``, that spread ``spread``.
-    """
-    sums, scale = [], 2.0 if convention in ("base", "half_spread") else 1.0
-    for total, order in zip(totals, orders, strict=True):
-        left = (dimension - order) / 2
-        volume = left * math.log(math.pi) - math.lgamma(left + 1)
-        if convention == "euclidean":
-            volume = log_half_binomial(dimension, order)
-        corners = math.log(order + 1) if convention.endswith("spread") else 0.0
-        sums.append(math.log(total) + volume + order * math.log(scale * width) + corners)
-    return sums[0] - sums[1]

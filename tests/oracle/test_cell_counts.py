@@ -17,7 +17,6 @@ from scipy.spatial import ConvexHull
 from scipy.stats import binom
 
 from moegeom.geometry import capacity
-from moegeom.geometry.border_shares import SolidAngles, sampled_angles, shares_of
 from moegeom.geometry.capacity import (
     expected_diagram,
     first_free_dimension,
@@ -34,8 +33,8 @@ from moegeom.geometry.selection import margin, top_k
 from moegeom.routing_cells.facet_graph import facet_graph, swaps, visited_graph
 from moegeom.routing_cells.walk.enumeration import enumerate_cells
 from tests.by_day import by_day
-from tests.oracle.exact_cells import exact_cells, expert_sets
-from tests.oracle.helpers import choices, exact_logits, moment_router, router, rows_of
+from tests.oracle.exact_cells import exact_cells
+from tests.oracle.helpers import choices, exact_logits, moment_router, router
 
 
 # -------------------------------------------------------------------------------------- hypersimplex
@@ -345,10 +344,6 @@ def test_published_powers_gains_and_costs_are_those_of_the_papers():
     ):
         with pytest.raises(ValueError, match="dimensions|split into"):
             function(*sizes)
-    found, printed = capacity.router_macs(8, 4096, 128), capacity.published_macs(8, 2, 4096, 128)
-    assert printed.gru == 4_194_304
-    assert (found.projector, printed.projector) == (4_194_304, 524_288)
-    assert (printed.experts, printed.sinkhorn) == (33_554_432, 49_152)
     assert capacity.expert_parameters(4096, 11008, is_gated=True) * 2 == 270_532_608
     counts = capacity.published_parameters(16, 4, 5, 10)
     totals = counts.dense.total, counts.top_1.total, counts.top_k.total, counts.normalised.total
@@ -360,7 +355,6 @@ def test_published_powers_gains_and_costs_are_those_of_the_papers():
     layer = capacity.layer_parameters(16, 4, 10, 5, 7, is_gated=False)
     assert layer.active == 4 * 2 * 50 + 2 * 70 + 160
     assert layer.total - layer.active == 12 * 2 * 50
-    assert capacity.router_macs(8, 64, 4).sinkhorn == 3 * 8  # the others: torch, in test_package.py
 
 
 # ------------------------------------------------------------------------------------------- splits
@@ -376,23 +370,6 @@ def test_the_gain_of_a_split_is_that_of_log_gamma(experts, k, split):
         more = log_choices(split * experts, split * k) - log_choices(experts, k)
         wanted = float(more / mpmath.log(10))
     assert_allclose(split_sets_log10(experts, k, split), wanted, rtol=1e-12, atol=1e-12)
-
-
-# -------------------------------------------------------------------------------- graphs and angles
-def exact_angles(weight: np.ndarray, k: int) -> SolidAngles:
-    """Shares of a circle, or of the two directions of a line: one choice between angles of ties."""
-    if weight.shape[1] == 1:
-        points, share = np.array([[1.0], [-1.0]]), np.full(2, 0.5)
-    else:
-        one, other = np.array(list(combinations(weight, 2))).transpose(1, 0, 2)
-        x, y = (one - other).T
-        ends = np.unique(np.concatenate([np.arctan2(x, -y), np.arctan2(-x, y)]))
-        ends = np.append(ends, ends[0] + 2.0 * np.pi)
-        middle, share = (ends[1:] + ends[:-1]) / 2.0, np.diff(ends) / (2.0 * np.pi)
-        points = np.stack([np.cos(middle), np.sin(middle)], axis=1)
-    sets, which = np.unique(choices(points, weight, None, k), axis=0, return_inverse=True)
-    shares = np.bincount(which.ravel(), weights=share)
-    return SolidAngles(sets.astype(np.int64), shares)
 
 
 # ------------------------------------------------------------------------------------- facet graph
@@ -443,32 +420,6 @@ def test_worked_graphs_have_their_pieces_swaps_and_most_visited_sets():
     found = visited_graph(np.empty((0, 3), np.int32))
     assert (found.num_components, found.num_edges, found.num_expert_sets) == (0, 0, 0)
     assert np.isnan(found.largest_share)
-
-
-# ------------------------------------------------------------------------------------ solid angles
-@pytest.mark.parametrize(("experts", "k", "dims"), [(3, 1, 2), (9, 3, 2), (40, 6, 2), (5, 2, 1)])
-def test_arcs_are_the_shares_of_directions_and_sum_to_one(experts, k, dims):
-    weight, _ = router(experts, dims, experts)
-    exact, sampled = exact_angles(weight, k), sampled_angles(weight, k, 100_000, seed=1)
-    assert_allclose(exact.share.sum(), 1.0, 1e-14)
-    assert rows_of(exact.expert_set) == expert_sets(exact_cells(weight, None, k))
-    share = shares_of(sampled, exact.expert_set)
-    assert (share == 0.0).sum() == len(exact.share) - len(sampled.share)
-    sigma = np.sqrt(exact.share * (1 - exact.share) / 100_000)
-    assert np.all(np.abs(share - exact.share) <= 5 * sigma)
-
-
-def test_equal_rows_are_told_apart_by_number():
-    weight, _ = router(6, 2, 5)
-    weight[4] = weight[1]
-    exact, sampled = exact_angles(weight, 2), sampled_angles(weight, 2, 50_000, seed=3)
-    assert not any(4 in cell and 1 not in cell for cell in exact.expert_set.tolist())
-    assert set(rows_of(sampled.expert_set)) <= set(rows_of(exact.expert_set))
-    assert shares_of(exact, np.array([[4, 5]])) == 0.0
-    orthants = sampled_angles(np.eye(4), 1, 40_000, seed=2)
-    assert_allclose(orthants.share, 0.25, 0, 5 * math.sqrt(0.25 * 0.75 / 40_000))
-    with pytest.raises(ValueError, match="0 directions"):
-        sampled_angles(np.eye(4), 1, 0, seed=0)
 
 
 # --------------------------------------------------------------------------- visited expert sets

@@ -10,7 +10,6 @@ import pytest
 from numpy.testing import assert_array_equal
 from scipy.spatial import ConvexHull
 
-from moegeom.routing_cells.ball.ball_cells import BallProblem, cells_of_ball
 from moegeom.routing_cells.exact.dictionary import (
     Arrangement,
     dictionary,
@@ -194,18 +193,6 @@ def instance(seed: int) -> tuple[np.ndarray, np.ndarray, int]:
     experts, dims = int(generator.integers(6, 15)), int(generator.integers(2, 5))
     k = int(generator.integers(1, experts))
     return generator.standard_normal((experts, dims)), generator.standard_normal(experts), k
-
-
-@pytest.mark.parametrize("seeds", by_day([range(25), range(25, 400)], [range(25)]))
-def test_the_walk_has_what_a_search_by_least_distances_has(seeds):
-    for seed in seeds:
-        weight, bias, k = instance(seed)
-        walked = enumerate_cells(weight, bias, k)
-        ball = BallProblem.of(weight, bias, k, np.zeros(weight.shape[1]), 1e6)
-        searched = cells_of_ball(ball, helpers.PLENTY)
-        assert_array_equal(walked.expert_set, searched.expert_set)
-        facets = [sorted(pair) for pair in searched.facets.tolist()]
-        assert sorted(walked.facets.tolist()) == sorted(facets)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -7,18 +7,18 @@ and, where logits move, by HiGHS; in front of an RMS norm by SLSQP.
 """
 
 import math
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 import pytest
 from numba import njit
 from numpy.testing import assert_allclose, assert_array_equal, assert_array_less
 from scipy.differentiate import derivative
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize_scalar
 from scipy.special import expit, logit, softmax
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary import linear, orders
+from moegeom.geometry.boundary import linear
 from moegeom.geometry.boundary.curved import BENDS, ScoreCurve, curved_rows
 from moegeom.geometry.selection import route, top_k
 from moegeom.kernels.cpu.curved_distance import curved_distance
@@ -449,94 +449,6 @@ def test_redundant_equal_and_zero_rows_do_not_change_the_distance():
     assert_is_nearest(weight, bias, y, 2)
     weight[3] = 0.0
     assert_is_nearest(weight, bias, y, 3)
-
-
-# -------------------------------------------------------------------------- ties of several experts
-def splits(experts, k, order):
-    """Tied experts, those above and those below, as docs/theory.md A4 counts them."""
-    for tied in combinations(range(experts), order + 1):
-        others = [e for e in range(experts) if e not in tied]
-        for size in range(max(k - order, 0), min(k - 1, len(others)) + 1):
-            for above in combinations(others, size):
-                yield tied, above, [e for e in others if e not in above]
-
-
-def as_constraints(weight, z, tied, above, below):
-    """What is 0 and what is at least 0 behind a move: rows and levels of each."""
-    first, others = tied[0], [*above, *below]
-    sign = np.array([1.0] * len(above) + [-1.0] * len(below))
-    same, rest = list(tied[1:]), others
-    sides = sign[:, None] * (weight[rest] - weight[first]), sign * (z[rest] - z[first])
-    return weight[same] - weight[first], z[same] - z[first], *sides
-
-
-def test_least_distances_are_slsqps():
-    random = np.random.default_rng(5)
-    impossible = 0
-    for _ in range(30):
-        count, dims = int(random.integers(1, 9)), int(random.integers(1, 6))
-        normals, offsets = random.standard_normal((count, dims)), random.standard_normal(count)
-        found = orders.least_distance(normals, offsets, 0.0)
-        program = minimize(
-            lambda x: x @ x,
-            np.zeros(dims),
-            jac=lambda x: 2.0 * x,
-            constraints={"type": "ineq", "fun": lambda x, a=normals, b=offsets: a @ x - b},
-            method="SLSQP",
-            options={"ftol": 1e-14, "maxiter": 300},
-        )
-        if np.isinf(found.bound):
-            impossible += 1
-            assert (normals @ program.x - offsets).min() < -1e-6
-            continue
-        assert_allclose(found.bound, np.linalg.norm(program.x), rtol=1e-6, atol=1e-9)
-        assert_allclose(np.linalg.norm(found.point), found.bound, rtol=1e-9)
-        assert_array_less(offsets - 1e-9, normals @ found.point)
-    assert 0 < impossible < 15
-
-
-def by_program(weight, z, split):
-    """Least length of a move that ends in the polyhedron; inf when SLSQP finds no point of it."""
-    same, gaps, sides, heights = as_constraints(weight, z, *split)
-    constraints = [{"type": "eq", "fun": lambda x: same @ x + gaps, "jac": lambda x: same}]
-    if len(sides):
-        constraints.append(
-            {"type": "ineq", "fun": lambda x: sides @ x + heights, "jac": lambda x: sides}
-        )
-    found = minimize(
-        lambda x: x @ x,
-        np.zeros(weight.shape[1]),
-        jac=lambda x: 2.0 * x,
-        constraints=constraints,
-        method="SLSQP",
-        options={"ftol": 1e-14, "maxiter": 200},
-    )
-    is_met = np.abs(same @ found.x + gaps).max() < 1e-7
-    is_met &= (sides @ found.x + heights).min(initial=0.0) > -1e-7
-    return float(np.linalg.norm(found.x)) if is_met else np.inf
-
-
-#: experts, hidden, k, order
-ORDERS = [
-    (4, 4, 1, 2), (5, 3, 2, 2), (5, 6, 2, 3), (6, 2, 3, 2),
-    (6, 5, 3, 2), (6, 4, 5, 3), (6, 5, 1, 5), (7, 3, 2, 2),
-]  # fmt: skip
-#: By day small ones, of which every other one has a bias.
-TURNS = [(case, n % 2 == 1) for n, case in enumerate(ORDERS) if n not in (4, 7)]
-
-
-@pytest.mark.parametrize(("case", "has_bias"), by_day(product(ORDERS, [False, True]), TURNS))
-def test_the_distance_is_that_of_the_nearest_polyhedron(case, has_bias):
-    experts, hidden, k, order = case
-    random = np.random.default_rng([experts, hidden, k, order, has_bias])
-    spread = random.uniform(0.3, 1.5, (experts, 1))
-    weight = spread * random.standard_normal((experts, hidden))
-    bias = has_bias * random.standard_normal(experts)
-    z = weight @ random.standard_normal(hidden) * 2.0 + bias
-    expected = min(by_program(weight, z, split) for split in splits(experts, k, order))
-    distance = orders.order_distance(z, orders.row_coordinates(weight), k, order)
-    assert distance.is_exact
-    assert_allclose(distance.upper, expected, rtol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------- angles

@@ -4,21 +4,17 @@ Closed forms of exit times: one boundary, two orthogonal boundaries (independent
 one side (the nearer one decides) and on both sides (exit from an interval).
 """
 
-from itertools import product
 from types import SimpleNamespace
 
 import mpmath
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal, assert_array_less
-from scipy.stats import levy, norm
+from scipy.stats import levy
 
 from moegeom.core.router import Rule, Weights
 from moegeom.geometry import noise as noises
-from moegeom.geometry import paths as paths_of
-from moegeom.geometry.boundary.linear import row_distances
 from moegeom.geometry.paths import (
-    Ties,
     cell_quantiles,
     exit_boundaries,
     exit_probability,
@@ -28,8 +24,7 @@ from moegeom.geometry.paths import (
 )
 from moegeom.geometry.selection import top_k
 from moegeom.kernels.cpu.barriers import CompiledBarriers
-from tests.by_day import by_day, one_of_each
-from tests.oracle import helpers
+from tests.by_day import by_day
 
 #: Of linear boundaries; how many are chosen follows from the cells.
 RULE = Rule(1, "softmax", Weights("scores"))
@@ -346,113 +341,3 @@ def test_pairs_are_those_of_inputs_in_small_steps(experts):
         error = np.sqrt(max(share * (1.0 - share), 1e-3) * (1.0 / paths + 1.0 / walks))
         assert abs(share_of(exits, out, into) - share) < 4.0 * error + 0.02
     assert max(counts.values()) < 0.97 * paths
-
-
-# --------------------------------------------------------------------------------------- occupation
-def quadrature(integrand, horizon):
-    ends = [0, horizon / 1000, horizon / 100, horizon / 10, horizon]
-    return float(mpmath.quad(integrand, ends))
-
-
-@pytest.mark.parametrize("order", [1, 2, 3, 5])
-@pytest.mark.parametrize("b", [0.02, 0.7, 6.0])
-def test_integrals_are_those_of_their_definition(order, b):
-    """And of what is capped at 1."""
-    integral = paths_of.occupation_integral(order, np.array([b]), 2.5)
-    expected = quadrature(lambda t: t ** (-mpmath.mpf(order) / 2) * mpmath.exp(-b / t), 2.5)
-    assert_allclose(integral, expected, rtol=1e-7)
-    constant = 1.5 * b**3  # from what is capped hardly ever to always
-    ends = sorted({0.0, min(constant ** (2.0 / order), 1.3), 1.3})
-    expected = mpmath.quad(lambda t: min(1.0, constant * t ** (-order / 2.0)) if t else 1.0, ends)
-    capped = paths_of.capped_occupation(order, np.array([constant]), 1.3)
-    assert_allclose(capped, [float(expected)], rtol=1e-9)
-
-
-@pytest.mark.parametrize("m", [0.0, 0.05, 0.1, 1.0, 4.0])
-@pytest.mark.parametrize("horizon", [0.01, 1.0, 30.0])
-def test_time_in_a_slab_is_the_integral_of_its_probability(m, horizon):
-    def inside(t):
-        root = mpmath.sqrt(t) if t else mpmath.mpf("1e-30")
-        return mpmath.ncdf((0.1 - m) / root) - mpmath.ncdf((-0.1 - m) / root)
-
-    found = paths_of.slab_occupation(np.array([m, np.inf]), np.full(2, 0.1), horizon)
-    assert_allclose(found, [quadrature(inside, horizon), 0.0], rtol=1e-6, atol=1e-12)
-
-
-TUBES = product([1, 2, 3], [0.0, 0.2, 0.31, 1.0, 4.0], [0.05, 2.0, 50.0])
-
-
-#: By day a place inside and one outside of tubes of each order.
-@pytest.mark.parametrize(
-    ("order", "m", "horizon"), one_of_each(TUBES, lambda case: (case[0], case[1] < 0.3))
-)
-def test_bounds_are_above_the_exact_time_and_never_beyond_the_horizon(order, m, horizon):
-    sharp = np.array([max(m - 0.3, 0.0) / 0.8])
-    bound = paths_of.occupation_bound(order, sharp, np.array([0.8**order]), 0.3, horizon)[0]
-    exact = helpers.tube_occupation(order, m, 0.3, horizon, 0.8)
-    assert exact * (1.0 - 1e-7) <= bound <= horizon
-
-
-def test_the_worked_slab_is_below_its_bound_and_draws_give_it():
-    one = np.ones(1)
-    exact = paths_of.slab_occupation(one, np.array([0.1]), 1.0)[0]
-    bound = paths_of.occupation_bound(1, np.array([0.9]), one, 0.1, 1.0)[0]
-    published = 0.2 / np.sqrt(2.0 * np.pi) * 2.0
-    assert_allclose([exact, bound], [0.0334875, 0.0401725], atol=5e-8)
-    assert exact < bound < published == pytest.approx(0.1596, abs=5e-5)
-    (found,) = occupied([[1.0, 0.5], [0.0, 0.0]], [0.9, 0.0], 1, (1,), 0.1, 400_000, 0.7)
-    m = 0.9 / np.hypot(1.0, 0.5) / 0.7
-    exact = paths_of.slab_occupation(np.array([m]), np.array([0.1 / 0.7]), 1.0)[0]
-    assert abs(found.share - exact) < 4.0 * found.error < 0.01
-    (found,) = occupied([[1.0, 0.0], [0.0, 1.0]], [50.0, 0.0], 1, (1,), 0.01, 100)
-    assert found.share == 0.0
-    assert found.error == pytest.approx(0.01, rel=0.02)
-    assert norm.sf(50.0 / np.sqrt(2.0)) < 1e-100
-
-
-def occupied(weight, z, k, orders, width, draws, factor=1.0, drift=None, seed=0):
-    weight = np.array(weight, dtype=np.float64)
-    bias, z = np.arange(len(weight)) / 7.0, np.array(z)
-    apart = row_distances(weight, bias)
-    chosen, rows = top_k(z[None], k), noises.noisy_rows(weight, factor)
-    barriers = CompiledBarriers.of(
-        RULE, None, chosen, rows, noises.noisy_distances(weight, factor, bias)
-    )
-
-    def distance(logits):
-        nearest = noises.boundary_sigmas(logits, top_k(logits, k), apart).min(axis=1)
-        return nearest, nearest
-
-    ties, random = Ties(k, distance, weight, apart), np.random.default_rng(seed)
-    return paths_of.occupations(z, 0, barriers, ties, orders, width, 1.0, draws, random, drift)
-
-
-def test_draws_give_the_tube_of_three_experts_and_with_drift_what_paths_do():
-    """Rows of an equilateral triangle: all three tie in one point of their plane."""
-    angles = 2.0 * np.pi / 3.0 * np.arange(3)
-    weight = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    at = np.array([0.35, 0.1])
-    found = occupied(weight, weight @ at, 1, (2, 1, 2), 0.3, 2500)
-    exact = helpers.tube_occupation(2, float(np.linalg.norm(at)), 0.3, 1.0)
-    assert abs(found[1].share - exact) < 4.0 * found[1].error < 0.04
-    assert found[0].share > found[1].share
-    assert found[0].undecided == found[1].undecided == 0.0
-    random = np.random.default_rng(8)
-    weight = random.standard_normal((5, 3))
-    at, gamma, factor = random.standard_normal(3), np.array([0.8, -0.4, 0.6]), 0.5
-    (found,) = occupied(weight, weight @ at, 2, (1,), 0.1, 60_000, factor, weight @ gamma)
-    (still,) = occupied(weight, weight @ at, 2, (1,), 0.1, 60_000, factor)
-    assert abs(found.share - still.share) > 8.0 * found.error
-    paths, steps = 2000, 200
-    place, near = np.tile(at, (paths, 1)), np.zeros(paths)
-    apart = np.linalg.norm(weight[:, None] - weight, axis=2) + np.eye(5)
-    for _ in range(steps):
-        place += gamma / steps + factor / np.sqrt(steps) * random.standard_normal((paths, 3))
-        z = place @ weight.T
-        is_chosen = np.zeros(z.shape, dtype=bool)
-        np.put_along_axis(is_chosen, top_k(z, 2).astype(np.int64), True, axis=1)
-        is_pair = is_chosen[:, :, None] & ~is_chosen[:, None, :]
-        distance = (z[:, :, None] - z[:, None, :]) / apart
-        near += np.where(is_pair, distance, np.inf).min(axis=(1, 2)) <= 0.1
-    error = np.hypot(found.error, (near / steps).std() / np.sqrt(paths))
-    assert abs(found.share - near.mean() / steps) < 4.0 * error + 0.005

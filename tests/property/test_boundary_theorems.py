@@ -3,7 +3,6 @@ flips nearer than the lower bound; of ties of order n: spreads, near-ties and th
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,13 +12,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.spatial.distance import cdist
 
 from moegeom.core.router import GroupMask, LogitMap, Rule, Weights
-from moegeom.geometry.boundary import orders
 from moegeom.geometry.boundary.curved import curved_rows
 from moegeom.geometry.boundary.linear import boundary_distance, distance_bracket, row_distances
 from moegeom.geometry.selection import route, top_k
 from moegeom.kernels.cpu.curved_distance import curved_distance
 from tests.by_day import by_day
-from tests.oracle.helpers import flat_distance
 
 
 class Case:
@@ -407,84 +404,3 @@ def test_equal_selection_biases_leave_the_linear_boundaries_of_the_logits(settin
     straight = boundary_distance(logits, case.chosen(case.y), row_distances(case.weight))
     for bound in (case.lower, case.upper):
         assert_allclose(bound, straight.distance, rtol=1e-12)
-
-
-# ----------------------------------------------------------------------------- distances of order n
-class OneInput:
-    """A random affine router and one input."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = np.random.default_rng(seed)
-        experts, hidden = int(self.random.integers(3, 9)), int(self.random.integers(1, 9))
-        self.k = int(self.random.integers(1, experts))
-        self.order = int(self.random.integers(1, experts))
-        rows = self.random.uniform(0.3, 2.0, (experts, 1))
-        self.weight = rows * self.random.standard_normal((experts, hidden))
-        self.bias = self.random.standard_normal(experts)
-        self.y = 2.0 * self.random.standard_normal(hidden)
-
-    @property
-    def z(self):
-        return self.weight @ self.y + self.bias
-
-    def nearest(self, order=None, most_nodes=20_000):
-        order = self.order if order is None else order
-        return orders.order_distance(
-            self.z, orders.row_coordinates(self.weight), self.k, order, most_nodes
-        )
-
-
-short = settings(max_examples=40)
-
-
-@short
-@given(SEEDS)
-def test_order_1_is_the_boundary_and_no_higher_order_is_nearer(seed):
-    case = OneInput(seed)
-    z, rows = case.z[None], row_distances(case.weight, case.bias)
-    expected = boundary_distance(z, top_k(z, case.k), rows).distance[0]
-    ties = [case.nearest(order) for order in range(1, len(case.weight))]
-    assert ties[0].is_exact
-    assert_allclose(ties[0].upper, expected, rtol=1e-8)
-    for nearer, farther in pairwise(ties):
-        assert nearer.upper <= farther.upper * (1.0 + 1e-8)
-
-
-@short
-@given(SEEDS, st.sampled_from([2.0**-20, 0.5, 2.0**20]))
-def test_scales_and_common_rows_change_no_distance(seed, factor):
-    case = OneInput(seed)
-    before = case.nearest()
-    case.weight = (case.weight + case.random.standard_normal(len(case.y))) * factor
-    case.bias = (case.bias + 3.0) * factor
-    assert_allclose(case.nearest().upper, before.upper, rtol=1e-7)
-
-
-@short
-@given(SEEDS, st.integers(0, 30))
-def test_a_search_cut_short_still_brackets_the_distance(seed, most_nodes):
-    case = OneInput(seed)
-    whole, part = case.nearest(), case.nearest(most_nodes=most_nodes)
-    assert whole.is_exact
-    assert part.lower <= whole.upper * (1.0 + 1e-8)
-    assert part.upper >= whole.upper * (1.0 - 1e-8)
-
-
-@short
-@given(SEEDS)
-def test_the_nearest_tie_is_the_nearest_point_of_its_own_flat(seed):
-    """Around a point with more ties, those of order n leave in directions that span all around.
-
-    So one of them comes nearer, unless the point is the nearest of its flat already.
-    """
-    case = OneInput(seed)
-    nearest = case.nearest()
-    if nearest.tied:
-        assert len(nearest.tied) == case.order + 1
-        flat = flat_distance(case.z, orders.row_coordinates(case.weight), nearest.tied)
-        assert_allclose(flat, nearest.upper, rtol=1e-8)
-
-
-def test_cuts_leave_some_brackets_open():
-    cut = [OneInput(seed).nearest(most_nodes=3) for seed in range(60)]
-    assert 5 < sum(not bracket.is_exact for bracket in cut) < 60

@@ -79,16 +79,7 @@ def quantities_of(token: np.ndarray) -> batch.TokenBatch:
             chance=floats[5][token],
             pair=np.stack([chosen[:, -1], (chosen[:, -1] + 1) % EXPERTS], axis=1)[token],
         ),
-        order_distance=order_distances_of(token, floats),
     )
-
-
-def order_distances_of(token: np.ndarray, floats: np.ndarray) -> batch.OrderDistances:
-    """Brackets of the first token of every run, some of them open."""
-    row = np.flatnonzero(token % RUN == 0)
-    lower = np.outer(floats[2][token][row], batch.ORDERS)
-    upper = lower * (1.0 + (token[row] % 16 == 0))[:, None]
-    return batch.OrderDistances(row, lower, upper)
 
 
 def noise_of(token: np.ndarray, floats: np.ndarray) -> batch.NoisyFlip:
@@ -143,9 +134,7 @@ PARTS = st.lists(st.integers(0, 2), min_size=TOKENS // RUN, max_size=TOKENS // R
 )
 
 #: Reductions of the whole only, which say so by holding nothing for a population.
-WHOLE_ONLY = set(
-    "block_outputs directions expert_pairs input_sample output_cosines flip_bits".split()
-)
+WHOLE_ONLY = set("directions expert_pairs input_sample output_cosines flip_bits".split())
 
 #: The one that is not by block either, and says so in the same way.
 WITHOUT_BLOCKS = "flip_bits"

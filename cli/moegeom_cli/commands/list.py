@@ -44,7 +44,7 @@ def families(words: Words = None, format: PrintFormat = Format.table) -> None:
 @command(Group.list, 3, "moegeom list metrics margin")
 def metrics(words: Words = None, format: PrintFormat = Format.table) -> None:
     """What a scan measures: every column by topic, or in full those with a word."""
-    from moegeom.metrics import METRICS, by_topic, read_columns_of
+    from moegeom.metrics import METRICS, by_topic
 
     metrics = by_topic(METRICS.all())
     rows = matching(
@@ -58,7 +58,7 @@ def metrics(words: Words = None, format: PrintFormat = Format.table) -> None:
             }
             for metric in metrics
             for table in metric.columns
-            for column in read_columns_of(metric, table)
+            for column in metric.columns[table]
         ],
         words,
         "column",

@@ -18,7 +18,6 @@ from moegeom.core.router import Rule
 from moegeom.core.shapes import Float, Float32, Float64, Int32, Int64
 from moegeom.geometry.boundary.curved import as_logits
 from moegeom.geometry.boundary.linear import RowDistances
-from moegeom.geometry.boundary.orders import row_coordinates
 from moegeom.geometry.selection import group_scores, kept_groups, score_slopes, selection_scores
 from moegeom.geometry.set_code import chosen_mask
 
@@ -77,7 +76,7 @@ class Barriers(ABC):
         scale = np.ones(len(chosen)) if scale is None else scale
         # scores of one logit see the mean of the rows, which differences of logits do not
         sees_mean = not (rule.is_affine or rule.score == "softmax")
-        moves = np.linalg.qr(rows.T)[1].T if sees_mean else row_coordinates(rows)
+        moves = np.linalg.qr((rows if sees_mean else rows - rows.mean(axis=0)).T)[1].T
         return cls(rule, bias, chosen.astype(np.int64), outside, scale, moves, distances)
 
     @cached_property

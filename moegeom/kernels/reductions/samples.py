@@ -23,7 +23,7 @@ from moegeom.geometry.space import (
     ScoreMoments,
     blocked_moments,
 )
-from moegeom.kernels.batch import NUM_BLOCKS, ORDERS, TokenBatch, on_host
+from moegeom.kernels.batch import NUM_BLOCKS, TokenBatch, on_host
 from moegeom.kernels.reduction import (
     ANY_USE,
     Extent,
@@ -301,57 +301,21 @@ SCORE_SAMPLE = _sample(
 
 # ------------------------------------------------------------------------------------------ outputs
 def _outputs(batch: TokenBatch) -> State:
-    assert batch.input is not None
     assert batch.shared_output is not None and batch.routed_output is not None
-    return {"input": batch.input, "shared": batch.shared_output, "routed": batch.routed_output}
+    return {"shared": batch.shared_output, "routed": batch.routed_output}
 
 
-def _select_outputs(state: State, population: int | None, without: int | None) -> State:
-    """The sample without one block; empty for a domain, which is too small to fit a map on."""
-    rows = rows_of(state, None, without) if population is None else np.empty(0, dtype=np.intp)
-    return {name: state[name][rows] for name in ("block", "input", "shared", "routed")}
-
-
-#: Outputs of the shared and the routed experts beside the router inputs, of a sample of tokens.
+#: Outputs of the shared and the routed experts, of a sample of tokens.
 BLOCK_OUTPUTS = _sample(
     "block_outputs",
-    ("input", "shared_output", "routed_output"),
+    ("shared_output", "routed_output"),
     lambda extent: dict.fromkeys(
-        ("input", "shared", "routed"), np.empty((0, extent.hidden_size), np.float32)
+        ("shared", "routed"), np.empty((0, extent.hidden_size), np.float32)
     ),
     _outputs,
-    _select_outputs,
-    size=lambda extent: sample_size(3 * extent.hidden_size),
-    use=Use(of_random_router=False),
-)
-
-
-# ------------------------------------------------------------------------------ distances to orders
-def _examined(batch: TokenBatch) -> Int64[np.ndarray, "rows"]:
-    assert batch.order_distance is not None
-    return batch.order_distance.row
-
-
-def _brackets(batch: TokenBatch) -> State:
-    """NaN for tokens that were not looked at more closely."""
-    brackets, columns = batch.order_distance, {}
-    for name in ("lower", "upper"):
-        values = getattr(brackets, name)
-        columns[name] = np.full((len(batch.token), *values.shape[1:]), np.nan)
-        columns[name][_examined(batch)] = values
-    return columns
-
-
-#: Distances to ties of more than two experts, of the few hundred tokens that were looked at more
-#: closely.
-ORDER_DISTANCES = _sample(
-    "order_distances",
-    ("order_distance",),
-    lambda extent: dict.fromkeys(("lower", "upper"), np.empty((0, len(ORDERS)))),
-    _brackets,
     SampleRows,
-    rows=_examined,
-    use=Use(of_random_router=False, is_sampled=True),
+    size=lambda extent: sample_size(2 * extent.hidden_size),
+    use=Use(of_random_router=False),
 )
 
 

@@ -1,4 +1,4 @@
-"""What a router of this size could do, as a document: sets, what data can hold of them, costs."""
+"""What a router of this size could do, as a document: sets, what data can hold of them, weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IN_FULL = 10**7
 #: Kinds of layers that a screen shows before the rest is counted.
 _MOST_LAYERS = 2
 
-_NOT_SHOWN = "Not shown: splits on other dimensions, costs of routers, counts of weights: --detail"
+_NOT_SHOWN = "Not shown: splits on other dimensions, counts of weights: --detail"
 
 
 def document(report: Capacity, view: View) -> Document:
@@ -61,12 +61,12 @@ def _layer(layer: LayerCapacity, report: Capacity, view: View) -> Sequence[Seque
     whole = [(s, g) for s in layer.splits if s.split > 1 for g in s.gains]
     brief = [(s, g) for s, g in whole if view.detail or g.dims == middle]
     splits = Excerpt([table_of(_SPLIT, brief, left=())], [table_of(_SPLIT, whole, left=())])
-    costs = _cost_blocks(layer, report)
+    parameters = _parameters(layer)
     return [
         [*_results(layer), *_facts(layer)],
         [table_of(_data_columns(layer), layer.at, left=())],
         [splits] if whole else [],
-        *([Excerpt([one] if view.detail else [], [one])] for one in costs),
+        [Excerpt([parameters] if view.detail else [], [parameters])],
         [Excerpt([] if view.detail else [Note(_NOT_SHOWN)], [])],
     ]
 
@@ -176,23 +176,10 @@ _SPLIT: tuple[Column, ...] = (
 )
 
 
-def _cost_blocks(layer: LayerCapacity, report: Capacity) -> Iterator[Block]:
-    printed = vars(layer.published_macs)
-    rows = [
-        (
-            name,
-            f"{macs:,}",
-            f"{2 * macs:,}",
-            f"{macs / layer.expert_macs:.3g}" if layer.expert_macs else "",
-            f"{printed[name]:,}" if name in printed else "",
-        )
-        for name, macs in vars(layer.macs).items()
-    ]
-    yield Table([("router", "MACs a token", "FLOP", "times experts'", "published")], rows)
-    yield Note(f"Routers with a projection compare vectors of {report.router_dim:,}.")
+def _parameters(layer: LayerCapacity) -> Table:
     published = vars(layer.published_parameters).items()
     counts = {f"published, {name.replace('_', '-')}": value for name, value in published}
-    yield Table(
+    return Table(
         [("parameters", "a token", "in all")],
         [
             (name, f"{one.active:,}", f"{one.total:,}")
@@ -269,12 +256,9 @@ def _record(report: Capacity) -> Mapping[str, Any]:
                 "parameters": dataclasses.asdict(layer.parameters),
                 "published_parameters": dataclasses.asdict(layer.published_parameters),
                 "expert_macs": layer.expert_macs,
-                "macs": dataclasses.asdict(layer.macs),
-                "published_macs": dataclasses.asdict(layer.published_macs),
             }
             for layer in report.layers
         ],
-        "router_dim": report.router_dim,
         "left_out": report.left_out,
         **({} if report.run is None else rule_facts(report.run)),
         "run": report.run,

@@ -27,7 +27,6 @@ class CapacityRequest(TokensRequest):
         "Dimensions of the data, such as 1,2,5 [default: 1,2,5,10,20,50; of --tokens theirs].", ()
     )
     splits: tuple[int, ...] = option("Cut each expert into so many [default: 1,2,4,8].", ())
-    router_dim: int = option("Length of vectors that a projection gives.", 128, min=1)
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class SplitExperts:
 
 @dataclass(frozen=True)
 class LayerCapacity:
-    """Counts, bounds and costs for layers of the same sizes.
+    """Counts and bounds for layers of the same sizes.
 
     ``routers`` names them, "" for sizes that were typed. ``width_origin`` and ``dims_origin`` say
     where the width of experts and the dimensions of the data come from. ``free_from`` is the
@@ -107,8 +106,6 @@ class LayerCapacity:
     parameters: formulas.Parameters
     published_parameters: formulas.PublishedParameters
     expert_macs: int
-    macs: formulas.RouterMacs
-    published_macs: formulas.PublishedMacs
     routers: str = ""
     is_linear: bool = True
     width_origin: str = ""
@@ -124,6 +121,5 @@ class Capacity:
 
     name: str
     layers: tuple[LayerCapacity, ...]
-    router_dim: int
     left_out: tuple[tuple[str, str], ...] = ()
     run: Mapping[str, Any] | None = None

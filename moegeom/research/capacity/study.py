@@ -33,7 +33,7 @@ _MOST_ENTRIES = 100
 
 
 def capacity(request: CapacityRequest, watch: Watch | None = None) -> Capacity:
-    """Counts, bounds and costs of each kind of layer.
+    """Counts and bounds of each kind of layer.
 
     The sizes are those of ``checkpoint``, of which no expert is read, or ``experts``, ``top_k``,
     ``width`` (of one expert) and ``hidden``. The dimension of ``tokens`` is estimated.
@@ -72,7 +72,7 @@ def _of_sizes(request: CapacityRequest) -> Capacity:
         request.gated,
     )
     name = f"{number_of(sizes.num_experts, 'expert')}, top-{sizes.top_k}"
-    return Capacity(name, (requested_layer(request, sizes),), request.router_dim)
+    return Capacity(name, (requested_layer(request, sizes),))
 
 
 # --------------------------------------------------------------------------------- of a checkpoint
@@ -121,11 +121,7 @@ def _of_checkpoint(request: CapacityRequest, watch: Watch | None) -> Capacity:
             )
         )
     return Capacity(
-        opened.store.label,
-        tuple(layers),
-        request.router_dim,
-        opened.left_out,
-        opened.facts(routers) | {"parts": parts},
+        opened.store.label, tuple(layers), opened.left_out, opened.facts(routers) | {"parts": parts}
     )
 
 
@@ -242,13 +238,7 @@ _DATA_DIMS = (1, 2, 5, 10, 20, 50)
 _SPLITS = (1, 2, 4, 8)
 
 #: The largest of what may be asked: integers grow with all of them.
-MOST: Mapping[str, int] = {
-    "experts": 4096,
-    "width": 2**17,
-    "hidden": 2**14,
-    "shared": 4096,
-    "router_dim": 2**15,
-}
+MOST: Mapping[str, int] = {"experts": 4096, "width": 2**17, "hidden": 2**14, "shared": 4096}
 
 #: Dimensions up to which the mean of Gaussian routers is an integral of a fraction of a second.
 _MOST_EXPECTED_DIMS = 64
@@ -261,7 +251,7 @@ _MOST_WORK = 2**25
 def requested_layer(
     request: CapacityRequest, sizes: LayerSizes, of_data: Sequence[int] = ()
 ) -> LayerCapacity:
-    """Counts, bounds and costs on the requested dimensions, else on those of the data or the
+    """Counts and bounds on the requested dimensions, else on those of the data or the
     defaults and D.
 
     Raises
@@ -289,8 +279,6 @@ def requested_layer(
         ),
         published_parameters=formulas.published_parameters(num_experts, k, sizes.width, hidden),
         expert_macs=formulas.expert_parameters(hidden, neurons, sizes.is_gated),
-        macs=formulas.router_macs(num_experts, hidden, request.router_dim),
-        published_macs=formulas.published_macs(num_experts, k, hidden, request.router_dim),
     )
 
 

@@ -1,4 +1,4 @@
-"""Drifting router inputs as a document: how far, to which expert, and how long near ties."""
+"""Drifting router inputs as a document: how far, and to which expert."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ _PAIR_HEADS = (
     ("layer", "out", "in", "by this pair", "boundary"),
 )
 
-#: Words for ties, by order.
-_TIES = {1: "a boundary", 2: "a tie of three", 3: "a tie of four"}
-
 
 def document(report: Perturbed, view: View) -> Document:
     """What ``moegeom research perturb`` says."""
     sections = []
-    file = [f"Curves, exits and time near ties written to {report.written}."] * bool(report.written)
+    file = [f"Curves and exits written to {report.written}."] * bool(report.written)
     if report.routers:
         curves = partial(_curves, report)
         worst = worst_excerpt(report.routers, lambda one: -one.half.simulated, view, curves)
@@ -56,7 +53,7 @@ def _median(report: Perturbed, value: Callable[[RouterPaths], float | None]) -> 
 
 def _result(report: Perturbed) -> Iterator[Block]:
     label = "RESULT"
-    for sentence in (_when(report), _which(report), _near(report)):
+    for sentence in (_when(report), _which(report)):
         if sentence:
             yield Fact(label, sentence, "strong" if label else "plain")
             label = ""
@@ -100,56 +97,28 @@ def _which(report: Perturbed) -> str:
     )
 
 
-def _near(report: Perturbed) -> str:
-    """How much of the time inputs are near ties."""
-    if not report.routers:
-        return ""
-    parts = []
-    for order in _orders(report):
-        share = _median(report, lambda one, order=order: _share(one, order))
-        parts.append(f"{_chance(share) if share else 'never'} near {_TIES[order]}")
-    if not parts:
-        return ""
-    near = f"within {percent(report.eps)} of the rms"
-    return f"Share of the time up to {report.time:.3g} ({near}): {', '.join(parts)}."
-
-
 # ------------------------------------------------------------------------------------------- tables
 
 
 def _curves(report: Perturbed, routers: Sequence[RouterPaths]) -> Table:
     first = report.routers[0]
     times = [f"{at.time:.3g}" for at in first.curve]
-    orders = _orders(report)
-    ties = ["boundary" if order == 1 else f"{order + 1} tie" for order in orders]
     blank = [""] * (len(times) - 1)
-    over = ("", "experts have changed by time", *blank, "half", "", "another", "time near")
-    heads = ((*over, *[""] * (len(ties) - 1)), ("layer", *times, "by", "drift", "comes in", *ties))
+    over = ("", "experts have changed by time", *blank, "half", "", "another")
+    heads = (over, ("layer", *times, "by", "drift", "comes in"))
     rest = len(report.routers) - len(routers)
     more = f"and {rest} more that change later: --detail" if rest else ""
-    rows = [(study_summary(report).place(one.router), *_cells(one, orders)) for one in routers]
-    drops = (0, 2, 1, 0, 0, 0, 0, 0, 0, *[0] * len(ties))
-    return Table(heads, rows, drops=drops, rest=more)
+    rows = [(study_summary(report).place(one.router), *_cells(one)) for one in routers]
+    return Table(heads, rows, drops=(0, 2, 1, 0, 0, 0, 0, 0, 0), rest=more)
 
 
-def _orders(report: Perturbed) -> list[int]:
-    """Orders of ties that any of the routers has."""
-    return sorted({tie.order for one in report.routers for tie in one.near})
-
-
-def _share(one: RouterPaths, order: int) -> float | None:
-    return next((tie.share for tie in one.near if tie.order == order), None)
-
-
-def _cells(one: RouterPaths, orders: Sequence[int]) -> tuple[str, ...]:
+def _cells(one: RouterPaths) -> tuple[str, ...]:
     size = _size_at_half(one)
-    shares = [_share(one, order) for order in orders]
     return (
         *(_chance((at.simulated_lower + at.simulated_upper) / 2.0) for at in one.curve),
         _time(one.half.simulated),
         "-" if size is None else percent(size),
         "-" if one.elsewhere is None else percent(one.elsewhere),
-        *("-" if share is None else percent(share) for share in shares),
     )
 
 
@@ -216,21 +185,12 @@ def _limits(report: Perturbed) -> Iterator[str]:
     )
     yield from _errors(report)
     if report.has_drift:
-        yield (
-            "Not computed with --drift: which expert takes over, and bounds on the time near ties."
-        )
+        yield "Not computed with --drift: which expert takes over."
     corners = _median(report, lambda one: one.at_corners)
     if corners is not None:
         yield (
             f"'another comes in': walks to the boundary, however long. {percent(corners)} of "
             "exits are at a corner (a second boundary within a hundredth of the first distance)."
-        )
-    yield from _loose(report)
-    shares = [tie.undecided for one in report.routers for tie in one.near]
-    if undecided := max(shares, default=0.0):
-        yield (
-            f"Of up to {percent(undecided)} of the draws it was not found out whether a tie is "
-            "near; they count as near."
         )
     if left := max(one.num_left for one in report.routers):
         yield f"--budget ended it: up to {number_of(left, 'token')} of a router are left out."
@@ -239,8 +199,8 @@ def _limits(report: Perturbed) -> Iterator[str]:
     if places := [one.router for one in report.routers if not one.is_linear]:
         yield (
             f"Boundaries of {study_summary(report).places(places)} are curved or grouped: chances "
-            "and walks go by tangents in short steps, whose error is counted; not known are proved "
-            "chances and ties of three experts."
+            "and walks go by tangents in short steps, whose error is counted; proved chances are "
+            "not known."
         )
 
 
@@ -252,8 +212,7 @@ def _errors(report: Perturbed) -> Iterator[str]:
         of_times = (max(at.simulated_se for at in column) for column in at_times)
         parts.append(f"chances {', '.join(_chance(error) for error in of_times)}")
     for name, values in {
-        "'another comes in'": [one.elsewhere_se for one in report.routers],
-        "'time near'": [tie.share_se for one in report.routers for tie in one.near],
+        "'another comes in'": [one.elsewhere_se for one in report.routers]
     }.items():
         errors = [value for value in values if value is not None and not math.isnan(value)]
         if any(errors):
@@ -264,12 +223,3 @@ def _errors(report: Perturbed) -> Iterator[str]:
     if parts:
         of = "tokens" if len(report.routers[0].tokens) > 1 else "paths and draws"
         yield f"Standard errors over {of}, at most: {', '.join(parts)}."
-
-
-def _loose(report: Perturbed) -> Iterator[str]:
-    """The union bound over all flats of the first router."""
-    bounds = [tie for tie in report.routers[0].near if tie.bound is not None]
-    if bounds:
-        shares = ", ".join(f"{_chance(tie.bound or 0.0)} near {_TIES[tie.order]}" for tie in bounds)
-        place = study_summary(report).places([report.routers[0].router])
-        yield f"Loose: all flats where experts tie, added up, allow {shares} in {place}."

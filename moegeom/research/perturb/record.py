@@ -1,4 +1,4 @@
-"""Router inputs that drift: when their experts change, to which, and how long ties are near."""
+"""Router inputs that drift: when their experts change, and to which."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class PerturbRequest(BudgetTerms, StudyRequest):
     drift: bool = option("Drift by what all tokens of the second recording share.", False)
     time: float = option("The last time, in units of noise.", 4.0)
     at: tuple[int, ...] = option("Numbers of tokens, such as 3,17 [default: a sample of 64].", ())
-    orders: tuple[int, ...] = option("Time near ties of so many experts more than one.", (1, 2))
-    eps: float = option("How near a tie is near, as a share of the rms.", 0.01)
-    out: Path | None = option("Write curves, exits and time near ties: FILE.parquet.")
+    out: Path | None = option("Write curves and exits: FILE.parquet.")
 
 
 @dataclass(frozen=True)
@@ -61,21 +59,6 @@ class HalfTime:
 
 
 @dataclass(frozen=True)
-class NearTie:
-    """Share of the time near a tie of ``order`` + 1 experts, its error, and the union bound.
-
-    ``undecided`` is the share of draws that a search left open; they count as near. The bound is
-    that of all flats together, and None where it is not known or there are too many.
-    """
-
-    order: int
-    share: float
-    share_se: float
-    bound: float | None
-    undecided: float
-
-
-@dataclass(frozen=True)
 class TokenPaths:
     """One token; ``nearest`` is the pair (expert out, expert in) of its nearest boundary."""
 
@@ -83,7 +66,6 @@ class TokenPaths:
     nearest: tuple[int, int]
     curve: tuple[ExitAt, ...]
     half: HalfTime
-    near: tuple[NearTie, ...]
 
 
 @dataclass(frozen=True)
@@ -106,8 +88,8 @@ class ExitPair:
 class RouterPaths:
     """One router.
 
-    ``curve`` and ``half`` are medians over the tokens, ``near`` means; their errors are over
-    tokens, of one token over its paths. ``is_linear`` where the distances of its rule are exact.
+    ``curve`` and ``half`` are medians over the tokens; their errors are over tokens, of one token
+    over its paths. ``is_linear`` where the distances of its rule are exact.
     ``size`` is the noise per unit of time in shares of the rms, None where it is not isotropic.
     ``elsewhere`` is the share of exits by which another expert comes in than the one behind the
     nearest boundary, ``at_corners`` that of exits where a second boundary is within a hundredth of
@@ -123,7 +105,6 @@ class RouterPaths:
     size: float | None
     curve: tuple[ExitAt, ...]
     half: HalfTime
-    near: tuple[NearTie, ...]
     exits: tuple[ExitPair, ...]
     elsewhere: float | None
     elsewhere_se: float | None
@@ -142,7 +123,6 @@ class Perturbed:
     noise: str
     has_drift: bool
     time: float
-    eps: float
     sample: SampleCounts
     seed: int
     written: str | None

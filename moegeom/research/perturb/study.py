@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from moegeom.core.text import number_of, percent
 from moegeom.core.tokens import InputNoise, TokenSource
 from moegeom.engine.jumps import ExactRouter
 from moegeom.engine.plan import SMALL_SAMPLE_TOKENS, one_blas_thread
-from moegeom.engine.prepared import boundary_ends, prepare, unavailable
+from moegeom.engine.prepared import unavailable
 from moegeom.engine.sample import draw_sample, drawn_tokens, refuse_tokens_beyond
 from moegeom.engine.search_pace import SearchPace
 from moegeom.engine.session import Session
@@ -28,14 +28,12 @@ from moegeom.geometry.boundary.barriers import Barriers
 from moegeom.geometry.noise import noisy_distances, noisy_rows
 from moegeom.geometry.statistics import share_error
 from moegeom.kernels.cpu.barriers import CompiledBarriers
-from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
 from moegeom.research.perturb import STUDY
 from moegeom.research.perturb.record import (
     ExitAt,
     ExitPair,
     HalfTime,
-    NearTie,
     Perturbed,
     PerturbRequest,
     RouterPaths,
@@ -48,15 +46,12 @@ from moegeom.studies.written import write_rows
 #: Noise where none is asked for, as a share of the rms of each input.
 USUAL = 0.1
 
-#: Orders of ties that a search ends in time for.
-_ORDERS = (1, 2, 3)
-
 #: Tokens of --at at most.
 _MOST_TOKENS = 4096
 
 
 def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
-    """Exit curves, exits and time near ties of some tokens at each router.
+    """Exit curves and exits of some tokens at each router.
 
     Raises
     ------
@@ -103,7 +98,6 @@ def perturb(request: PerturbRequest, watch: Watch | None = None) -> Perturbed:
         noise=noise,
         has_drift=request.drift,
         time=request.time,
-        eps=request.eps,
         sample=opened.sample_counts(samples, bool(request.at)),
         seed=request.seed,
         written=None if request.out is None else request.out.name,
@@ -117,13 +111,8 @@ def _check(request: PerturbRequest) -> None:
             "--drift: what all tokens have in common takes a second recording.",
             "Name it: --noise REC2 --drift.",
         )
-    for name in ("time", "eps"):
-        value = getattr(request, name)
-        if not 0.0 < value < math.inf:
-            raise UsageError(f"--{name} {value}: expected a positive number.")
-    if not request.orders or not set(request.orders) <= set(_ORDERS):
-        orders = ",".join(map(str, request.orders))
-        raise UsageError(f"--orders {orders}: expected numbers from 1 to {_ORDERS[-1]}.")
+    if not 0.0 < request.time < math.inf:
+        raise UsageError(f"--time {request.time}: expected a positive number.")
 
 
 def _is_number(noise: Any) -> bool:
@@ -198,23 +187,11 @@ def _drifting(
 
 
 def rows_of(router: RouterPaths) -> Iterator[dict[str, Any]]:
-    """Rows of the file: curves and time near ties by token, the medians without one, and exits."""
-    whole = (None, router.curve, router.near)
-    for token, curve, near in (*((t.token, t.curve, t.near) for t in router.tokens), whole):
+    """Rows of the file: curves by token, the medians without one, and exits."""
+    for token, curve in (*((one.token, one.curve) for one in router.tokens), (None, router.curve)):
         for at in curve:
             values = {f"p_{name}": value for name, value in dataclasses.asdict(at).items()}
             yield {"what": "curve", "token": token, "time": values.pop("p_time"), **values}
-        for tie in near:
-            yield {
-                "what": "near a tie",
-                "token": token,
-                "time": curve[-1].time,
-                "order": tie.order,
-                "occupation": tie.share,
-                "occupation_se": tie.share_se,
-                "occupation_bound": tie.bound,
-                "undecided": tie.undecided,
-            }
     for pair in router.exits:
         values = dataclasses.asdict(pair)
         del values["apart"]
@@ -237,14 +214,10 @@ _AROUND, _SHORT, _BETWEEN = 12, 16.0, 4
 #: and where distances are those of tangents.
 _FROM, _TO, _CURVED_FROM, _CURVED_TO = 1e-3, 10.0, 0.02, 4.0
 
-#: Paths, walks and draws near ties of all tokens together, and of one token at least and at most;
-#: numbers times boundaries for the first two.
+#: Paths and walks of all tokens together, and of one token at least and at most;
+#: numbers times boundaries.
 _PATHS_TIMES, _ALL_PATHS, _FEWEST_PATHS, _PATHS = 2**22, 2**14, 32, 4096
 _WALKS_TIMES, _ALL_WALKS, _FEWEST_WALKS, _WALKS = 2**20, 2**13, 16, 4096
-_DRAWS, _FEWEST_DRAWS = 2**14, 64
-
-#: Flats of a union bound at most.
-_MOST_FLATS = 50_000
 
 #: Samples of tokens, drawn from those there are, that tell the error of a median.
 _RESAMPLED = 200
@@ -298,9 +271,7 @@ def router_paths(
     request: PerturbRequest,
     pace: SearchPace | None = None,
 ) -> RouterPaths:
-    """Curves, exits and time near ties of these inputs, of all of them that ``pace`` leaves time
-    for.
-    """
+    """Curves and exits of these inputs, of all of them that ``pace`` leaves time for."""
     pace = SearchPace(None, None) if pace is None else pace
     drift = None if moved.drift is None else router.weight.astype(np.float64) @ moved.drift
     seeds = np.random.SeedSequence([request.seed, router.layer, *router.name.encode()])
@@ -315,8 +286,8 @@ def router_paths(
     for rows in pace.parts(parts, len):
         curves = cells.curves(rows, [streams[row] for row in rows.tolist()])
         for row, (curve, half) in zip(rows.tolist(), curves, strict=True):
-            ties, pair = cells.near(row, streams[row]), (int(nearest[row, 0]), int(nearest[row, 1]))
-            of_tokens.append(TokenPaths(int(tokens[row]), pair, curve, half, ties))
+            pair = int(nearest[row, 0]), int(nearest[row, 1])
+            of_tokens.append(TokenPaths(int(tokens[row]), pair, curve, half))
         if drift is None:
             exits_of.append(cells.exits(rows, streams[-2]))
     nearest = nearest[: len(of_tokens)]
@@ -344,7 +315,6 @@ def router_paths(
         size=moved.size,
         curve=curve,
         half=half,
-        near=_mean_near(of_tokens),
         exits=exits,
         elsewhere=elsewhere,
         elsewhere_se=elsewhere_se,
@@ -363,12 +333,9 @@ class _Cells:
     """The cells of some inputs, and the noise and drift that move them."""
 
     logits: Float64[np.ndarray, "tokens experts"]
-    rms: Float64[np.ndarray, "tokens"]
     barriers: Barriers
-    ties: diffusion.Ties
     moved: Moved
     drift: Float64[np.ndarray, "experts"] | None
-    flats: Mapping[int, diffusion.Flats]
     request: PerturbRequest
 
     @classmethod
@@ -392,21 +359,7 @@ class _Cells:
             noisy_distances(weight, moved.factor, router.affine_bias if rule.is_affine else None),
             np.maximum(rms, _NO_LENGTH) if moved.is_relative else None,
         )
-        flats = {}
-        if drift is None and rule.is_affine:
-            flats = {
-                order: diffusion.flats_of(weight, order)
-                for order in request.orders
-                if math.comb(len(weight), order + 1) <= _MOST_FLATS
-            }
-        prepared, kernels = prepare(router), load_kernels(request.backend)
-        ties = diffusion.Ties(
-            rule.top_k,
-            partial(boundary_ends, prepared, kernels),
-            prepared.coordinates,
-            prepared.rows,
-        )
-        return cls(logits, rms, barriers, ties, moved, drift, flats, request)
+        return cls(logits, barriers, moved, drift, request)
 
     @cached_property
     def sigmas(self) -> Float64[np.ndarray, "tokens barriers"]:
@@ -510,31 +463,6 @@ class _Cells:
             first, last = (float(end[row]) for end in self._quantiles)
             return np.union1d(marks, np.geomspace(0.99 * first, 1.01 * last, _AROUND))
         return np.union1d(marks, np.geomspace(*ends, (2 if is_exact else 4) * _AROUND))
-
-    def near(self, row: int, generator: np.random.Generator) -> tuple[NearTie, ...]:
-        """How long one input is near ties."""
-        horizon, width = self.request.time, self.request.eps * float(self.rms[row])
-        ties = diffusion.occupations(
-            self.logits[row],
-            row,
-            self.barriers,
-            self.ties,
-            self.request.orders,
-            width,
-            horizon,
-            max(_FEWEST_DRAWS, _DRAWS // len(self.logits)),
-            generator,
-            self.drift,
-        )
-        scale = float(self.barriers.scale[row]) * self.moved.factor
-        bounds = {
-            order: diffusion.union_bound(self.logits[row], flats, width, horizon, scale) / horizon
-            for order, flats in self.flats.items()
-        }
-        return tuple(
-            NearTie(one.order, one.share, one.error, bounds.get(one.order), one.undecided)
-            for one in ties
-        )
 
 
 def _half_error(
@@ -648,25 +576,3 @@ def _mean(values: Float64[np.ndarray, "tokens"]) -> tuple[float, float]:
     """Mean over tokens and its standard error; nan for one token."""
     error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return float(values.mean()), float(error)
-
-
-# ---------------------------------------------------------------------------------------- near ties
-
-
-def _mean_near(tokens: Sequence[TokenPaths]) -> tuple[NearTie, ...]:
-    """Means over the tokens; errors over tokens, or of the draws where there is one."""
-    ties = []
-    for those in zip(*(token.near for token in tokens), strict=True):
-        share, error = _mean(np.array([one.share for one in those]))
-        least = math.sqrt(sum(one.share_se**2 for one in those)) / len(those)
-        bounds = [one.bound for one in those if one.bound is not None]
-        ties.append(
-            NearTie(
-                those[0].order,
-                share,
-                least if math.isnan(error) else max(error, least),
-                float(np.mean(bounds)) if bounds else None,
-                float(np.mean([one.undecided for one in those])),
-            )
-        )
-    return tuple(ties)

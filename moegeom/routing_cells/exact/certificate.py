@@ -8,8 +8,7 @@ or with multipliers. Source: docs/theory.md G1.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import lcm
 from operator import mul
@@ -18,13 +17,8 @@ import numpy as np
 
 from moegeom.core.shapes import Bool, Float64, Int16
 from moegeom.routing_cells.exact.certificate_check import CellPoint, NoCell, check_certificate
-from moegeom.routing_cells.exact.dictionary import Arrangement, equal_classes
-from moegeom.routing_cells.exact.exact_nearest import (
-    Constraint,
-    Over,
-    exact_nearest,
-    shortest_vector,
-)
+from moegeom.routing_cells.exact.dictionary import equal_classes
+from moegeom.routing_cells.exact.shortest_vector import Constraint, Over, shortest_vector
 
 Point = tuple[Fraction, ...]
 
@@ -334,47 +328,38 @@ def _columns(rows: np.ndarray, most: int) -> np.ndarray:
 #: Cells whose logits are looked at together.
 _AT_ONCE = 4096
 
-#: Shares of the way from the nearest point of a cell to a point inside that are tried.
-_SHARES = tuple(Fraction(1, 2**n) for n in (1, 3, 6, 12, 24, 48))
-
 
 def strict_witnesses(
     weight: Float64[np.ndarray, "experts dims"],
     bias: Float64[np.ndarray, "experts"],
     expert_set: Int16[np.ndarray, "cells k"],
     proposed: Float64[np.ndarray, "cells dims"],
-    radius: float = math.inf,
     tie_broken: bool = False,
 ) -> tuple[Float64[np.ndarray, "cells dims"], dict[int, CellPoint]]:
-    r"""A point of each open cell, inside the open ball :math:`|x| < R`.
+    """A point of each open cell.
 
     Proposed points are kept where error bounds of float64 prove them, or exact arithmetic does. Of
-    the others the certificate of the cell gives a rational point q; in a ball the point is on the
-    way from the nearest point p of the cell to q, near enough to p. Where rounding it to float64
+    the others the certificate of the cell gives a rational point. Where rounding it to float64
     leaves the cell, it stays rational. With ``tie_broken`` equal experts are told apart, the lower
     number ahead. Returns the points, nan where no float64 point was found, and a rational one for
     each of those.
 
-    Raises ValueError for an expert set that is no cell, or does not meet the ball.
+    Raises ValueError for an expert set that is no cell.
     Oracle in tests: logits in fractions.
     """
     point = proposed.copy()
     exact: dict[int, CellPoint] = {}
-    for n in np.flatnonzero(~_surely(weight, bias, expert_set, proposed, radius)).tolist():
-        cell = _Cell(weight, bias, expert_set[n].tolist(), radius, tie_broken)
+    for n in np.flatnonzero(~_surely(weight, bias, expert_set, proposed)).tolist():
+        cell = _Cell(weight, bias, expert_set[n].tolist(), tie_broken)
         guess = proposed[n]
         if np.isfinite(guess).all() and cell.holds(tuple(map(Fraction, guess.tolist()))):
             continue
-        point[n], rational = np.nan, None
-        for rational in cell.points(guess):
-            near = _as_floats(rational)
-            if near is not None and cell.holds(tuple(map(Fraction, near))):
-                point[n] = near
-                break
+        rational = cell.inside(guess)
+        near = _as_floats(rational)
+        if near is not None and cell.holds(tuple(map(Fraction, near))):
+            point[n] = near
         else:
-            if rational is None:
-                raise ValueError(f"no point of cell {cell.expert_set} in the domain")
-            exact[n] = CellPoint(rational)
+            point[n], exact[n] = np.nan, CellPoint(rational)
     return point, exact
 
 
@@ -400,7 +385,6 @@ def _surely(
     bias: Float64[np.ndarray, "experts"],
     expert_set: Int16[np.ndarray, "cells k"],
     point: Float64[np.ndarray, "cells dims"],
-    radius: float,
 ) -> Bool[np.ndarray, "cells"]:
     """Where float64 proves the points: logits less a bound of their rounding."""
     dims = weight.shape[1]
@@ -416,9 +400,7 @@ def _surely(
             lower, upper = np.take_along_axis(value - error, own, axis=1), value + error
             np.put_along_axis(upper, own, -np.inf, axis=1)
             least, most = lower.min(axis=1), upper.max(axis=1)
-            share = ((x / radius) ** 2).sum(axis=1)
-            within = share < 1.0 - 2.0 * (dims + 8) * _UNIT
-            is_sure[start : start + _AT_ONCE] = (least > most) & within & np.isfinite(error).all(1)
+            is_sure[start : start + _AT_ONCE] = (least > most) & np.isfinite(error).all(1)
     return is_sure
 
 
@@ -449,25 +431,16 @@ def _parts(
 
 
 class _Cell:
-    """One cell in its domain, in exact arithmetic."""
+    """One cell, in exact arithmetic."""
 
     def __init__(
-        self,
-        weight: np.ndarray,
-        bias: np.ndarray,
-        expert_set: Sequence[int],
-        radius: float,
-        tie_broken: bool,
+        self, weight: np.ndarray, bias: np.ndarray, expert_set: Sequence[int], tie_broken: bool
     ) -> None:
         self._weight, self._bias, self.expert_set = weight, bias, list(expert_set)
-        self._radius = radius
         self._parts = _parts(weight, bias, expert_set, tie_broken)
 
     def holds(self, point: Point) -> bool:
-        """Whether a point is strictly inside the cell and the ball."""
-        squared = sum((x * x for x in point), Fraction(0))
-        if math.isfinite(self._radius) and squared >= Fraction(self._radius) ** 2:
-            return False
+        """Whether a point is strictly inside the cell."""
         with np.errstate(all="ignore"):
             return all(
                 ExactProblem(self._weight[e], self._bias[e], s).holds(point)
@@ -475,30 +448,8 @@ class _Cell:
                 if s
             )
 
-    def points(self, guess: np.ndarray) -> Iterator[Point]:
-        """Points strictly inside, those first that a float64 point may be near."""
-        inside = self._inside(guess)
-        if self.holds(inside):
-            yield inside
-        if math.isinf(self._radius):
-            return
-        centre = [Fraction(0)] * len(inside)
-        arrangement = Arrangement.of(self._weight, self._bias)
-        nearest = exact_nearest(arrangement, frozenset(self.expert_set), centre).point
-        if nearest is None:
-            return
-        room = Fraction(self._radius) ** 2 - sum((p * p for p in nearest), Fraction(0))
-        way = sum((abs(q - p) for p, q in zip(nearest, inside, strict=True)), Fraction(0))
-        size = sum((abs(p) for p in nearest), Fraction(0))
-        # half the way that the ball leaves: |p + s w|^2 - |p|^2 <= 2 s |p| |w| + s^2 |w|^2
-        least = room / (4 * way * (size + way)) if way > 0 else Fraction(0)
-        for share in (*_SHARES, min(Fraction(1, 2), least)):
-            on_way = tuple(p + share * (q - p) for p, q in zip(nearest, inside, strict=True))
-            if self.holds(on_way):
-                yield on_way
-
-    def _inside(self, guess: np.ndarray) -> Point:
-        """Any point of the cell."""
+    def inside(self, guess: np.ndarray) -> Point:
+        """A point of the cell, that a float64 point may be near."""
         if len(self._parts) == 1:
             proof = cell_certificate(
                 self._weight,

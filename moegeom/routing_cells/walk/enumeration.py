@@ -11,7 +11,7 @@ from operator import mul
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float64, Int16, Int64, UInt32, UInt64
+from moegeom.core.shapes import Bool, Float64, Int16, Int64, UInt32
 from moegeom.routing_cells.exact.certificate_check import CellPoint
 from moegeom.routing_cells.exact.dictionary import (
     Arrangement,
@@ -31,63 +31,32 @@ from moegeom.routing_cells.walk.segment_crossings import sweep
 MOST_EXPERTS = 2**15
 
 
-@dataclass(frozen=True, eq=False)
-class SimpleVertices:
-    """Vertices of d + 1 experts ``on`` the level, those ``above`` as bits and all others below."""
-
-    on: Int16[np.ndarray, "vertices on"]
-    above: UInt64[np.ndarray, "vertices words"]
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Enumeration:
     """Cells in the order of their sorted experts, with a point inside each, and facets as pairs.
 
     A facet's first cell is the one that comes first; its two cells differ in one expert but where
-    several pairs tie on one hyperplane. ``road`` says how: "sweep", "walk", "charts", "one
-    cell", "search", "walk and filter". ``num_exact`` vertices or facets were settled in
-    exact arithmetic, the others in float64 with proof; ``gap`` is how many error bounds the nearest
-    of those vertices is from a tie. At ``num_concurrent`` points of a walk more than d + 1 tie.
-    ``is_whole`` is False where a limit was reached and more is left: then a walk has no cells.
-    ``simple`` are vertices of the diagram, where a caller needs
-    them and they are few. ``tied`` are sets that would be cells with ties broken: equal experts tie
-    all over an open set of inputs. Where a ball bounds the search, ``is_bounded`` is None, and
-    distances from its centre to closed cells and facets are proved brackets. ``exact`` has a
-    rational point of each cell in which no float64 point was found: there the witness is nan.
-    ``is_cone`` where all experts tie at one point of the ball: then these are the cells of the
-    whole slice.
+    several pairs tie on one hyperplane. ``road`` says how: "sweep", "walk", "charts", "one cell".
+    ``num_exact`` vertices were settled in exact arithmetic, the others in float64 with proof;
+    ``gap`` is how many error bounds the nearest of those vertices is from a tie. At
+    ``num_concurrent`` points of a walk more than d + 1 tie. ``is_whole`` is False where a limit was
+    reached and more is left: then a walk has no cells. ``tied`` are sets that would be cells with
+    ties broken: equal experts tie all over an open set of inputs. ``exact`` has a rational point of
+    each cell in which no float64 point was found: there the witness is nan.
     """
 
     expert_set: Int16[np.ndarray, "cells k"]
     witness: Float64[np.ndarray, "cells dims"]
     facets: Int64[np.ndarray, "facets 2"]
     road: str
-    is_bounded: Bool[np.ndarray, "cells"] | None = None
-    tied: Int16[np.ndarray, "tied k"] | None = None
+    is_bounded: Bool[np.ndarray, "cells"]
+    tied: Int16[np.ndarray, "tied k"]
     num_vertices: int = 0
     num_exact: int = 0
     num_concurrent: int = 0
     gap: float = np.inf
     is_whole: bool = True
-    simple: SimpleVertices | None = None
-    cell_distance: Float64[np.ndarray, "cells 2"] | None = None
-    facet_distance: Float64[np.ndarray, "facets 2"] | None = None
     exact: Mapping[int, CellPoint] = field(default_factory=dict)
-    is_cone: bool = False
-
-    def part(
-        self, cells: Bool[np.ndarray, "cells"], facets: Bool[np.ndarray, "facets"]
-    ) -> Enumeration:
-        """The selected cells and facets, renumbered."""
-        number = np.cumsum(cells) - 1
-        return replace(
-            self,
-            expert_set=self.expert_set[cells],
-            witness=self.witness[cells],
-            facets=number[self.facets[facets]].reshape(-1, 2),
-            is_bounded=None,
-            tied=None,
-        )
 
     @property
     def exchanged(self) -> tuple[Int16[np.ndarray, "facets"], Int16[np.ndarray, "facets"]]:
@@ -119,7 +88,6 @@ def enumerate_cells(
     most: int = 10**7,
     threads: int = 1,
     watch: WalkWatch | None = None,
-    most_simple: int = 0,
 ) -> Enumeration | AllSubsets:
     r"""The expert sets S for which some open set of inputs has S as its k largest logits.
 
@@ -130,8 +98,7 @@ def enumerate_cells(
     tie at one point, two affine charts are walked instead. Vertices at which further experts tie
     (parallel facets, equal experts) take a millisecond each, in exact arithmetic; only where there
     are such ``tie_broken`` matters: then equal experts count as apart, the lower number ahead,
-    while else no cell splits them. Where a walk found at most ``most_simple`` vertices, those that
-    are ``simple`` are kept.
+    while else no cell splits them.
 
     Raises ValueError for k outside 1..E, for E above 2^15 and for numbers that are not finite.
     Source: docs/theory.md G1; oracle in tests: the certified instances there, and exact arithmetic.
@@ -148,7 +115,7 @@ def enumerate_cells(
     columns = independent_columns_of(weight)
     if k < experts and experts > 1 and len(columns) == experts - 1:
         return AllSubsets(experts, k)
-    job = _Job(weight, bias, k, tie_broken, most, threads, watch, most_simple)
+    job = _Job(weight, bias, k, tie_broken, most, threads, watch)
     if k == experts or not columns:
         return job.one_cell()
     inner = np.ascontiguousarray(weight[:, columns])
@@ -158,7 +125,7 @@ def enumerate_cells(
     witness = np.zeros((len(whole.witness), weight.shape[1]))
     witness[:, columns] = whole.witness
     unbounded = np.zeros(len(witness), dtype=bool)
-    return replace(whole, witness=witness, is_bounded=unbounded, simple=None)
+    return replace(whole, witness=witness, is_bounded=unbounded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +139,6 @@ class _Job:
     most: int
     threads: int
     watch: WalkWatch | None
-    most_simple: int
 
     def run(self) -> Enumeration:
         if self.weight.shape[1] == 1:
@@ -234,12 +200,9 @@ class _Job:
         facts = {"num_vertices": len(walked.on), "num_exact": walked.num_exact, "gap": walked.gap}
         if not walked.is_whole:
             return replace(_nothing(self.weight.shape[1], self.k), is_whole=False, **facts)
-        simple = None
-        if len(walked.on) <= self.most_simple:
-            simple = SimpleVertices(walked.on[walked.is_simple], walked.bits[walked.is_simple])
         if walked.num_exact > 0 or (walked.rising & UNORDERED).any():
             settled = settled_cells(walked, self.weight, self.bias, self.k, self.tie_broken)
-            return replace(settled, simple=simple, **facts)
+            return replace(settled, **facts)
         cells = cells_of(walked, walked.rising, self.k)
         loose = facets_of(walked, walked.rising, self.k, cells.masks)
         corners, on = Corners.of(walked, cells.vertex_of), walked.on
@@ -255,7 +218,6 @@ class _Job:
             witness=witness,
             is_bounded=cells.is_bounded,
             facets=loose.in_order(),
-            simple=simple,
             **facts,
         )
 
@@ -276,11 +238,6 @@ class _Job:
             witness[:, chart.column] = side - cells.witness @ chart.mixture
             charts.append(replace(cells, witness=witness))
         return _united(charts)
-
-
-def _tied(whole: Enumeration) -> Int16[np.ndarray, "tied k"]:
-    assert whole.tied is not None, "a walk lists them"
-    return whole.tied
 
 
 def _nothing(dims: int, k: int) -> Enumeration:
@@ -353,7 +310,7 @@ def _united(charts: list[Enumeration]) -> Enumeration:
         witness=np.concatenate([chart.witness for chart in charts])[first],
         is_bounded=np.zeros(len(rows), dtype=bool),
         facets=np.unique(_ordered(facets), axis=0),
-        tied=np.unique(np.concatenate([_tied(chart) for chart in charts]), axis=0),
+        tied=np.unique(np.concatenate([chart.tied for chart in charts]), axis=0),
         road="charts" if charts[0].road == charts[1].road == "walk" else charts[0].road,
         num_vertices=sum(chart.num_vertices for chart in charts),
         num_exact=sum(chart.num_exact for chart in charts),
@@ -373,7 +330,6 @@ def _ordered(facets: Int64[np.ndarray, "facets 2"]) -> Int64[np.ndarray, "facets
 
 def _sorted(cells: Enumeration) -> Enumeration:
     """Cells in the order of their experts."""
-    assert cells.is_bounded is not None, "a walk tells"
     order = np.lexsort(cells.expert_set.T[::-1])
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))

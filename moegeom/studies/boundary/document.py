@@ -136,7 +136,9 @@ def _verdict(report: BoundaryReport) -> Iterator[Block]:
 def _distances(report: BoundaryReport) -> list[str]:
     """How near the tokens are to another choice."""
     texts = []
-    if rms := report.column("boundary_distance_rms_p50"):
+    if distances := report.column("boundary_distance_p50"):
+        sizes = {facts["name"]: facts["hidden_size"] for facts in report.summary.run["routers"]}
+        rms = {name: value / math.sqrt(sizes[name]) for name, value in distances.items()}
         nearest = min(rms, key=rms.__getitem__)
         exact = report.column("distance_exact_share").values()
         bound = " at least" if any(share < 1.0 for share in exact) else ""
@@ -144,7 +146,6 @@ def _distances(report: BoundaryReport) -> list[str]:
             f"Half of the tokens are within{bound} {_median(rms):.3g} of another choice, in units "
             f"of the input's rms (nearest {report.place(nearest)}: {rms[nearest]:.3g})."
         )
-        texts += _ties(report)
     likely = report.column("stable_share_input_rounding_1e6")
     worst = report.column("stable_share_input_rounding_worst")
     if likely and worst:
@@ -156,18 +157,6 @@ def _distances(report: BoundaryReport) -> list[str]:
             f"{_certain(_median(most))} with probability 1 - 1e-6."
         )
     return texts
-
-
-def _ties(report: BoundaryReport) -> list[str]:
-    """Distances to where several boundaries meet; empty where unknown or where none meet."""
-    ends = [report.column(f"order_{order}_distance_rms_p50_upper") for order in (2, 3)]
-    if not all(ends) or any(math.isinf(_median(end)) for end in ends):
-        return []
-    three, four = map(_median, ends)
-    sample = round(_median(report.column("num_order_distance_tokens")))
-    tokens = number_of(sample, "token")
-    ties = f"of three experts {three:.3g}, of four {four:.3g}"
-    return [f"Median distance to a tie {ties} (x rms; {tokens} of a router)."]
 
 
 def _table(report: BoundaryReport, view: View) -> Excerpt:

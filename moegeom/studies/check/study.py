@@ -49,7 +49,7 @@ from moegeom.engine.request import refuse_late, tokens_text
 from moegeom.engine.run_facts import refused_facts
 from moegeom.engine.session import Session
 from moegeom.engine.sources import refuse_no_tokens
-from moegeom.metrics import METRICS, read_columns_of
+from moegeom.metrics import METRICS
 from moegeom.pipeline import ScanRequest, Watch, lint, results_of, scan, with_tokens
 from moegeom.results.reader import RUN_FILE, MemoryResults, ResultsView, is_results, results_at
 from moegeom.router.attention.tensors import (
@@ -246,7 +246,7 @@ def check_thresholds(profile: Profile) -> None:
     columns = [
         column.name
         for metric in METRICS.all()
-        for column in read_columns_of(metric, "layers")
+        for column in metric.columns.get("layers", ())
         if column.kind in ("float", "int")
     ]
     for threshold in profile.thresholds:

@@ -11,7 +11,7 @@ from typing import Any
 
 from moegeom.checks.catalogue.tokens import MOST_PULL
 from moegeom.core.text import figure_text, number_of, percent
-from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel, Polyline, padded, percents
+from moegeom.document.chart import Axis, Bars, Chart, Heat, Panel, Polyline, padded
 from moegeom.document.excerpts import in_part, worst_excerpt, worst_rows
 from moegeom.document.model import (
     Block,
@@ -62,7 +62,7 @@ def document(imbalance: Imbalance, view: View) -> Document:
         [_worst(imbalance, _EVENING_COLUMNS, view)],
         [_worst(imbalance, _CAUSE_COLUMNS, view)],
         [in_part([*_pushes(imbalance, view)], "line", view.detail, page=[])],
-        [_worst(imbalance, _SET_COLUMNS, view, "expert sets and shares near a boundary")],
+        [_worst(imbalance, _SET_COLUMNS, view, "expert sets")],
         [Excerpt(more if view.detail else [], page)],
         verdict=_verdict(imbalance),
         sample=f"As many are drawn from each law, {imbalance.seeds} times (seed {imbalance.seed}). "
@@ -180,14 +180,6 @@ def _of(path: str, text: Callable[[Any], str]) -> Callable[[RouterImbalance], st
     return cell
 
 
-def _near_share(law: str) -> Callable[[RouterImbalance], str]:
-    def cell(router: RouterImbalance) -> str:
-        share = {one.law: one.figures.near_share for one in router.laws}.get(law)
-        return "-" if share is None else _share(share)
-
-    return cell
-
-
 def _pushed(evening: Evening) -> str:
     """The experts with the largest changes; ``up 3 +0.21, 7 +0.18; down 12 -0.4``."""
     pushes = evening.pushes()
@@ -207,15 +199,6 @@ def _figure(value: float | None) -> str:
 
 def _share(value: float) -> str:
     return percent(value, ".1f")
-
-
-def _count(log10: float) -> str:
-    """A number from its logarithm, in digits where there are few."""
-    return f"{10.0**log10:,.0f}" if log10 < 6.0 else f"10^{log10:.2f}"
-
-
-def _dimension(ends: tuple[float, float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.2g} to {ends[1]:.2g}"
 
 
 def _sets(log: float) -> str:
@@ -257,10 +240,6 @@ _SET_COLUMNS: tuple[Column, ...] = (
     ("", "x rest", 0, _of("parts.log_effective_sets.rest", _factor)),
     ("", "tokens", 0, _of("token_law.log_effective_sets", _sets)),
     ("", "+-", 2, _of("token_law.effective_sets_error", lambda share: percent(share, ".0f"))),
-    ("near a boundary", "tokens", 0, _near_share("tokens")),
-    ("", "gaussian", 0, _near_share("gaussian")),
-    ("", "isotropic", 1, _near_share("isotropic")),
-    ("", "ball", 0, _near_share("ball")),
 )
 
 #: What ``--detail`` adds, and a page.
@@ -278,9 +257,7 @@ _MORE_COLUMNS: tuple[Column, ...] = (
 _PAGE_COLUMNS: tuple[Column, ...] = (
     ("sets", "met", 0, _of("tokens.num_sets", "{:,.0f}".format)),
     ("", "cover", 0, _of("tokens.coverage", _share)),
-    ("", "at most", 0, lambda one: _count(one.reach[-1].most_log10) if one.reach else "-"),
     ("two tokens", "share", 0, _of("tokens.pair_overlap", _share)),
-    ("inputs", "dimension", 0, lambda one: _dimension(one.dimension)),
     ("change", "unit", 0, _of("evening.score_unit", str)),
     ("experts", "pushed most", 0, _of("evening", _pushed)),
 )
@@ -338,7 +315,6 @@ def _pushes(imbalance: Imbalance, view: View) -> Iterator[Block]:
 def _limits(imbalance: Imbalance) -> Iterator[str]:
     """How to read the figures, and what they do not say."""
     units = _plural(imbalance.unit)
-    yield from _experts(imbalance)  # what was asked for first: a page cuts the last ones
     yield (
         "'rows': inputs of any direction; 'mean', 'cov.': what the mean and the covariance of the "
         "tokens add; 'rest': the non-Gaussian remainder. The four parts sum to MaxVio; the four "
@@ -377,113 +353,12 @@ def _limits(imbalance: Imbalance) -> Iterator[str]:
         yield "Behind a mask of groups the bias is found by updates: a better one may exist."
     yield (
         "'pull' of the mean input: rms of mean scores over what tells tokens apart; 'random': rows "
-        "in random directions, whose loads are uneven where it is not 0. 'near a boundary': nearer "
-        "than the nearest tenth of the tokens."
+        "in random directions, whose loads are uneven where it is not 0."
     )
-    yield from _near(imbalance)
-    yield from _reach(imbalance)
-    yield from _cones(imbalance)
     if imbalance.written:
         is_laws = imbalance.written.endswith(".parquet")
         what = "Laws" if is_laws else "Biases that even the loads, and those of centring,"
         yield f"{what} written to {imbalance.written}."
-
-
-def _near(imbalance: Imbalance) -> Iterator[str]:
-    """What the number of boundaries makes of the share near one, in the first layer that has it."""
-    first = next((router for router in imbalance.routers if router.near is not None), None)
-    if first is None or first.near is None:
-        return
-    near = first.near
-    bound, leading = (min(share, 1.0) for share in (10.0 ** near.bounds_log10[0], near.leading))
-    place = study_summary(imbalance).place(first.router)
-    yield (
-        f"Layer {place}: {near.borders:.3g} +- {near.borders_se:.1g} of {near.num_pairs:,} "
-        "boundaries between two experts border the chosen set, counted by shares. Within "
-        f"{near.width:.2g} of them lies {percent(leading, '.1f')} of a ball of the inputs' rms "
-        f"length {near.radius:.3g} if none met; {percent(bound, '.3g')} at most, for any rows."
-    )
-
-
-def _reach(imbalance: Imbalance) -> Iterator[str]:
-    """How many expert sets data of the measured dimension can meet, beside what they do meet."""
-    ranges = [one.dimension for one in imbalance.routers if one.dimension is not None]
-    if not ranges:
-        return
-    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-    yield f"Intrinsic dimension of the inputs: {low:.2g} to {high:.2g}."
-    router = max(imbalance.routers, key=lambda one: one.reach[-1].dims if one.reach else 0)
-    if not router.reach:
-        return
-    reach = "; ".join(
-        f"of {number_of(one.dims, 'dimension')} {_count(one.most_log10)} at most"
-        + ("" if one.random_log10 is None else f", {_count(one.random_log10)} of random rows")
-        for one in router.reach
-    )
-    sets = math.comb(router.num_experts, router.top_k)
-    place = study_summary(imbalance).place(router.router)
-    yield (
-        f"Expert sets that an affine set can meet in layer {place}: "
-        f"{reach}; {_count(math.log10(sets))} there are. These tokens meet "
-        f"{router.tokens.num_sets:,.0f}, which {percent(router.tokens.coverage)} of further tokens "
-        "would choose from. Curved data may meet more."
-    )
-
-
-def _cones(imbalance: Imbalance) -> Iterator[str]:
-    """Whether the sets that are met often are large, in the first layer where it can be said."""
-    first = next((router for router in imbalance.routers if router.cones is not None), None)
-    if first is None or first.cones is None:
-        return
-    cones = first.cones
-    rank = "They are too few, or too small a part, to be compared one by one."
-    if cones.correlation is not None and cones.correlation_by_size is not None:
-        rank = (
-            "The rank correlation of how often a set is met with its size is "
-            f"{cones.correlation:.2f} ({cones.correlation_by_size:.2f} if size alone decided)."
-        )
-    yield (
-        f"The expert sets met in layer {study_summary(imbalance).place(first.router)} take "
-        f"{percent(cones.covered, '.3g')} of all directions from 0. {rank} The most frequent "
-        f"takes {percent(cones.modal)} of directions and {percent(first.tokens.modal_share)} of "
-        "tokens."
-    )
-
-
-def _experts(imbalance: Imbalance) -> Iterator[str]:
-    """What experts tell apart of the data: narrow ones, then the layer of least rank."""
-    summary = study_summary(imbalance)
-    pairs = [(router.router, router.experts) for router in imbalance.routers if router.experts]
-    if narrow := [name for name, ranks in pairs if ranks.is_narrow]:
-        yield (
-            f"{summary.places(narrow)}: experts have fewer neurons than the inputs have "
-            "dimensions, and cannot tell all directions apart."
-        )
-    if not pairs:
-        return
-    name, ranks = min(pairs, key=lambda one: one[1].effective_median / one[1].effective_random)
-    over = around = ""
-    if ranks.width_over_dimension is not None:
-        over = f", {ranks.width_over_dimension:.3g} for each dimension of the inputs"
-    if ranks.local_dims is not None:
-        which = "a token" if ranks.num_places == 64 else f"{ranks.num_places} tokens"
-        around = (
-            f"; around {which}, on {number_of(ranks.local_dims, 'direction')}, "
-            f"{ranks.local_median:.3g}{_error(ranks.local_median_se)} and {ranks.local_random:.3g}"
-        )
-    of_some = "" if ranks.effective_median_se is None else f" of {ranks.num_looked_at} drawn"
-    yield (
-        f"Experts of layer {summary.place(name)} have {number_of(ranks.width, 'neuron')}{over}. On "
-        f"the {number_of(ranks.dims, 'direction')} that hold 99 % of the variance of "
-        f"{number_of(ranks.num_tokens, 'token')} their "
-        f"effective rank is {ranks.effective_median:.3g}{_error(ranks.effective_median_se)} "
-        f"({ranks.effective_min:.3g} the least{of_some}), of random rows "
-        f"{ranks.effective_random:.3g}{around}."
-    )
-
-
-def _error(value: float | None) -> str:
-    return "" if value is None else f" ± {value:.1g}"
 
 
 # --------------------------------------------------------------------------------------------- text
@@ -498,9 +373,6 @@ def _span(values: Iterable[float], text: Callable[[float], str]) -> str:
 #: Parts of MaxVio in the order of their bars, and what makes each.
 _MADE_BY = {PARTS[cause]: cause for cause in ("rows", "mean input", "covariance", "rest")}
 
-#: Laws whose shares near a boundary are drawn, with the colour of each.
-_LAWS = {"tokens": "tokens", "gaussian": "g1", "isotropic": "g2", "ball": "random"}
-
 
 def imbalance_figures(imbalance: Imbalance) -> Iterator[Chart]:
     """Nothing where no router could be looked at, or of what is not known of any."""
@@ -512,8 +384,6 @@ def imbalance_figures(imbalance: Imbalance) -> Iterator[Chart]:
         yield _chart_of_causes(routers, names)
     yield _chart_of_loads(routers, names, _plural(imbalance.unit))
     yield _chart_of_bias(routers, names)
-    if any(router.tokens.near_share is not None for router in routers):
-        yield _chart_of_near(routers, names)
 
 
 def _chart_of_causes(routers: Sequence[RouterImbalance], names: Sequence[str]) -> Chart:
@@ -629,33 +499,5 @@ def _chart_of_bias(routers: Sequence[RouterImbalance], names: Sequence[str]) -> 
             ("expert", [e for _, e in rows]),
             ("change", [router.evening.change[e] for router, e in rows]),
             ("unit", [router.evening.score_unit for router, _ in rows]),
-        ],
-    )
-
-
-def _chart_of_near(routers: Sequence[RouterImbalance], names: Sequence[str]) -> Chart:
-    by_law = [{one.law: one.figures.near_share for one in router.laws} for router in routers]
-    shares = {law: [near.get(law) for near in by_law] for law in _LAWS}
-    marks = [Bars(law, role, percents(shares[law])) for law, role in _LAWS.items()]
-    pairs = [*zip(shares["tokens"], shares["ball"], strict=True)]
-    apart = [0.0 if a is None or b is None else abs(a - b) for a, b in pairs]
-    own, ball = pairs[far := apart.index(max(apart))]
-    caption = "No router inputs are recorded: laws of the rows are not known."
-    if own is not None and ball is not None:
-        caption = f"In layer {names[far]}, {_share(own)} of the tokens are near, and "
-        caption += f"{_share(ball)} of a ball."
-    return Chart(
-        "near",
-        "Why tokens are near boundaries",
-        "Points nearer to a boundary than the nearest tenth of the tokens of that layer: "
-        "of the tokens, of normal logits with their mean and covariance, of inputs without "
-        "preferred direction, and of a ball of the same size.",
-        "Ties of more than two experts.",
-        caption,
-        [Panel("", Axis("layer", names=names), Axis("near a boundary, %"), marks)],
-        [
-            ("router", [router.router for router in routers]),
-            ("width", [None if r.near is None else r.near.width for r in routers]),
-            *((law, shares[law]) for law in _LAWS),
         ],
     )

@@ -13,8 +13,6 @@ from moegeom.core.option import option
 from moegeom.core.tokens import SampleCounts
 from moegeom.engine.request import StudyRequest
 from moegeom.geometry.balancing import Centring, HeldOut, Loads
-from moegeom.geometry.border_shares import ConeShares, NearBoundaries
-from moegeom.geometry.experts import ExpertRanks
 from moegeom.geometry.reference_laws import Attribution, ChoiceFigures, LawFigures, Parted
 
 
@@ -26,8 +24,6 @@ class ImbalanceRequest(StudyRequest):
         "Write the laws, FILE.parquet, or the biases that even the loads and those that take the "
         "mean away, FILE.npz or FILE.safetensors."
     )
-    experts: bool = option("Read the experts: their rank where tokens are.", False)
-    yes: bool = option("Read more than 2 GB of experts.", False)
 
 
 Cause = Literal["mean input", "covariance", "rows", "rest", "unknown", "few", "even"]
@@ -87,17 +83,6 @@ PARTS: Mapping[Cause, str] = {
 
 
 @dataclass(frozen=True)
-class Reach:
-    """What an affine set of ``dims`` dimensions can meet: cells of any router of this size, and the
-    mean number of those of Gaussian rows and biases (None where that is beyond reach).
-    """
-
-    dims: int
-    most_log10: float
-    random_log10: float | None
-
-
-@dataclass(frozen=True)
 class Evening:
     """What evening one router by a bias would take, and what it would achieve and cost.
 
@@ -151,16 +136,12 @@ class Evening:
 
 @dataclass(frozen=True)
 class RouterImbalance:
-    """One router: ``laws`` end with the ball, where it is known, and the tokens; ``parts`` by
-    figure, empty where a law is missing.
+    """One router: ``laws`` end with the tokens; ``parts`` by figure, empty where a law is missing.
 
     ``limit`` is the MaxVio that even routing stays below on such documents, of which there are
     ``num_units``; the floors are those of as many independent tokens. ``pull`` is that of the mean
     input on what is compared, ``pull_random`` and its deviation those of rows in random directions;
-    None without inputs. ``dimension`` is the range of the intrinsic dimension of the inputs,
-    ``reach`` what affine sets of both ends meet, rounded up, ``cones`` how large the visited cells
-    are, and ``near`` what counting boundaries says of the share near one; of linear rules.
-    ``experts`` is None unless they were asked for.
+    None without inputs.
     """
 
     router: str
@@ -176,14 +157,9 @@ class RouterImbalance:
     pull_random_sd: float | None
     laws: tuple[LawFigures, ...]
     parts: Mapping[Parted, Attribution]
-    dimension: tuple[float, float] | None
-    reach: tuple[Reach, ...]
-    cones: ConeShares | None
-    near: NearBoundaries | None
     cause: Cause
     centring: Centring
     evening: Evening
-    experts: ExpertRanks | None = None
 
     @property
     def tokens(self) -> ChoiceFigures:

@@ -13,19 +13,15 @@ import numpy as np
 from moegeom.core.errors import RecordingError
 from moegeom.core.files import write_whole
 from moegeom.core.router import Router
-from moegeom.core.shapes import Float, Float32, Float64, Int32
+from moegeom.core.shapes import Float, Float64, Int32
 from moegeom.engine.choice import compared_scores, group_masked
 from moegeom.engine.plan import SAMPLE_TOKENS, SMALL_SAMPLE_TOKENS
-from moegeom.engine.prepared import PreparedRouter, boundary_ends, prepare, unavailable
+from moegeom.engine.prepared import PreparedRouter, prepare, unavailable
 from moegeom.engine.sample import Sample
-from moegeom.engine.search_pace import SearchPace
-from moegeom.geometry import balancing, border_shares, load, reference_laws
-from moegeom.geometry.capacity import expected_diagram, log10_count, most_cells
-from moegeom.geometry.experts import RanksPlan, expert_ranks
+from moegeom.geometry import balancing, load, reference_laws
 from moegeom.geometry.set_code import chosen_mask
 from moegeom.geometry.space import (
     blocked_moments,
-    dimension_range,
     input_pull,
     participation_ratio_corrected,
     pull_of_random_rows,
@@ -34,8 +30,6 @@ from moegeom.kernels.batch import RUN_TOKENS
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.pipeline import Watch
-from moegeom.router.expert_tensors import ExpertTensors, open_experts
-from moegeom.studies.announced import announce_bytes
 from moegeom.studies.imbalance import STUDY
 from moegeom.studies.imbalance.record import (
     PARTS,
@@ -44,7 +38,6 @@ from moegeom.studies.imbalance.record import (
     Imbalance,
     ImbalanceRequest,
     Meaning,
-    Reach,
     RouterImbalance,
 )
 from moegeom.studies.written import write_rows
@@ -81,10 +74,7 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
     RecordingError
         When the recording does not hold the scores of all experts, or records none of the routers.
     UsageError
-        When ``out`` exists or cannot be written, without tokens, and when more than 2 GB of experts
-        are to be read without ``yes``.
-    RouterError
-        When there are no experts beside a router whose experts are asked for.
+        When ``out`` exists or cannot be written, and without tokens.
 
     Examples
     --------
@@ -105,20 +95,9 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
                 "A bias also brings in experts that were not chosen. Record router inputs, or all "
                 "logits.",
             )
-    tensors: dict[str, ExpertTensors] = {}
-    plans: dict[str, RanksPlan] = {}
     most = min(source.facts.num_tokens, SAMPLE_TOKENS)
-    if request.experts:
-        few = min(most, SMALL_SAMPLE_TOKENS)
-        for router in recorded:
-            one = tensors[router.name] = open_experts(opened.store, router)
-            plans[router.name] = RanksPlan.of(
-                one.num_experts, one.width, router.hidden_size, few, request.seed
-            )
-        read = [one.bytes_of(plans[name].experts, gate_alone=True) for name, one in tensors.items()]
-        announce_bytes(sum(read), "of experts are", request.yes, watch)
     if watch:
-        watch.start(len(recorded) * most * _WORK * (2 if tensors else 1))
+        watch.start(len(recorded) * most * _WORK)
     kernels, level = load_kernels(request.backend), LEVEL / len(recorded)
     routers, samples = [], []
     for router in recorded:
@@ -130,11 +109,7 @@ def imbalance(request: ImbalanceRequest, watch: Watch | None = None) -> Imbalanc
         # without its inputs, the largest arrays there are: no more than one router's at a time
         counts = {name: getattr(sample, name) for name in ("num_non_finite", "num_outliers")}
         samples.append(Sample(token=sample.token, **counts))
-        gates = None
-        if router.name in tensors:
-            plan = plans[router.name]
-            gates = plan, _gates(tensors[router.name], plan.experts, watch, most * _WORK)
-        routers.append(router_imbalance(router, sample, kernels, level, request, gates, work=work))
+        routers.append(router_imbalance(router, sample, kernels, level, request, work))
         work.advance(work.left)
     if request.out is not None and request.out.suffix == ".parquet":
         write_rows(request.out, (row for one in routers for row in _law_rows(one)), recorded)
@@ -192,32 +167,10 @@ def _law_rows(one: RouterImbalance) -> Iterator[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------- one router
-#: Coverage of the expert sets below which the sizes of those that are met are not looked at.
-LEAST_SEEN = 0.5
-
-#: Share of the recorded tokens that count as near a boundary: the distance is what is compared.
-NEAR = 0.1
-
-
 def sampled(router: Router) -> tuple[str, ...]:
-    """What laws are fitted to and compared with; distances behind linear boundaries alone."""
+    """What laws are fitted to and compared with."""
     names = ("logits", "selection", "chosen", "weights", "document", "block", "input")
-    if router.rule.groups is not None:
-        return (*names, "mapped")
-    prepared = prepare(router)
-    is_linear = prepared.rows is not None and prepared.curved is None
-    return (*names, "distance") if is_linear else names
-
-
-#: The gates of some experts, each with its number.
-Gates = Iterator[tuple[int, Float32[np.ndarray, "neurons hidden"]]]
-
-
-def _gates(tensors: ExpertTensors, experts: Sequence[int], watch: Watch | None, work: int) -> Gates:
-    """The gate of some experts; what is done with them is so much of the progress."""
-    pace = SearchPace(watch, None, f"{tensors.router}: the ranks of its experts")
-    for expert in pace.parts(sorted(experts), lambda _: work // len(experts)):
-        yield expert, tensors.read_gate(expert)[0]
+    return names if router.rule.groups is None else (*names, "mapped")
 
 
 def router_imbalance(
@@ -226,56 +179,28 @@ def router_imbalance(
     kernels: Kernels,
     level: float,
     request: ImbalanceRequest,
-    gates: tuple[RanksPlan, Gates] | None = None,
-    near: float | None = None,
     work: _Work | None = None,
 ) -> RouterImbalance:
     """The laws beside the tokens, what each makes of the figures, and what evening would cost.
 
-    ``level`` is the probability with which an even router may be called uneven; of the experts
-    ``gates`` the ranks are measured. ``near`` is the distance that counts as near a boundary; that
-    of the nearest tenth of the tokens where it is None.
+    ``level`` is the probability with which an even router may be called uneven.
     """
     seed, prepared = request.seed, prepare(router)
-    distance = sample.distance
-    if prepared.rows is None and prepared.curved is not None:
-        distance = _curved_distance(prepared, kernels, sample.logits)
-    if distance is not None and np.isinf(np.nanmin(distance)):
-        distance = None  # no other choice, and no boundary
-    if near is None and distance is not None:
-        near = float(np.nanquantile(distance, NEAR))
     work = work or _Work(None, 0)
-    rule = _Rule(prepared, kernels, near, work)
+    rule = _Rule(prepared, kernels, work)
     tokens, experts, k = len(sample.token), router.num_experts, router.rule.top_k
     rows, bias, inputs = router.weight.astype(np.float64), _bias(router), _some_inputs(sample, seed)
     logits = sample.logits.astype(np.float64)
     draws = reference_laws.reference_laws(logits, bias, rows, inputs)
-    ball = None
-    if inputs is not None:
-        ball = border_shares.ball_of(rows, bias, inputs, draws["mean"].root)
-    with_ball = draws | ({} if ball is None else {border_shares.BALL: ball})
-    laws = reference_laws.figures_of_laws(with_ball, rule.figures, tokens, seed)
-    laws.append(
-        reference_laws.figures_of_tokens(sample.chosen, experts, distance, near, sample.block)
-    )
+    laws = reference_laws.figures_of_laws(draws, rule.figures, tokens, seed)
+    laws.append(reference_laws.figures_of_tokens(sample.chosen, experts, sample.block))
     parts = reference_laws.parted(laws)
     routed, unit = _routed(router, sample, kernels)
     before = routed.loads(chosen_mask(sample.chosen, experts))
     limit = load.max_vio_limit([before], level, seed)
     centring, max_vio = balancing.centring(routed), laws[-1].figures.max_vio
     cause = cause_of(max_vio, limit, tokens, router, parts, max_vio - centring.max_vio)
-    pull_random, dimension, ranks, cones, bounds = (None, None), None, None, None, None
-    if inputs is not None:
-        pull_random, dimension = _pull_of_random(rows, inputs), dimension_range(inputs, seed)
-        if gates is not None:
-            plan, of_some = gates
-            ranks = expert_ranks(of_some, experts, plan, inputs, dimension, seed)
-    # cells are cones; few of many sets say nothing of their sizes
-    is_seen = np.ptp(bias) == 0.0 and laws[-1].figures.coverage >= LEAST_SEEN
-    if prepared.coordinates is not None and is_seen:
-        cones = border_shares.cone_shares(prepared.coordinates, sample.chosen, seed)
-    if near and ball is not None and prepared.rows is not None:
-        bounds = border_shares.near_boundaries(rows, k, near, ball.radius, seed)
+    pull_random = (None, None) if inputs is None else _pull_of_random(rows, inputs)
     return RouterImbalance(
         router=router.name,
         num_experts=experts,
@@ -290,14 +215,9 @@ def router_imbalance(
         pull_random_sd=pull_random[1],
         laws=tuple(laws),
         parts=parts,
-        dimension=dimension,
-        reach=_reach(prepared, dimension),
-        cones=cones,
-        near=bounds,
         cause=cause,
         centring=centring,
         evening=_evening(router, routed, unit, cause, level, seed, work),
-        experts=ranks,
     )
 
 
@@ -328,45 +248,18 @@ def cause_of(
 # --------------------------------------------------------------------------------------------- laws
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rule:
-    """What the rule of a router makes of logits; ``near`` is the distance that counts as near."""
+    """What the rule of a router makes of logits."""
 
     prepared: PreparedRouter
     kernels: Kernels
-    near: float | None
     work: _Work
 
     def figures(self, logits: Float[np.ndarray, "tokens experts"]) -> reference_laws.ChoiceFigures:
-        chosen, distance = self._routed(logits)
+        own, rule = np.ascontiguousarray(logits, np.float32), self.prepared.router.rule
+        compared, _ = compared_scores(self.prepared, own, own, self.kernels)
+        chosen, _ = self.kernels["top_k"](compared, rule.top_k)
         self.work.advance(len(logits))
-        return reference_laws.choice_figures(
-            chosen, self.prepared.router.num_experts, distance, self.near
-        )
-
-    def _routed(
-        self, logits: Float[np.ndarray, "tokens experts"]
-    ) -> tuple[Int32[np.ndarray, "tokens k"], Any]:
-        own, prepared = np.ascontiguousarray(logits, np.float32), self.prepared
-        compared, _ = compared_scores(prepared, own, own, self.kernels)
-        chosen, margin = self.kernels["top_k"](compared, prepared.router.rule.top_k)
-        if self.near is None:
-            return chosen, None
-        if prepared.rows is None:
-            return chosen, _curved_distance(prepared, self.kernels, logits)
-        return chosen, self.kernels["boundary_distance"](own, chosen, margin, prepared.rows)[0]
-
-
-#: Tokens at most whose distance to boundaries that are curved, or that groups make, is bounded: a
-#: tenth of a millisecond each.
-_FEW_CURVED = 1024
-
-
-def _curved_distance(
-    prepared: PreparedRouter, kernels: Kernels, logits: Float[np.ndarray, "tokens experts"]
-) -> Float64[np.ndarray, "tokens"]:
-    """The upper end of the distance of every n-th token; nan of the others."""
-    distance, some = np.full(len(logits), np.nan), slice(None, None, -(-len(logits) // _FEW_CURVED))
-    distance[some] = boundary_ends(prepared, kernels, logits[some].astype(np.float64))[1]
-    return distance
+        return reference_laws.choice_figures(chosen, self.prepared.router.num_experts)
 
 
 def _bias(router: Router) -> Float64[np.ndarray, "experts"]:
@@ -386,7 +279,7 @@ def _some_inputs(sample: Sample, seed: int) -> Float64[np.ndarray, "some hidden"
     return inputs.astype(np.float64)
 
 
-# ------------------------------------------------------------------------------- reach and nearness
+# ------------------------------------------------------------------------- pull of the mean input
 #: Inputs whose participation ratio is taken.
 _FEW = 512
 
@@ -399,20 +292,6 @@ def _pull_of_random(
     ratio = moments.of_blocks(np.ones(1, bool)).participation_ratio
     corrected = participation_ratio_corrected(ratio, len(some))
     return pull_of_random_rows(inputs, corrected, np.linalg.norm(rows, axis=1))
-
-
-def _reach(prepared: PreparedRouter, dimension: tuple[float, float] | None) -> tuple[Reach, ...]:
-    """Cells on affine sets of the least and of the largest dimension, of linear boundaries."""
-    if dimension is None or prepared.rows is None or prepared.curved is not None:
-        return ()
-    experts, k = prepared.router.num_experts, prepared.router.rule.top_k
-    reach = []
-    for dims in sorted({math.ceil(end) for end in dimension}):
-        mean = expected_diagram(experts, k, dims, is_central=False).cells
-        random = math.log10(mean) if 0.0 < mean < math.inf else None
-        most = most_cells(experts, k, dims, is_central=False)
-        reach.append(Reach(dims, log10_count(most), random))
-    return tuple(reach)
 
 
 # ------------------------------------------------------------------------------------------ evening

@@ -91,8 +91,8 @@ def measure_what_ifs(request: WhatIfRequest, watch: Watch | None = None) -> Path
 def read_grid(path: Path) -> tuple[str, ...]:
     """The what-ifs of a TOML file: a table for each kind, with lists of values.
 
-    ``[sinkhorn]`` with ``eps = [0.02, 0.05]`` and ``steps = [3, 10]`` are four what-ifs. A kind may
-    have several tables, ``[[sinkhorn]]``.
+    ``[smooth]`` with ``eps = [0.02, 0.05]`` and ``b = [9, 50]`` are four what-ifs. A kind may have
+    several tables, ``[[smooth]]``.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def read_grid(path: Path) -> tuple[str, ...]:
 
 _GRID = (
     "A grid has a table for each what-if, with a value or a list of values for each parameter: "
-    "sinkhorn = { eps = [0.02, 0.05] }."
+    "smooth = { eps = [0.02, 0.05] }."
 )
 
 
@@ -133,5 +133,5 @@ def _specs(tables: Mapping[str, Any]) -> Iterator[str]:
                 raise DocumentError(f"{place} is neither a value nor a list of values")
         for values in itertools.product(*listed.values()):
             pairs = zip(listed, values, strict=True)
-            words = [name if v is True else f"{name}={v}" for name, v in pairs if v is not False]
+            words = [f"{name}={v}" for name, v in pairs]
             yield f"{kind}:{','.join(words)}" if words else kind

@@ -88,17 +88,11 @@ class RequestCleaning:
     """
 
     def __init__(
-        self,
-        request: RequestTrace,
-        routers: Sequence[KnownRouter],
-        is_last_routed: bool,
-        where: str,
-        may_be_empty: bool,
+        self, request: RequestTrace, routers: Sequence[KnownRouter], where: str, may_be_empty: bool
     ) -> None:
         self._where = f"{where}: request {request.name}"
         self._may_be_empty = may_be_empty
         self._routers = routers
-        self._is_last_routed = is_last_routed
         self._empty, self._pattern, self._same = _Flags(), _Flags(), _Flags()
         self._missing: list[np.ndarray] = []
         self._prompt: int | None = None
@@ -214,9 +208,6 @@ class RequestCleaning:
             self.cut["last"] += 1
             self.cut["surplus"] += num_rows - expected + 1
             return expected - 1
-        if self._is_last_routed and (num_rows == expected or padded[1:].all()):
-            self.cut["surplus"] += num_rows - expected
-            return expected
         raise RecordingError(
             f"{self._where} has {number_of(num_rows, 'row')} for {number_of(num_tokens, 'token')}"
             f"{f' from {start} on' if start else ''}; expected {expected - 1}, and the "

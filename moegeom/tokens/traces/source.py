@@ -88,9 +88,8 @@ def _part(index: TokenIndex, part: int, request: RequestTrace, trace: Trace) -> 
     num_rows, span = int(index.part_rows[part]), RowSpan(*index.part_span[part].tolist())
     ids = index.axes.of(request.ids)
     if span.first < 0:  # rows between are no tokens: the request is cleaned again
-        cleaning = RequestCleaning(  # slots were judged at the first pass
-            *(request, index.axes.routers, trace.last_is_routed, trace.where), may_be_empty=True
-        )
+        # slots were judged at the first pass
+        cleaning = RequestCleaning(request, index.axes.routers, trace.where, may_be_empty=True)
         tokens = cleaning.tokens_of(request, ids)
     else:
         start = span.first - request.first_row

@@ -626,10 +626,8 @@ class _Surveyor:
             raise RecordingError(f"{trace.where}: request {request.name} has another shape.")
         if not request.first_row:
             self._end_request()
-            cleaning = RequestCleaning(
-                *(request, axes.routers, trace.last_is_routed, trace.where),
-                self._terms.company.may_be_empty,
-            )
+            may_be_empty = self._terms.company.may_be_empty
+            cleaning = RequestCleaning(request, axes.routers, trace.where, may_be_empty)
             self._open = cleaning, _Digest()
             self._names.append(self._name_of(request))
             self._whole.update(f"{request.batch}\n".encode())

@@ -87,9 +87,6 @@ class Trace:
         What the file calls its layers, where it says so.
     has_documents
         False where requests are batches of tokens from several sequences.
-    last_is_routed
-        True where the last token of a sequence goes through the routers too. An engine never
-        forwards the last token that it sampled.
     notes
         What the reader left out already, each with a count behind a colon: ``ranks left out: 3``.
         Counts of the same words add up over files.
@@ -102,7 +99,6 @@ class Trace:
     layers: tuple[int, ...] | None = None
     ids_are: IdsAre = "unknown"
     has_documents: bool = True
-    last_is_routed: bool = False
     notes: tuple[str, ...] = ()
 
 

@@ -31,7 +31,7 @@ from moegeom.variants.what_if import FitSample, WhatIfChoice
 OF_CHOICE = (
     "margin group_margin distance distance_upper pair float_bound noise_scale "
     "matches_recording selection scores fill_decides weight_sum probability entropy log_sum_exp "
-    "angle rounding_sigmas flip noise order_distance"
+    "angle rounding_sigmas flip noise"
 ).split()
 
 #: Those of them that a gate leaves as they are if it takes the scores of the router and chooses

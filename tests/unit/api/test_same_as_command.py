@@ -94,7 +94,6 @@ SAME = {
 @pytest.mark.parametrize("words", SAME)
 def test_a_function_finds_what_its_command_prints(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("moegeom.geometry.border_shares._DIRECTIONS", 2**12)
     np.savez("rows.npz", weight=np.random.default_rng(0).standard_normal((6, 2)))
     paths = {"CKPT": CKPT, "BEFORE": BEFORE, "REC": few(), "OUT": "out", "ROWS": "rows.npz"}
     report = SAME[words]()
@@ -194,7 +193,6 @@ HELD = {
 def test_arrays_in_memory_are_measured_as_a_file_of_them_is(tmp_path, monkeypatch):
     source = open_tokens(few())
     arrays = {name: source.read_values(name, 0, 64) for name in source.facts.routers}
-    monkeypatch.setattr("moegeom.geometry.border_shares._DIRECTIONS", 2**12)
     file = mg.imbalance(CKPT, _file(tmp_path / "rec.npz", arrays), stage="router_input").value
     reports = {
         name: mg.imbalance(CKPT, mg.recording(form(arrays), stage="router_input"))

@@ -4,7 +4,6 @@ what data can tell of gated attention: ranks by position, splits, exchanges of c
 Oracles: torch, the activations of transformers, scikit-learn, SciPy, explicit products and loops.
 """
 
-import dataclasses
 import math
 
 import ml_dtypes
@@ -16,8 +15,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.metrics.pairwise import cosine_similarity
 from transformers.activations import ACT2FN
 
-from benchmarks import slopes_of_descents_are_those_of_their_starts as descents
-from moegeom.geometry import hmoe
 from moegeom.geometry.attention_heads import (
     FIGURES,
     SUMS,
@@ -30,22 +27,17 @@ from moegeom.geometry.attention_heads import (
 )
 from moegeom.geometry.experts import (
     ACTIVATIONS,
-    DataDirections,
     MatrixSample,
     Neurons,
     adding_up,
     centred_by_expert,
-    data_directions,
     expert_output,
     is_known,
     mean_pair_cosine,
     mixed_output,
     near_copies,
     neurons,
-    ranks_in_float32,
-    ranks_on_data,
     tokens_by_expert,
-    triangular_root,
 )
 from moegeom.geometry.number_formats import NUMBER_FORMATS
 
@@ -149,61 +141,6 @@ def test_each_expert_is_centred_over_its_own_tokens() -> None:
         rows = outputs[experts == expert]
         assert_allclose(centred[experts == expert], rows - rows.mean(axis=0), atol=1e-6)
     assert_array_equal(centred[0, 0], 0.0)
-
-
-# ------------------------------------------------------------------------------------ ranks on data
-def test_directions_hold_the_variance_and_ranks_are_those_of_diagonal_matrices():
-    random = np.random.default_rng(0)
-    sizes = np.array([4.0, 2.0, 1.0, 0.1])
-    rows = random.standard_normal((20_000, 4)) * sizes
-    rows = rows @ np.linalg.qr(random.standard_normal((4, 4)))[0] + 3.0
-    # 16, 20 and 21 of 21.01
-    for share, expected in ((0.7, 1), (0.9, 2), (0.99, 3), (1.0, 4)):
-        directions = data_directions(rows, share)
-        assert_allclose(directions.deviations, sizes[:expected], rtol=0.03)
-        assert_allclose(directions.axes.T @ directions.axes, np.eye(expected), atol=1e-12)
-    assert len(data_directions(rows, 1.0, 2).deviations) == 2
-    assert data_directions(np.ones((9, 4))).axes.shape == (4, 0)
-    data = DataDirections(np.eye(5)[:, :3], np.array([2.0, 1.0, 0.5]))
-    flat = DataDirections(np.eye(5)[:, 3:], np.ones(2))
-    weight = np.zeros((6, 5))
-    weight[[0, 1, 2], [0, 1, 2]] = 1.0, 2.0, 4.0
-    weight[3, 4] = 7.0
-    # each direction is seen with size 2
-    assert_allclose(ranks_on_data(weight, [data, flat]), [(3, 3.0), (1, 1.0)], rtol=1e-12)
-    weight[0, 0] = 0.0
-    assert_allclose(ranks_on_data(weight, [data]), [(2, 2.0)])
-    assert ranks_on_data(np.zeros((6, 5)), [data]) == [(0, 0.0)]
-    assert ranks_on_data(weight, [DataDirections(np.zeros((5, 0)), np.zeros(0))]) == [(0, 0.0)]
-    random = np.random.default_rng(1)
-    data = data_directions(random.standard_normal((500, 20)), 1.0)
-    for number in (3, 20, 40):
-        ((rank, effective),) = ranks_on_data(random.standard_normal((number, 20)), [data])
-        assert rank == min(number, 20)
-        assert effective <= rank + 1e-9
-
-
-@pytest.mark.parametrize("least", [0.1, 3e-6, 3e-8, 0.0])
-@pytest.mark.parametrize("shape", [(40, 700), (700, 40), (600, 620)])
-def test_ranks_in_float32_are_those_of_float64_however_small_the_last_one_is(shape, least):
-    """Singular values from 1 to ``least`` on data whose directions differ a hundred times."""
-    random = np.random.default_rng(shape)
-    sides = (np.linalg.qr(random.standard_normal((n, min(shape))))[0] for n in shape)
-    sizes = np.append(np.linspace(1.0, 0.2, min(shape) - 1), least)
-    left, right = sides
-    axes = np.linalg.qr(random.standard_normal((shape[1], shape[1])))[0]
-    data = DataDirections(
-        axes[:, : shape[1] * 9 // 10], np.geomspace(1.0, 0.01, shape[1] * 9 // 10)
-    )
-    root = triangular_root(data)
-    assert_allclose(root @ root.T, data.axes * data.deviations**2 @ data.axes.T, atol=1e-6)
-    weight = ((left * sizes) @ right.T).astype(np.float32)
-    ((rank, effective),) = ranks_on_data(weight, [data])
-    assert ranks_in_float32(weight, data, root) == (rank, pytest.approx(effective, rel=1e-5))
-    beside = np.zeros((3 * shape[0], shape[1]), np.float32)  # neurons of zeros have no rank
-    beside[::3] = weight
-    assert ranks_in_float32(beside, data, root) == (rank, pytest.approx(effective, rel=1e-5))
-    assert ranks_in_float32(0.0 * weight, data, root) == (0, 0.0)
 
 
 # --------------------------------------------------------------- products of output and value matrices
@@ -398,99 +335,3 @@ def test_experts_without_variation_are_in_no_group():
     for one in matrices:
         one[:2] = 0.0
     assert groups_of(matrices) == []
-
-
-# ---------------------------------------------------------------------------------- gated attention
-TRUTH = hmoe.published_truth()
-INPUTS = np.random.default_rng(0).uniform(-1.0, 1.0, (5000, 2))
-
-
-def gated(position):
-    rows = {"none": None, "head": 1, "channel": 2}[hmoe.PLACEMENTS[position].gates]
-    gates = None if rows is None else np.random.default_rng(9).normal(size=(2, rows, 2))
-    return dataclasses.replace(TRUTH, gates=gates)
-
-
-#: Position, activation -> parameters, rank, flat directions beyond what all scores of a head share.
-RANKS = {
-    ("none", "sigmoid"): (32, 12, 14),
-    ("query_or_key", "sigmoid"): (32, 18, 14),
-    ("output", "sigmoid"): (32, 12, 14),
-    ("value", "sigmoid"): (32, 26, 0),
-    ("sdpa", "sigmoid"): (32, 26, 0),
-    ("sdpa", "silu"): (32, 26, 0),
-    ("gate_per_head", "sigmoid"): (36, 18, 12),
-    ("gate_per_channel", "sigmoid"): (40, 30, 4),
-}
-
-
-@pytest.mark.parametrize(("position", "activation"), RANKS)
-def test_ranks_say_where_a_non_linearity_tells_channels_apart(position, activation):
-    mixture = gated(position)
-    derivatives = hmoe.jacobian(mixture, INPUTS, position, hmoe.ACTIVATIONS[activation])
-    rank = hmoe.numerical_rank(derivatives)
-    flat = rank.columns - rank.rank - hmoe.gauge_dimensions(mixture, position)
-    assert (rank.columns, rank.rank, flat) == RANKS[position, activation]
-    scaled = derivatives / np.linalg.norm(derivatives, axis=0)
-    threshold = hmoe.FISHER_THRESHOLD * np.linalg.norm(scaled, 2)
-    assert np.linalg.matrix_rank(scaled, tol=threshold) == rank.rank
-    assert rank.least > 100 * hmoe.FISHER_THRESHOLD > 1e4 * rank.rest
-
-
-def test_without_a_gate_channels_mix_at_will_and_what_scores_share_is_free():
-    """Expert vectors count by their weighted sum alone; so no estimator finds them (F-22)."""
-    shift = np.array([0.7, -0.4])
-    experts = TRUTH.experts.copy()
-    experts[:, :, 0] += TRUTH.weights[:, 1][:, None, None] * shift
-    experts[:, :, 1] -= TRUTH.weights[:, 0][:, None, None] * shift
-    mixed = dataclasses.replace(TRUTH, experts=experts)
-    assert_allclose(hmoe.regression(mixed, INPUTS), hmoe.regression(TRUTH, INPUTS), atol=1e-14)
-    assert descents.loss_1(mixed, TRUTH, INPUTS, 1.0) > 0.5
-    for position in ("value", "sdpa"):
-        change = hmoe.regression(mixed, INPUTS, position) - hmoe.regression(TRUTH, INPUTS, position)
-        assert abs(change).max() > 0.01
-    # the published truth does not obey (A.3): raw differences would measure it (F-21)
-    raw = np.linalg.norm(descents.centred(TRUTH).scores - TRUTH.scores, axis=(2, 3))
-    assert_allclose(TRUTH.weights.sum(axis=1) @ raw.sum(axis=1), 7.9, atol=0.05)
-    for position in ("none", "value", "sdpa"):
-        free = hmoe.regression(descents.centred(TRUTH), INPUTS, position)
-        assert_allclose(free, hmoe.regression(TRUTH, INPUTS, position), atol=1e-14)
-        assert descents.loss_2(descents.centred(TRUTH), TRUTH, INPUTS, position) < 1e-12
-
-
-def test_each_assumption_is_missed_alone_and_the_published_truth_misses_one():
-    met = dataclasses.replace(TRUTH, scores=TRUTH.scores - TRUTH.scores[:, -1:])
-    assert hmoe.unmet_assumptions(met) == ()
-    assert hmoe.unmet_assumptions(TRUTH) == ("A.3",)
-    negative, tilted, flat, same = (
-        met.weights.copy(), met.scores.copy(), met.scores.copy(), met.experts.copy()
-    )  # fmt: skip
-    negative[1, 0], tilted[0, 0, 0, 1], flat[1], same[1, 1, 0] = -0.1, 0.3, 0.0, same[0, 0, 1]
-    for change, name in (
-        ({"weights": negative}, "A.2"),
-        ({"weights": 0.0 * met.weights}, "A.2"),
-        ({"scores": tilted}, "A.3"),
-        ({"scores": flat}, "A.4"),
-        ({"experts": same}, "A.5"),
-    ):
-        assert hmoe.unmet_assumptions(dataclasses.replace(met, **change)) == (name,)
-
-
-@pytest.mark.parametrize(("position", "at_5"), [("value", 2.7e-5), ("sdpa", 3.2e-5)])
-def test_a_split_channel_moves_a_gated_function_by_the_square(position, at_5):
-    def change(delta, position):
-        apart = descents.split(TRUTH, np.array([delta, 0.0]))
-        return hmoe.regression(apart, INPUTS, position) - hmoe.regression(TRUTH, INPUTS, position)
-
-    distance, half = (np.sqrt(np.mean(change(d, position) ** 2)) for d in (0.05, 0.025))
-    assert_allclose(np.log2(distance / half), 2.0, atol=1e-3)
-    assert_allclose(distance, at_5, rtol=0.02)
-    assert_allclose(change(0.5, "none"), 0.0, atol=1e-14)
-
-
-def test_samples_leave_parameters_unknown():
-    """The median least standard deviation is 56 and 37: no slope of Figure 1 is an estimator's."""
-    free = np.delete(np.arange(32), [7, 8, 9, 13, 14, 15])
-    for position, median in (("value", 56.0), ("sdpa", 37.0)):
-        deviations = hmoe.cramer_rao_sd(hmoe.jacobian(TRUTH, INPUTS, position)[:, free], 0.1, 10**5)
-        assert_allclose(np.median(deviations), median, rtol=0.1)

@@ -19,7 +19,6 @@ from moegeom.geometry import selection as choice
 from moegeom.geometry import whatif
 from moegeom.geometry.load import dropped_slot_share
 from moegeom.geometry.noise import weight_moved
-from moegeom.geometry.rows import unit_rows
 from moegeom.geometry.selection import routing_weights, softmax, top_k
 from moegeom.geometry.whatif import dense_weights, same_sets, weight_distance
 from tests.oracle.helpers import extra_experts
@@ -189,34 +188,6 @@ def test_slots_are_filled_in_descending_score_and_the_budget_is_not_passed():
     scores = np.array([[1.0, 9.0, -INF, 2.0], [0.0] * 4, [5.0, 5.0, 7.0, 5.0]])
     assert_array_equal(whatif.packed(mask, scores), [[3, 0, 2, -1], [-1, -1, -1, -1], [2, 0, 1, 3]])
     assert whatif.packed(mask[1:2], scores[1:2], 3).shape == (1, 3)
-
-
-# ----------------------------------------------------------------------------------------- Sinkhorn
-
-
-@pytest.mark.parametrize("in_logarithms", [True, False])
-def test_an_infinite_cost_is_never_chosen(in_logarithms):
-    costs = np.random.default_rng(4).uniform(-1, 1, (6, 4))
-    costs[:, 2] = INF
-    costs[0, 1] = INF
-    share = whatif.sinkhorn(costs, 0.5, 20, in_logarithms=in_logarithms).share
-    assert not share[np.isinf(costs)].any()
-    assert_allclose(share.sum(axis=1), 1.0, atol=1e-6)
-
-
-def test_column_errors_by_hand_clipped_costs_lose_their_order_and_equal_rows_share():
-    assert whatif.column_error(np.array([[1.0, 0.0], [0.5, 0.5]])) == 0.5
-    assert np.isnan(whatif.column_error(np.empty((0, 3))))
-    costs = np.array([[-3.0, -2.6, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
-    plan, unclipped = whatif.sinkhorn(costs, 0.05, 0), whatif.sinkhorn(costs, 0.05, 0, INF)
-    assert (plan.clipped_share, unclipped.clipped_share) == (3 / 8, 0.0)
-    assert plan.share[0, 0] == plan.share[0, 1]
-    assert unclipped.share[0, 0] > unclipped.share[0, 1]
-    rows = np.random.default_rng(2).standard_normal((6, 8))
-    rows[4] = rows[1]
-    inputs = unit_rows(np.random.default_rng(3).standard_normal((40, 8)))
-    share = whatif.sinkhorn(whatif.osr_cost(inputs @ unit_rows(rows).T, rows), 0.05, 3).share
-    assert_allclose(share[:, 4], share[:, 1], rtol=1e-12)
 
 
 PLAIN = Weights("scores")

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import random
 import shutil
 from typing import get_type_hints
@@ -31,7 +30,7 @@ from moegeom.document.results import results_document
 from moegeom.engine.loop import Progress, read_snapshot, write_snapshot
 from moegeom.metrics import METRICS
 from moegeom.results import reader, run_file
-from moegeom.results.reader import DERIVED, EMPTY_COLUMNS, is_results, open_results, with_derived
+from moegeom.results.reader import EMPTY_COLUMNS, is_results, open_results
 from moegeom.results.run_file import fault
 from moegeom.results.schema import (
     KEYS,
@@ -210,52 +209,6 @@ def test_layers_are_the_rows_of_the_routers_of_a_variant_on_all_tokens(disk):
     assert not any(layers[name].null_count == len(layers) for name in layers.column_names)
     assert results.layers("random")["margin_p50"] != layers["margin_p50"]
     assert results.layers("bf16").num_rows == 0
-
-
-FACTS = {"name": "text/0", "num_experts": 8, "top_k": 2, "hidden_size": 64}
-
-WRITTEN = {column.name for metric in METRICS.all() for column in metric.columns.get("layers", ())}
-
-
-def layers(router="text/0", **columns):
-    return pa.table({"router": [router]} | {name: [value] for name, value in columns.items()})
-
-
-#: What is derived, a value of its source, and what that makes of it, worked out by hand.
-BY_HAND = [
-    ("load_imbalance_global", 0.5, 1.5),
-    ("load_entropy_nats", 1.0, math.log(8)),
-    ("kl_to_uniform_nats", 1.0, 0.0),
-    ("diversity", 4.0, 0.5),
-    ("load_balancing_loss_hf", 1.0, 2.0),
-    ("boundary_distance_rms_p50", 16.0, 2.0),
-    ("chosen_entropy_normalised", math.log(2), 1.0),
-    ("load_cv_ddof1", math.sqrt(7 / 8), 1.0),
-    ("routing_entropy_nats", 0.5, math.log(8) / 2),
-]
-
-
-def test_what_is_derived_is_not_written_and_has_the_values_worked_out_by_hand():
-    assert {name: DERIVED[name].column in WRITTEN for name in DERIVED} == dict.fromkeys(DERIVED, 1)
-    assert not WRITTEN & DERIVED.keys()
-    for name, source, value in BY_HAND:
-        table = with_derived(layers(**{DERIVED[name].column: source}), [FACTS])
-        assert table[name].to_pylist() == [pytest.approx(value)], name
-    # an error is scaled and never negative
-    rows = layers(load_entropy_normalised=0.5, load_entropy_normalised_se=0.1)
-    table = with_derived(rows, [FACTS])
-    assert table["kl_to_uniform_nats_se"].to_pylist() == [pytest.approx(0.1 * math.log(8))]
-
-
-def test_what_a_file_holds_is_believed_and_where_nothing_follows_there_is_null():
-    table = with_derived(layers(max_vio_global=0.5, load_imbalance_global=9.0), [FACTS])
-    assert table["load_imbalance_global"].to_pylist() == [9.0]
-    foreign = with_derived(layers("text/9", diversity=None, max_vio_global=1.0), [FACTS])
-    assert foreign["load_imbalance_global"].to_pylist() == [None]
-    one = FACTS | {"num_experts": 1, "top_k": 1}
-    table = with_derived(layers(load_cv_ddof0=0.0, chosen_entropy_nats=0.0), [one])
-    assert table["load_cv_ddof1"].to_pylist() == [None]
-    assert table["chosen_entropy_normalised"].to_pylist() == [None]
 
 
 def rendered(disk, name: str, **view) -> str:

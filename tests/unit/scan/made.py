@@ -145,7 +145,7 @@ def router(kind: str = "softmax", norm: bool = False) -> Router:
 
 #: All but the searches for ties of several experts, which take a second each and have tests of
 #: their own.
-MEASURED = [metric for metric in METRICS.all() if metric.scope != "exposure"]
+MEASURED = METRICS.all()
 
 
 def run(source: Recorded, of: Router | None = None, **changes) -> RouterRun:

@@ -22,7 +22,7 @@ from tests.unit.scan import made
 #: One of each kind, and both orders of a capacity.
 KINDS = """
     smooth:extra=0.5 relu:experts=4 temperature:0.5 topk:2 capacity:0.8 capacity:0.8,order=score
-    expert-choice sinkhorn osr cosine centred jitter:0.05,on=input without:5,9 random-rows
+    expert-choice cosine centred jitter:0.05,on=input without:5,9 random-rows
 """.split()
 
 #: Enough metrics to see every token and every slot of it.
@@ -132,8 +132,7 @@ def test_other_tokens_are_the_neighbours_of_a_batch_and_no_more(monkeypatch, bat
     np.testing.assert_equal(sorted(map(list, seen[1:])), [list(group) for group in groups])
 
 
-LIMITS = ("topk:3", "temperature:1", "smooth:eps=0", "sinkhorn:steps=0,log", "capacity:inf",
-          "jitter:0", "without")  # fmt: skip
+LIMITS = ("topk:3", "temperature:1", "smooth:eps=0", "capacity:inf", "jitter:0", "without")  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
@@ -169,7 +168,7 @@ def test_recorded_logits_do_as_inputs_or_are_refused_and_lost_tokens_are_left_ou
     of_inputs, of_logits = (tried(source, *KINDS, metrics=FEW) for source in (inputs, logits))
     facts = of_logits.facts["what_ifs"]
     refused = {name for name in facts if "refused" in facts[name]}
-    assert refused == {"osr", "cosine", "random-rows", "jitter:0.05,on=input"}
+    assert refused == {"cosine", "random-rows", "jitter:0.05,on=input"}
     assert all("inputs" in facts[name]["refused"] for name in refused)
     for name in set(KINDS) - refused:
         before, after = (the_row(made.tables(one), name) for one in (of_inputs, of_logits))

@@ -67,8 +67,8 @@ CHECKED = (
 )
 
 
-def cut_short(*limit, domain: str = "") -> dict:
-    unfinished = {"outcome": "unfinished", "cells": None, "domain": domain}
+def cut_short(*limit) -> dict:
+    unfinished = {"outcome": "unfinished", "cells": None}
     return unfinished | {"cut_short": CutShort(*limit)}
 
 
@@ -79,12 +79,8 @@ def walked(num_facets: int, num_components: int) -> dict:
 
 #: Facts of the router ``w``, and what is said of them.
 SENTENCES = [
-    (
-        cut_short(100, "vertices", 1900),
-        "about 948. Try --vertices 1900 (up to 380 kB of memory), o",
-    ),
-    (cut_short(100, "vertices", None), "More are not kept: ask for a slice of fewer dimens"),
-    (cut_short(50, "cells", 500, domain="within 1"), "within 1. Try --vertices 500, or tighter b"),
+    (cut_short(100, 1900), "about 948. Try --vertices 1900 (up to 380 kB of memory), o"),
+    (cut_short(100, None), "More are not kept: ask for a slice of fewer dimens"),
     ({"num_possible": 1, "cells": Cells(1, "one cell")}, "1 of C(9, 3) = 1 set proof"),
     (walked(24, 1), "facets 24; the farthest cells are 3 facets apart proof"),
     (
@@ -233,20 +229,14 @@ def test_the_vertices_expected_are_those_of_cones_where_all_experts_tie(tmp_path
 
 
 def test_nothing_is_expected_where_nothing_is_walked(tmp_path):
-    for options in ({"radius": 0.1}, {"expert_set": (0, 1, 2, 3)}):
-        assert watched(tmp_path, WEIGHT, np.arange(12.0) ** 2, **options).begun == ["w"]
+    asked = watched(tmp_path, WEIGHT, np.arange(12.0) ** 2, expert_set=(0, 1, 2, 3))
+    assert asked.begun == ["w"]
 
 
-#: The whole slice is walked; of a ball a search gives way to a walk, or is refused where that
-#: would be too long, so that nothing but the search has told.
-WALKED, SEARCHED = {"radius": None}, {"radius": 2.0, "vertices": 100, "is_refused": True}
-
-
-@pytest.mark.parametrize("options", [WALKED, {"radius": 2.0}, SEARCHED])
-def test_exact_arithmetic_of_many_answers_is_said_once(tmp_path, options):
+def test_exact_arithmetic_of_many_answers_is_said_once(tmp_path):
     """Biases that are rounded: all experts nearly tie at one point."""
-    weight = np.random.default_rng(0).standard_normal((12 if options["radius"] else 26, 3))
-    notes = watched(tmp_path, weight, -weight @ np.array([0.3, -0.1, 0.2]), **options)
+    weight = np.random.default_rng(0).standard_normal((26, 3))
+    notes = watched(tmp_path, weight, -weight @ np.array([0.3, -0.1, 0.2]))
     (note,) = notes.notes
     assert note.startswith("w: many experts tie, or nearly so")
 
@@ -302,7 +292,6 @@ def test_progress_goes_on_within_each_part_of_each_router_to_the_end(folder, par
         (GROUPED, {"subspace": "full"}, "no polyhedra"),
         (GROUPED, {"subspace": "pca:3"}, "no polyhedra"),
         (GROUPED, {"subspace": "circle:1,2"}, "great circle"),
-        (GROUPED, {"subspace": "pca:2", "radius": 1.0}, "straight"),
         (GROUPED, {"subspace": "pca:2", "out": Path("cells")}, "writes lists"),
         (GROUPED, {"expert_set": (0, 1, 2, 3)}, "linear routers"),
         (BALANCED, {"expert_set": (0, 1, 1, 3)}, "4 different experts"),

@@ -18,8 +18,7 @@ from moegeom.core.tokens import TopLogits
 from moegeom.engine.request import ComputeOptions
 from moegeom.engine.sample import draw_sample
 from moegeom.geometry.balancing import Loads
-from moegeom.geometry.experts import RanksPlan, expert_ranks
-from moegeom.geometry.reference_laws import LAWS, LogitLaw, attributed, reference_laws
+from moegeom.geometry.reference_laws import LAWS, Law, attributed, reference_laws
 from moegeom.kernels.table import load_kernels
 from moegeom.router.load import load_routers
 from moegeom.studies.imbalance import study
@@ -58,31 +57,20 @@ KERNELS, REQUEST = load_kernels("cpu"), ImbalanceRequest("model")
 
 shown = functools.partial(worded, document)
 
-#: What a record says of cones takes most of the time: few directions do where nothing is asked of it.
-FEW, DIRECTIONS = 2**12, "moegeom.geometry.border_shares._DIRECTIONS"
 
-
-def looked_at(
-    router: Router, inputs: np.ndarray, directions: int = FEW, **options
-) -> RouterImbalance:
+def looked_at(router: Router, inputs: np.ndarray, **options) -> RouterImbalance:
     """At a level at which chance fails no test of what is meant; 5 % is tested by itself."""
-    return of_source(router, source_of(inputs), directions, **options)
+    return of_source(router, source_of(inputs), **options)
 
 
-def of_source(router: Router, source, directions: int = FEW, **options) -> RouterImbalance:
+def of_source(router: Router, source, **options) -> RouterImbalance:
     read = draw_sample(router, source, ComputeOptions(), study.sampled(router))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DIRECTIONS, directions)
-        return study.router_imbalance(
-            router, read, KERNELS, 0.002, **({"request": REQUEST} | options)
-        )
+    return study.router_imbalance(router, read, KERNELS, 0.002, **({"request": REQUEST} | options))
 
 
 def sample(model: Path, **options) -> Imbalance:
     checkpoint, tokens = map(str, sides(model))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DIRECTIONS, FEW)
-        return study.imbalance(ImbalanceRequest(checkpoint, **({"tokens": tokens} | options)))
+    return study.imbalance(ImbalanceRequest(checkpoint, **({"tokens": tokens} | options)))
 
 
 @functools.cache
@@ -122,7 +110,7 @@ def test_draws_have_the_moments_of_their_law():
     bare = reference_laws(np.eye(4), np.zeros(4), np.eye(4), None)
     assert set(bare) == {"covariance", "gaussian"}
     root = np.array([[1.0, 0.3], [-0.2, 0.8]])
-    law = LogitLaw(root, np.array([0.4, 0.1]))
+    law = Law(root, np.array([0.4, 0.1]))
     drawn = law.draw(200_000, np.random.default_rng(2))
     expected = norm.cdf(0.3 / np.linalg.norm(np.array([1.0, -1.0]) @ root))
     assert (drawn[:, 0] > drawn[:, 1]).mean() == pytest.approx(expected, abs=0.005)
@@ -137,8 +125,7 @@ def test_even_inputs_are_even_and_long_rows_and_wide_directions_causes_by_themse
     even = looked_at(router_of(), inputs_of(136))  # more than inputs are compared of
     assert (even.cause, even.is_pulled, even.num_tokens) == ("even", False, 136 * LENGTH)
     assert looked_at(router_of(), inputs_of(1)).cause == "few"
-    one = looked_at(router_of(experts=TOP_K), inputs_of(8))
-    assert (one.cause, one.tokens.near_share) == ("even", None)
+    assert looked_at(router_of(experts=TOP_K), inputs_of(8)).cause == "even"
     rows, inputs = router_of().weight, inputs_of(48)
     long = rows * np.geomspace(0.3, 3.0, len(rows), dtype=np.float32)[:, None]
     assert looked_at(router_of(weight=long), inputs).cause == "rows"
@@ -163,7 +150,6 @@ def test_degenerate_routers_and_samples_have_values_or_none(case):
     one = looked_at(router_of(weight=np.ascontiguousarray(weight)), inputs)
     assert np.isfinite(one.tokens.max_vio)
     assert one.cause in CAUSES
-    assert one.tokens.near_share is None or 0.0 <= one.tokens.near_share <= 1.0
     shown(dataclasses.replace(whole(OF_BALANCED), routers=(one,)), detail=True)
 
 
@@ -204,13 +190,12 @@ def test_where_every_token_has_a_set_of_its_own_no_number_of_sets_is_printed():
     one = looked_at(router, inputs)
     assert one.tokens.num_sets > 4000
     assert one.tokens.coverage < 0.05
-    assert (one.token_law.log_effective_sets, one.cones) == (None, None)
+    assert one.token_law.log_effective_sets is None
     assert "log_effective_sets" not in one.parts
     assert one.tokens.pair_overlap == pytest.approx(8 / 64, abs=0.02)
     record = dataclasses.replace(whole(OF_BALANCED), routers=(one,))
     text = shown(record, detail=True)
     assert "effective sets are missing: hardly two tokens have one set" in text
-    assert "of further tokens would choose from" in text
 
 
 @pytest.mark.parametrize("name", [OF_BALANCED, OF_COLLAPSED, GROUPED.name])
@@ -221,7 +206,6 @@ def test_parts_add_up_on_every_sample(name):
         assert router.laws[-1].law == "tokens"
         for figure, part in router.parts.items():
             assert part.tokens == pytest.approx(router.token_law.parted(figure), abs=1e-9)
-        assert (router.cones is None) == (name == GROUPED.name)  # it has a bias
 
 
 def test_the_mean_input_collapsed_the_collapsed_sample_and_centring_evens_it():
@@ -264,143 +248,12 @@ def test_the_page_has_the_mean_resultant_lengths_of_both_trainings():
     assert f"{a}, {b} and {c} in the layers of the collapsed training, {d}, {e} and {f} in" in page
 
 
-#: Within .05 of a boundary: tokens, ball and gaussian, by other code.
-NEAR = {
-    (OF_BALANCED, 0): (0.263, 0.306, 0.256),
-    (OF_BALANCED, 2): (0.186, 0.248, 0.193),
-    (OF_COLLAPSED, 0): (0.212, 0.339, 0.195),
-    (OF_COLLAPSED, 2): (0.193, 0.302, 0.195),
-}
-
-
-@pytest.mark.parametrize(("name", "layer"), by_day(NEAR, [(OF_BALANCED, 2), (OF_COLLAPSED, 0)]))
-def test_second_moments_say_how_many_tokens_are_near_a_boundary_and_rows_do_not(name, layer):
-    checkpoint, recording = map(str, sides(BALANCED.parent / name))
-    router = load_routers(open_checkpoint(checkpoint)).routers[layer]
-    source = open_tokens(recording, None, None, (router.name,))
-    laws = of_source(router, source, near=0.05).laws
-    shares = {law.law: law.figures.near_share for law in laws}
-    tokens, ball, gaussian = NEAR[name, layer]
-    assert shares["tokens"] == pytest.approx(tokens, abs=0.001)
-    assert shares["ball"] == pytest.approx(ball, abs=0.012)
-    assert shares["gaussian"] == pytest.approx(gaussian, abs=0.012)
-
-
-def test_counting_boundaries_says_nearly_what_the_ball_does():
-    for router in whole(OF_BALANCED).routers:
-        (ball,) = (law.figures.near_share for law in router.laws if law.law == "ball")
-        assert router.near is not None
-        assert router.near.leading == pytest.approx(ball, rel=0.2)
-        assert router.near.leading <= 10.0 ** router.near.bounds_log10[0]
-
-
-def test_cells_of_visited_sets_are_shares_of_directions_and_of_sizes_without_any():
-    # two equal experts in a plane of many: a quarter of the directions each, and one of a half
-    assert looked_at(router_of(logit_bias=WRONG_BIAS), inputs_of(4)).cones is None
-    weight = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 0.0]], np.float32)
-    router = router_of(weight=weight, rule=Rule(1, "softmax", Weights("scores", True)))
-    random = np.random.default_rng(0)
-    inputs = (np.array([1.0, 0.5]) + 0.01 * random.standard_normal((512, 2))).astype(np.float32)
-    cones = looked_at(router, inputs, 2**16).cones
-    # from the right angle between the two rows to where the third takes over
-    share = np.arctan2(2.0, -1.0) / (2.0 * np.pi)
-    assert cones.covered == pytest.approx(share, abs=4 * cones.covered_se)
-    assert cones.modal == cones.covered
-    assert cones.correlation is None
-    everywhere = random.standard_normal((4096, 2)).astype(np.float32)
-    assert looked_at(router, everywhere, 2**16).cones.covered == 1.0
-    rows = router_of().weight * np.geomspace(0.6, 1.5, 16, dtype=np.float32)[:, None]
-    router, random = router_of(weight=rows), np.random.default_rng(1)
-    inputs = random.standard_normal((4096, router.hidden_size)).astype(np.float32)
-    cones = looked_at(router, inputs, 2**16).cones
-    assert cones.correlation == pytest.approx(cones.correlation_by_size, abs=0.05)
-    assert cones.correlation > 0.8
-    lean = (inputs + 3.0 * rows[0]).astype(np.float32)
-    assert looked_at(router, lean, 2**16).cones.correlation < cones.correlation - 0.2
-
-
-def ranks_of(gates, inputs, dimension=(3.0, 9.5), seed=0, plan=None):
-    _, width, hidden = np.shape(gates)
-    plan = plan or RanksPlan.of(len(gates), width, hidden, len(inputs), seed)
-    some = ((expert, gates[expert]) for expert in sorted(plan.experts))
-    return expert_ranks(some, len(gates), plan, inputs, dimension, seed)
-
-
-def test_experts_that_see_few_directions_have_few_ranks():
-    router, random = router_of(), np.random.default_rng(2)
-    inputs = inputs_of(48)
-    gates = random.standard_normal((3, 6, router.hidden_size)).astype(np.float32)
-    gates[1, 2:] = 0.0
-    ranks = ranks_of(gates, inputs)
-    assert (ranks.rank_min, ranks.rank_median) == (2, 6.0)
-    assert ranks.effective_min < 2.0 + 1e-6 < ranks.effective_median < 6.0
-    assert ranks.effective_median == pytest.approx(ranks.effective_random, rel=0.1)
-    assert (ranks.local_dims, ranks.width_over_dimension) == (10, 6 / 9.5)
-    assert ranks.is_narrow
-    assert ranks_of(gates, inputs, None).local_dims is None
-
-
-def test_of_many_experts_some_are_looked_at_around_tokens_and_the_error_is_that_of_drawing_them():
-    router, random, inputs = router_of(), np.random.default_rng(3), inputs_of(48)
-    shape = (96, 6, router.hidden_size)
-    gates = random.standard_normal(shape) * random.standard_normal((96, 6, 1)) ** 2
-    some = [ranks_of(gates, inputs, seed=seed) for seed in range(40)]
-    every = np.median([ranks_of([g], inputs).local_median for g in gates])
-    drawn = np.array([ranks.local_median for ranks in some])
-    errors = np.array([ranks.local_median_se for ranks in some])
-    assert np.abs(drawn - every).mean() < 2.0 * errors.mean()
-    assert errors.mean() / 2.0 < drawn.std() < 2.0 * errors.mean()
-    assert ranks_of(gates[:16], inputs).local_median_se is None
-    assert {ranks.rank_min for ranks in some} == {6}
-
-
-def test_of_wide_experts_drawn_ones_are_ranked_on_fewer_tokens_with_the_error_of_drawing_them():
-    assert RanksPlan.of(96, 6, 8, 4096, 0) == RanksPlan(
-        tuple(np.random.default_rng([0, 96]).permutation(96).tolist()), 4096, 64, 3
-    )
-    for experts, width, hidden in ((256, 2048, 7168), (128, 2880, 2880), (8, 14336, 4096)):
-        wide = RanksPlan.of(experts, width, hidden, 4096, 1)
-        assert 256 <= wide.num_tokens < 4096
-        assert 2 <= len(wide.experts) == len(set(wide.experts)) <= experts
-        half = RanksPlan.of(experts, 2 * width, hidden, 4096, 1)
-        assert len(half.experts) * half.num_tokens < len(wide.experts) * wide.num_tokens
-    random, inputs = np.random.default_rng(3), inputs_of(48)
-    gates = random.standard_normal((96, 6, inputs.shape[1]))
-    gates *= random.standard_normal((96, 6, 1)) ** 2
-    drawn = [
-        ranks_of(gates, inputs, None, seed, RanksPlan(tuple(order[:24].tolist()), 48, 64, 3))
-        for seed in range(60)
-        for order in [np.random.default_rng(seed).permutation(96)]
-    ]
-    every = ranks_of(gates, inputs, None)
-    assert every.effective_median_se is None
-    assert every.num_looked_at == 96 and {one.num_looked_at for one in drawn} == {24}
-    medians = np.array([one.effective_median for one in drawn])
-    error = np.mean([one.effective_median_se for one in drawn])
-    assert abs(medians.mean() - every.effective_median) < error
-    assert error / 2.0 < medians.std() < 2.0 * error
-    few = ranks_of(gates, inputs, None, 0, RanksPlan((0, 1), 5, 64, 1))
-    assert (few.num_tokens, few.rank_min) == (5, 4)
-
-
-def test_experts_are_read_when_they_are_asked_for(monkeypatch):
-    (router,) = sample(BALANCED, layers="0", experts=True).routers
-    ranks = router.experts
-    assert (ranks.width, ranks.rank_min, ranks.is_narrow) == (32, 32, False)
-    assert ranks.effective_min < ranks.effective_median < ranks.effective_random
-    assert whole(OF_BALANCED).routers[0].experts is None
-    monkeypatch.setattr("moegeom.studies.announced._UNASKED", 1000)
-    with pytest.raises(UsageError, match="of experts are to be read") as refusal:
-        sample(BALANCED, layers="0", experts=True)
-    assert "--yes" in refusal.value.hint
-
-
 def test_laws_and_biases_are_written(tmp_path):
     table, biases = tmp_path / "laws.parquet", tmp_path / "centred.npz"
     (router,) = sample(COLLAPSED, layers="1", out=biases).routers
     (other,) = sample(COLLAPSED, layers="1", out=table).routers
     rows = pq.read_table(table).to_pylist()
-    assert [row["law"] for row in rows] == [*LAWS, "ball", "tokens"]
+    assert [row["law"] for row in rows] == [*LAWS, "tokens"]
     assert rows[-1]["max_vio"] == other.tokens.max_vio
     with np.load(biases) as stored:
         change = stored["text/1/centring_change_float64"]
@@ -684,9 +537,7 @@ def test_one_long_token_is_left_out_and_said_and_turns_no_result():
         request = ImbalanceRequest(
             checkpoint, tokens=hold({name: values}), stage="router_input", layers="1"
         )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DIRECTIONS, FEW)
-            return study.imbalance(request)
+        return study.imbalance(request)
 
     long, usual = looked(inputs), looked(np.delete(inputs, 17, axis=0))
     assert (long.sample.num_outliers, long.sample.num_drawn) == (1, 4096)

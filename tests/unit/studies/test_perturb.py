@@ -11,7 +11,6 @@ from moegeom.core.errors import RecordingError, UsageError
 from moegeom.core.router import GroupMask
 from moegeom.core.tokens import InputNoise
 from moegeom.engine.search_pace import SearchPace
-from moegeom.geometry.paths import slab_occupation
 from moegeom.research.perturb.document import document
 from moegeom.research.perturb.record import PerturbRequest
 from moegeom.research.perturb.study import TIMES, Moved, perturb, router_paths
@@ -39,11 +38,10 @@ def one_of_two():
 
 def test_of_two_experts_everything_is_known():
     router, inputs = one_of_two(), inputs_of(1)[:6]
-    found = looked_at(router, inputs, Moved.by(InputNoise(0.3, False)), time=2.0, eps=0.2)
+    found = looked_at(router, inputs, Moved.by(InputNoise(0.3, False)), time=2.0)
     weight = router.weight.astype(np.float64)
     gaps = np.abs((inputs @ (weight[0] - weight[1])) / np.linalg.norm(weight[0] - weight[1]))
-    rms = np.sqrt((inputs.astype(np.float64) ** 2).mean(axis=1))
-    for token, gap, size in zip(found.tokens, gaps, rms, strict=True):
+    for token, gap in zip(found.tokens, gaps, strict=True):
         scale = (gap / 0.3) ** 2
         for at, share in zip(token.curve, TIMES, strict=True):
             assert at.time == 2.0 * share
@@ -54,11 +52,6 @@ def test_of_two_experts_everything_is_known():
         half = levy.median(scale=scale)
         halves = (token.half.earliest, token.half.simulated, token.half.latest)
         np.testing.assert_allclose(halves, half, rtol=0.03)
-        (near,) = [tie for tie in token.near if tie.order == 1]
-        width = np.array([0.2 * size / 0.3])
-        exact = slab_occupation(np.array([gap / 0.3]), width, 2.0)[0] / 2.0
-        assert abs(near.share - exact) < 4.5 * near.share_se
-        np.testing.assert_allclose(near.bound, exact, rtol=1e-4)
     assert {(pair.expert_out, pair.expert_in) for pair in found.exits} <= {(0, 1), (1, 0)}
     assert (found.elsewhere, found.unfinished) == (0.0, 0.0)
 
@@ -88,7 +81,6 @@ def test_a_drift_towards_a_boundary_arrives_when_it_must():
     assert away.curve[-1].upper < 1e-9
     assert there.exits == ()
     assert there.elsewhere is None
-    assert {tie.bound for tie in there.near} == {None}
 
 
 def test_bounds_hold_the_simulation_and_exits_add_up():
@@ -98,9 +90,6 @@ def test_bounds_hold_the_simulation_and_exits_add_up():
             assert at.lower <= at.simulated_upper + 4.5 * at.simulated_se + 1e-9
             assert at.upper >= at.simulated_lower - 4.5 * at.simulated_se - 1e-9
         assert token.half.earliest <= token.half.simulated <= token.half.latest
-        first, second = token.near
-        assert first.share >= second.share
-        assert first.share <= first.bound + 4.0 * first.share_se
     assert sum(pair.share for pair in found.exits) == pytest.approx(1.0)
     assert 0.1 < found.elsewhere < 0.6
     seen = {token.nearest for token in found.tokens}
@@ -112,18 +101,18 @@ def test_bounds_hold_the_simulation_and_exits_add_up():
 def test_the_page_has_the_figures_of_the_balanced_sample(layer):
     page = (SAMPLES.parent / "docs/perturb.md").read_text("utf-8")
     (router,) = sample(layers=str(layer)).routers
-    half, (near, _) = router.half, router.near
+    half = router.half
     row = (
         f"| balanced, layer {layer} | {half.earliest:.1f} to {half.latest:.1f} | "
         f"{half.simulated:.1f} | {10.0 * np.sqrt(half.simulated):.0f} %"
     )
     (line,) = (line for line in page.splitlines() if line.startswith(row))
-    assert line.endswith(f"| {router.elsewhere:.0%} | {near.share:.1%} |".replace("%", " %"))
+    assert line.endswith(f"| {router.elsewhere:.0%} |".replace("%", " %"))
 
 
-def test_files_hold_curves_ties_and_exits(tmp_path):
+def test_files_hold_curves_and_exits(tmp_path):
     out = tmp_path / "paths.parquet"
-    found = sample(layers="0", at=(900, 5), orders=(1, 2, 3), out=out)
+    found = sample(layers="0", at=(900, 5), out=out)
     (router,) = found.routers
     assert widest(worded(document, found, width=140)) <= 140
     assert [token.token for token in router.tokens] == [5, 900]
@@ -131,8 +120,6 @@ def test_files_hold_curves_ties_and_exits(tmp_path):
     curves = [row for row in rows if row["what"] == "curve"]
     assert [row["token"] for row in curves] == [5] * 5 + [900] * 5 + [None] * 5
     assert [row["p_upper"] for row in curves[-5:]] == [at.upper for at in router.curve]
-    ties = [row for row in rows if row["what"] == "near a tie"]
-    assert [row["order"] for row in ties] == [1, 2, 3] * 3
     exits = [row for row in rows if row["what"] == "exit"]
     assert sum(row["share"] for row in exits) == pytest.approx(1.0)
     assert {row["token"] for row in exits} == {None}
@@ -171,7 +158,6 @@ def test_rules_with_a_bias_or_groups_have_figures_and_no_proofs():
     assert chances == sorted(chances)
     assert 0.0 < router.half.simulated < np.inf
     assert 0.0 < router.half.simulated_se < router.half.simulated
-    assert {tie.order for tie in router.near} == {1}
     assert sum(pair.share for pair in router.exits) == pytest.approx(1.0)
     text = unwrapped(worded(document, report, width=80))
     assert "curved or grouped" in text
@@ -197,10 +183,9 @@ def test_routers_of_equal_or_zero_rows_are_on_every_boundary_at_once(bias):
     """Distance 0 is known before any search."""
     for rows in (np.ones((16, 24), np.float32), np.zeros((16, 24), np.float32)):
         router = router_of(bias, weight=rows)
-        found = looked_at(router, inputs_of(1)[:3], Moved.by(InputNoise(0.1)), orders=(1, 2, 3))
+        found = looked_at(router, inputs_of(1)[:3], Moved.by(InputNoise(0.1)))
         assert found.half.simulated == 0.0
         assert found.curve[0].simulated_lower == 1.0
-        assert {tie.share for tie in found.near} == {1.0}
         assert found.unfinished == 0.0
 
 
@@ -212,7 +197,6 @@ def test_rows_that_differ_in_biases_alone_have_no_boundary():
         dataclasses.replace(router, rule=rule), inputs_of(1)[:2], Moved.by(InputNoise(0.1))
     )
     assert found.half.simulated == np.inf
-    assert {tie.share for tie in found.near} == {0.0}
     assert found.exits == ()
 
 
@@ -246,7 +230,7 @@ def test_a_biased_router_of_two_experts_has_figures_of_one_token_and_of_one_dime
 def test_a_budget_ends_a_search_with_what_it_has():
     router, inputs = router_of(), inputs_of(2)
     pace = SearchPace(None, 1e-9)
-    request = PerturbRequest("made", orders=(1,))
+    request = PerturbRequest("made")
     moved = Moved.by(InputNoise(0.3))
     found = router_paths(router, inputs, np.arange(len(inputs)), moved, request, pace)
     assert 0 < len(found.tokens) < len(inputs)

@@ -12,14 +12,13 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from benchmarks.trained import osr, page
+from benchmarks.trained import page
 from benchmarks.trained.evaluation import choice_figures, evaluate
 from benchmarks.trained.export import as_olmoe
 from benchmarks.trained.methods import METHODS
 from benchmarks.trained.settings import Settings
 from benchmarks.trained.text import HeldOut, batches
 from benchmarks.trained.training import build, routers_of
-from moegeom.geometry import whatif
 
 TINY = Settings(
     name="tiny",
@@ -68,18 +67,6 @@ def test_every_method_trains_every_weight_and_is_evaluated(method, held_out):
         figures = evaluate(model, held_out, evaluated, TINY)
         assert all(math.isfinite(value) for value in figures.values()), figures
         assert figures["bits"] > 0.0
-
-
-@pytest.mark.parametrize("steps", [0, 1, 3, 40])
-def test_costs_and_plans_of_osr_are_those_of_the_what_if(steps):
-    """Which NumPy computes in float64."""
-    random = np.random.default_rng(0)
-    similarity, rows = np.tanh(random.standard_normal((300, 6))), random.standard_normal((6, 32))
-    cost = whatif.osr_cost(similarity, rows, 0.5, 0.5, 0.7)
-    ours = osr.repulsive_cost(torch.from_numpy(similarity), torch.from_numpy(rows), 0.5, 0.5, 0.7)
-    assert_allclose(ours, cost, atol=1e-12)
-    plan = osr.sinkhorn((-ours / 0.05).clamp(-50.0, 50.0), steps)
-    assert_allclose(plan, whatif.sinkhorn(cost, 0.05, steps).share, atol=1e-6)
 
 
 @pytest.mark.parametrize("renormalise", [False, True])

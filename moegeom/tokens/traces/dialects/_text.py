@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Meta
 
 from moegeom.core.documents import DocumentError, json_value, record_of, refused_as
-from moegeom.core.errors import RecordingError, first_line
+from moegeom.core.errors import RecordingError
 from moegeom.core.files import open_regular
 from moegeom.core.limits import (
     BLANK_LINES,
@@ -30,10 +30,8 @@ from moegeom.core.limits import (
     RECORD_BYTES,
     RECORD_VALUES,
     SEQUENCE_TOKENS,
-    TRACE_BYTES,
 )
 from moegeom.core.shapes import Int64, Integer
-from moegeom.core.text import number_of
 from moegeom.tokens.foreign.npy import parse_npy
 from moegeom.tokens.traces.trace import (
     BEGINNING,
@@ -451,55 +449,3 @@ def _joined_ids(prompt: Ids, generated: Ids, where: str) -> Ids:
             f"{generated.shape[1:]}."
         )
     return np.concatenate([prompt, generated])
-
-
-# -------------------------------------------------------------------------------------------- CSV
-
-_CSV_LINE_BYTES = 200
-
-
-def first_lines(path: Path, most: int = 3) -> list[bytes]:
-    """The first lines of a ``.csv`` file, without their ends; none of any other file."""
-    if path.suffix != ".csv" or not path.is_file():
-        return []
-    with open_regular(path, follows=True) as stream:
-        lines = [stream.readline(_CSV_LINE_BYTES) for _ in range(most)]
-    return [line.rstrip(b"\r\n") for line in lines if line]
-
-
-def csv_numbers(path: Path, names: Sequence[str]) -> Int64[np.ndarray, "lines columns"]:
-    """Every line, as many numbers to a line as there are ``names``.
-
-    Raises
-    ------
-    RecordingError
-        When the file is too large, or a line holds anything else.
-    """
-    import pyarrow as pa
-    from pyarrow import csv
-
-    size = path.stat().st_size
-    if size > TRACE_BYTES:
-        raise RecordingError(
-            f"{path.name}: has {size:,} bytes, more than the {TRACE_BYTES:,} allowed.",
-            "Cut it into several files.",
-        )
-    try:
-        table = csv.read_csv(
-            path,
-            csv.ReadOptions(column_names=list(names), use_threads=False),
-            csv.ParseOptions(quote_char=False, double_quote=False),
-            csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.int64()),
-                null_values=[],
-                strings_can_be_null=False,
-            ),
-        )
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise RecordingError(
-            f"{path.name}: {first_line(error)[:120]}; expected "
-            f"{number_of(len(names), 'whole number')} a line ({', '.join(names)}).",
-            "Is it whole? Copy it again.",
-        ) from None
-    columns = [table.column(name).to_numpy() for name in names]
-    return np.stack(columns, axis=1) if len(table) else np.zeros((0, len(names)), np.int64)

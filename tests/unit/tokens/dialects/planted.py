@@ -188,8 +188,7 @@ PLANTED = (
         ],
         _refused("cannot name 512 experts"),
         dict.fromkeys(
-            ("vllm 0.21", "sglang", "megatron", "log", "nemo_rl", "areal", "tunix"),
-            _refused("8 bits"),
+            ("vllm 0.21", "sglang", "megatron", "log", "nemo_rl", "areal"), _refused("8 bits")
         ),
         num_experts=512,
         truth=lambda: truth(num_experts=512),

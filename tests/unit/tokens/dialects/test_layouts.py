@@ -7,10 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -27,7 +24,6 @@ from moegeom.tokens.traces.dialects import batches
 from moegeom.tokens.traces.survey import FileJournal
 from tests.unit.tokens.dialects.test_counts import write_imatrix
 from tests.unit.tokens.dialects.written import (
-    EXPERTS,
     FIRST,
     NAMES,
     WRITERS,
@@ -39,16 +35,12 @@ from tests.unit.tokens.dialects.written import (
     lines,
     llama_text,
     megatron_lines,
-    moe_trace_text,
     nemo_rl_item,
     npy,
     opened,
     packed,
-    prime_rl_batch,
     refuse,
     truth,
-    tunix_arrays,
-    write_flame,
     write_prime_rl,
     write_sglang,
     write_slime,
@@ -158,69 +150,12 @@ def test_a_turn_that_a_later_one_repeats_is_left_out_and_triple_lists_are_envelo
     refuse("expected nrlre1:", rollout("nrlre2:x"), "nemo_rl")
 
 
-def prime_rl(path, *batches):
-    path.write_bytes(msgspec.msgpack.encode(list(batches)))
-    return path
-
-
-def test_packed_sequences_are_told_by_their_positions_whole_padded_or_cut(tmp_path):
-    whole, bare = prime_rl_batch(TRUTH.written, 64), prime_rl_batch(TRUTH.written[:1], 1)
-    bare[10] = None
-    assert_read(
-        prime_rl(tmp_path / "rank_3.bin", whole, bare, bare[:9]),
-        TRUTH.routed,
-        "micro batches without routed experts: 2",
-        "tokens of padding behind packed sequences, left out: 60",
-    )
-    rows = [np.pad(ids[:16], ((0, 0), (1, 0), (0, 0))) for ids in TRUTH.ids]
-    cut = [
-        replace(r, tokens=r.tokens[:16], ids=i) for r, i in zip(TRUTH.written, rows, strict=True)
-    ]
-    path = prime_rl(tmp_path / "rank_0.bin", *(prime_rl_batch([request], 1) for request in cut))
-    assert_read(path, np.concatenate([ids[:16] for ids in TRUTH.ids]))
-    batch, path = prime_rl_batch(TRUTH.written, 1), tmp_path / "rank_0.bin"
-    named = prime_rl(path, batch).read_bytes()
-    path.write_bytes(named.replace(b"uint8", b"\xf7int8"))
-    refuse("can't decode byte 0xf7", path)
-    batch[4] = [position + 1 for position in batch[4]]
-    refuse("positions do not begin at 0 where its sequences do", prime_rl(path, batch))
-    batch[4] = batch[4][1:]
-    refuse("68 tokens, 67 positions, 68 rows", prime_rl(path, batch))
-    refuse(r"Expected .*array", prime_rl(path, {"input_ids": []}), "prime_rl_batches")
-
-
 def test_sequences_that_the_trainer_filled_up_are_left_out(tmp_path):
     arrays = areal_arrays(TRUTH.written)
     arrays["r3_routing_valid"][1] = False
     expected = np.concatenate([FIRST_CHOICES, TRUTH.ids[2][:-1]])
     note = "sequences whose rows the trainer filled up, left out: 1"
     assert_read(saved(tmp_path / "b.pt", arrays), expected, note)
-
-
-def test_packed_payloads_are_refused_and_so_are_some_without_masks(tmp_path):
-    arrays = tunix_arrays(TRUTH.written)
-    arrays["routed_experts"][:, -1, 1:] = (9, 3, 7, 1)  # padding, whatever it holds
-    segments = np.ones(arrays["routed_experts"].shape[:2], np.int32)
-    np.savez(tmp_path / "p.npz", **arrays, segment_ids=segments)
-    assert_read(tmp_path / "p.npz", TRUTH.routed)
-    segments[1, 20:] = 2
-    np.savez(tmp_path / "p.npz", **arrays, segment_ids=segments)
-    refuse("row 1 of segment_ids holds several sequences", tmp_path / "p.npz")
-    del arrays["prompt_mask"]
-    np.savez(tmp_path / "p.npz", **arrays)
-    refuse("lacks prompt_mask; expected them beside", tmp_path / "p.npz")
-
-
-def test_layers_of_flame_have_one_length(tmp_path):
-    folder, samples = tmp_path / "flame/actives/iter_7", tmp_path / "flame/samples"
-    write_flame(folder, TRUTH.written)
-    samples.mkdir()
-    pq.write_table(pa.table({"token_id": np.arange(60, dtype=np.int32)}), samples / "000.parquet")
-    refuse("layers have 65 rows; the samples have 60 tokens", folder)
-    pq.write_table(pa.table({"token_id": np.arange(5, dtype=np.int32)}), samples / "001.parquet")
-    assert_read(folder, TRUTH.routed)
-    pq.write_table(pq.read_table(folder / "layer_02.parquet")[:64], folder / "layer_02.parquet")
-    refuse("files of layers have 64 to 65 rows", folder)
 
 
 def test_a_sample_without_experts_is_counted_and_code_in_a_pickle_not_run(tmp_path, capsys):
@@ -300,31 +235,6 @@ def test_what_a_log_shows_whole_is_read_and_what_it_elides_or_breaks_off_is_not(
     refuse("the log says", text(path, batch.replace("sum = ", "sum = 1", 1)))
     part = batch[: batch.index("ffn_moe_topk-3")]
     refuse("a batch has 2 layers with choices", text(path, batch + batch + part))
-
-
-def test_a_prompt_read_without_its_strides_is_left_out(tmp_path):
-    """As moe-trace of 0a5bc4d: numbers of an argsort of 64 experts, read as if they were 4 wide."""
-    argsort = np.argsort(np.random.default_rng(3).random((20, 4, EXPERTS)), axis=2)
-    read = np.stack([argsort[:, n].ravel()[: 20 * 4].reshape(20, 4) for n in range(4)], axis=1)
-    assert (read[:16].reshape(-1, 4, 4)[:, 1].ravel() == argsort[0, 1]).all()
-    path, ranked = tmp_path / "moe_trace.csv", moe_trace_text(read)
-    tokens = "".join(moe_trace_text(row[None]) for row in REQUEST.ids)
-    note = "batches left out that rank all experts in place of choices: 1"
-    assert_read(text(path, ranked + tokens), FIRST_CHOICES, note)
-    other = TRUTH.ids[1][:-1]
-    honest = moe_trace_text(TRUTH.written[1].ids) + moe_trace_text(REQUEST.ids[:1])
-    assert_read(text(path, honest), np.concatenate([other, FIRST_CHOICES[:1]]))
-    refuse("2 batches, each the ranking of all", text(path, ranked + moe_trace_text(read[:19])))
-
-
-def test_the_last_layer_of_a_prompt_may_have_one_token_and_no_other_may(tmp_path):
-    path, prompt = tmp_path / "moe_trace.csv", moe_trace_text(REQUEST.ids, last_only=True)
-    log = text(path, prompt + moe_trace_text(TRUTH.written[1].ids[:1]))
-    expected = np.concatenate([FIRST_CHOICES[18:], TRUTH.ids[1][:1]])
-    assert_read(log, expected, "was not computed for them: 18")
-    gap = prompt.replace(f"2,{FIRST_CHOICES[3, 1, 0]}\n", "", 1)
-    refuse("layers of one batch have|1 experts a token", text(path, gap))
-    refuse("a batch has 1 layer, the first 3", text(path, prompt + "1,5\n1,6\n"))
 
 
 def test_a_trace_is_read_against_the_routers_of_its_stack(tmp_path):

@@ -9,10 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -347,25 +344,6 @@ def llama_text(ids: np.ndarray, last_only: bool = False, elided: bool = False) -
     return "".join(text)
 
 
-def write_moe_trace(path: Path, requests: list[Written]) -> None:
-    """llama-moe-trace of llama.cpp PR 28544, strides honoured: a prompt, then generated tokens."""
-    batches = [
-        batch
-        for request in requests
-        for batch in np.split(request.ids, range(request.num_prompt, len(request.ids)))
-    ]
-    path.write_text("".join(map(moe_trace_text, batches)))
-
-
-def moe_trace_text(ids: np.ndarray, last_only: bool = False) -> str:
-    rows = [ids[-1:] if last_only and n == ids.shape[1] - 1 else ids for n in range(ids.shape[1])]
-    return "".join(
-        f"{layer},{expert}\n"
-        for layer in range(FIRST, ids.shape[1])
-        for expert in rows[layer][:, layer].ravel()
-    )
-
-
 def write_nemo_rl(path: Path, requests: list[Written]) -> None:
     """Rollouts of NeMo Gym 07d6b0d070 with envelopes of NeMo RL 7ea279abfb, one turn each."""
     records = []
@@ -393,37 +371,6 @@ def nemo_rl_item(request: Written) -> dict:
     }
 
 
-def write_prime_rl_batches(path: Path, requests: list[Written]) -> None:
-    """rank_0.bin of prime-rl 559b44772e: two micro batches, the second padded to 16 tokens."""
-    halves = [requests[:2], requests[2:]]
-    batches = [prime_rl_batch(half, 16 if half is halves[1] else 1) for half in halves if half]
-    path.write_bytes(msgspec.msgpack.encode(batches))
-
-
-def prime_rl_batch(requests: list[Written], multiple: int) -> list:
-    """The fields of a MicroBatch in its order."""
-    dtype = requests[0].narrow
-    tokens = np.concatenate([request.tokens for request in requests])
-    positions = np.concatenate([np.arange(len(request.tokens)) for request in requests])
-    ids = np.zeros((len(tokens), *requests[0].ids.shape[1:]), dtype)
-    start = 0
-    for request in requests:
-        num_rows = min(len(request.ids), len(request.tokens))
-        ids[start : start + num_rows] = narrowed(request, dtype)[:num_rows]
-        start += len(request.tokens)
-    lengths, padding = [len(request.tokens) for request in requests], -len(tokens) % multiple
-    lengths[-1] += padding
-    ids = np.concatenate([ids, np.zeros((padding, *ids.shape[1:]), dtype)])
-    tokens = np.concatenate([tokens, np.ones(padding, int)])
-    positions = np.concatenate([positions, np.arange(padding)])
-    num, floats = len(tokens), [0.5] * len(tokens)
-    return [
-        *(tokens.tolist(), [True] * num, floats, floats, positions.tolist(), lengths, floats),
-        *(["env"] * num, lengths, None, [ids.tobytes(), list(ids.shape), str(ids.dtype)]),
-        *(None, None, [1.0] * num),
-    ]
-
-
 def areal_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
     """A batch of AReaL PR 1496: layers with routers alone, a missing row repeats the one before."""
     widest = max(len(r.tokens) for r in requests) + 2
@@ -442,42 +389,6 @@ def areal_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
         rows = np.concatenate([rows, np.repeat(rows[-1:], num_tokens - len(rows), axis=0)])
         arrays["routed_experts"][number, :num_tokens] = rows
     return arrays
-
-
-def tunix_arrays(requests: list[Written]) -> dict[str, np.ndarray]:
-    """A payload of tunix PR 2046: [padding, prompt | completion, padding], -1 where unset."""
-    width, answer = 9, max(len(r.tokens) - r.num_prompt for r in requests) + 3
-    shape = (len(requests), width + answer, *requests[0].ids.shape[1:])
-    arrays = {
-        "prompt_ids": np.zeros((len(requests), width), np.int32),
-        "prompt_mask": np.zeros((len(requests), width), np.float32),
-        "completion_ids": np.zeros((len(requests), answer), np.int32),
-        "completion_mask": np.zeros((len(requests), answer), np.float32),
-        "advantages": np.zeros((len(requests), answer), np.float32),
-        "routed_experts": np.full(shape, -1, np.int32),
-    }
-    for number, request in enumerate(requests):
-        start, num_answer = width - request.num_prompt, len(request.tokens) - request.num_prompt
-        arrays["prompt_ids"][number, start:] = request.tokens[: request.num_prompt]
-        arrays["prompt_mask"][number, start:] = 1
-        arrays["completion_ids"][number, :num_answer] = request.tokens[request.num_prompt :]
-        # the answer of a tool is not trained
-        arrays["completion_mask"][number, :num_answer] = np.arange(num_answer) != 2
-        rows = arrays["routed_experts"][number, start : start + len(request.ids)]
-        rows[...] = narrowed(request, "int32")[: len(rows)]
-    return arrays
-
-
-def write_flame(path: Path, requests: list[Written]) -> None:
-    """iter_<n> of FLAME-MoE-Traces: a file to a layer, a token to a row, of no sequence."""
-    path.mkdir(parents=True)
-    ids = np.concatenate([request.ids for request in requests]).astype(np.int16)
-    for layer in range(FIRST, ids.shape[1]):
-        columns = {
-            "scores": pa.array(list(np.zeros(ids[:, layer].shape, np.float16))),
-            "indices": pa.array(list(ids[:, layer])),
-        }
-        pq.write_table(pa.table(columns), path / f"layer_{layer:02}.parquet")
 
 
 @dataclass(frozen=True)
@@ -513,14 +424,6 @@ WRITERS = {
     "verl torch": writer("verl", "batch.pt", batch_of(verl_arrays), *PADDED),
     "megatron": writer("megatron", "trace", write_megatron, "names layers", "batches"),
     "areal": writer("verl", "batch.pt", batch_of(areal_arrays), *PADDED, "routers"),
-    "tunix": writer("tunix", "payload.npz", batch_of(tunix_arrays), *PADDED),
     "nemo_rl": writer("nemo_rl", "rollouts.jsonl", write_nemo_rl, "tokens", "aligned"),
-    "prime_rl_batches": writer(
-        "prime_rl_batches", "rank_0.bin", write_prime_rl_batches, "tokens", "numbered", "aligned"
-    ),
     "llama_cpp": writer("llama_cpp", "eval.log", write_llama, *NUMBERED_LOG, "endless"),
-    "llama_moe_trace": writer(
-        "llama_moe_trace", "moe_trace.csv", write_moe_trace, *NUMBERED_LOG, "endless"
-    ),
-    "flame": writer("flame", "iter_7", write_flame, *NUMBERED_LOG),
 }

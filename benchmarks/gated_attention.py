@@ -4,14 +4,15 @@ r"""Gated attention as a hierarchical mixture of experts (docs/theory.md C1 to C
     p_{hi} = \text{softmax}_i(x^\top M_{hi} x)
 
 is attention without an activation or a gate; regression functions have one in some place. All of it
-is float64; arrays inside have the samples last.
+is float64; arrays inside have the samples last. ``python -m benchmarks.gated_attention`` prints
+what of the parameters of S2 data can tell, by where a non-linearity stands (docs/hmoe.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -115,24 +116,6 @@ def published_truth() -> Mixture:
             ]
         ),
     )
-
-
-def unmet_assumptions(mixture: Mixture) -> tuple[str, ...]:
-    r"""Which of the assumptions A.2 to A.5 of S2 these parameters do not meet.
-
-    A.2: :math:`\omega_{hk} \ge 0`, one of them above 0. A.3: :math:`M_{hi} = M_{hi}^\top`,
-    :math:`M_{hN} = 0`. A.4: in each head another :math:`M_{hi} \ne 0`. A.5: all a_hik differ. A.1,
-    a bounded space of parameters, is none of one point. Source: S2 section 3; docs/theory.md C2.
-    Oracle in tests: each broken alone.
-    """
-    scores, vectors = mixture.scores, mixture.experts.reshape(-1, mixture.experts.shape[-1])
-    is_met = {
-        "A.2": mixture.weights.min() >= 0.0 < mixture.weights.max(),
-        "A.3": (scores == scores.swapaxes(2, 3)).all() and not scores[:, -1].any(),
-        "A.4": scores[:, :-1].any(axis=(1, 2, 3)).all(),
-        "A.5": len(np.unique(vectors, axis=0)) == len(vectors),
-    }
-    return tuple(name for name, met in is_met.items() if not met)
 
 
 # --------------------------------------------------------------- regression functions and gradients
@@ -352,3 +335,87 @@ def cramer_rao_sd(
     """
     _, values, vectors = np.linalg.svd(derivatives / math.sqrt(len(derivatives)), False)
     return noise / math.sqrt(size) * np.linalg.norm(vectors / values[:, None], axis=0)
+
+
+# ------------------------------------------------------------------------------- what data can tell
+#: Attention without a gate, and the two settings of S2, with where their activation stands.
+Model = Literal["mha", "1", "2"]
+POSITIONS: Mapping[Model, Position] = {"mha": "none", "1": "value", "2": "sdpa"}
+
+#: Standard deviation of the noise; S2 calls the same number a variance (F-25).
+NOISE = 0.1
+
+#: Points at which derivatives are taken.
+_RANK_POINTS = 5000
+
+#: Rows of the table: where, and with which activation.
+_ROWS: Sequence[tuple[Position, str]] = (
+    *((position, "sigmoid") for position in PLACEMENTS),
+    ("value", "silu"),
+    ("sdpa", "silu"),
+)
+
+
+@dataclass(frozen=True)
+class PositionRank:
+    """``gauge`` directions are of scores that all grow alike, ``beyond`` the other flat ones."""
+
+    position: Position
+    activation: str
+    rank: Rank
+    gauge: int
+    beyond: int
+
+
+def square(size: int, generator: np.random.Generator) -> Inputs:
+    """Inputs of the experiment: uniform on [-1, 1]^2."""
+    return generator.uniform(-1.0, 1.0, (size, 2))
+
+
+def ranks(seed: int = 0) -> Iterator[PositionRank]:
+    """At the published parameters; rows of gates, which those have not, are normal numbers."""
+    for position, activation in _ROWS:
+        generator = np.random.default_rng(seed)
+        mixture = _with_gates(published_truth(), position, generator)
+        points = square(_RANK_POINTS, generator)
+        rank = numerical_rank(jacobian(mixture, points, position, ACTIVATIONS[activation]))
+        gauge = gauge_dimensions(mixture, position)
+        yield PositionRank(position, activation, rank, gauge, rank.columns - rank.rank - gauge)
+
+
+def _with_gates(truth: Mixture, position: Position, generator: np.random.Generator) -> Mixture:
+    heads, _, channels, dims = truth.experts.shape
+    rows = {"none": 0, "head": 1, "channel": channels}[PLACEMENTS[position].gates]
+    return replace(truth, gates=generator.normal(size=(heads, rows, dims)) if rows else None)
+
+
+def least_deviation(model: Model, size: int, seed: int = 0) -> float:
+    """The median over parameters of what no unbiased estimator from ``size`` samples is below.
+
+    With as many channels as the truth has, and the last score of each head fixed.
+    """
+    truth = published_truth()
+    heads, experts, _, dims = truth.scores.shape
+    points = square(_RANK_POINTS, np.random.default_rng(seed))
+    derivatives = jacobian(truth, points, POSITIONS[model])
+    entries = dims * (dims + 1) // 2
+    is_fixed = np.zeros(derivatives.shape[1], dtype=bool)
+    scores = is_fixed[truth.weights.size :][: heads * experts * entries]
+    scores.reshape(heads, experts, entries)[:, -1] = True
+    return float(np.median(cramer_rao_sd(derivatives[:, ~is_fixed], NOISE, size)))
+
+
+def main() -> None:
+    print(f"{'non-linearity':28} parameters  rank  flat  free   last | next")
+    for one in ranks():
+        rank, name = one.rank, f"{one.position}, {one.activation}"
+        flat = f"{one.gauge + one.beyond:6}{one.beyond:6}"
+        print(f"{name:28}{rank.columns:11}{rank.rank:6}{flat}   {rank.least:.0e} | {rank.rest:.0e}")
+    for model in ("1", "2"):
+        print(
+            f"least deviation in Setting {'I' * int(model)}: {least_deviation(model, 100_000):.3g}"
+        )
+
+
+if __name__ == "__main__":
+    main()

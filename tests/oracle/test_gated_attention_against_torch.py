@@ -11,9 +11,9 @@ from numpy.testing import assert_allclose
 from scipy.optimize import curve_fit
 from scipy.spatial.distance import cdist
 
+from benchmarks import gated_attention as mixtures
 from benchmarks import least_squares_finds_the_function_before_the_parameters as fits
 from benchmarks import slopes_of_descents_are_those_of_their_starts as descents
-from moegeom.geometry import hmoe
 
 IN_TORCH = {
     "identity": lambda z: z,
@@ -30,11 +30,11 @@ TOKENS, WIDTH, HEADS = 3, 4, 2
 INPUTS = np.random.default_rng(5).uniform(-1.0, 1.0, (40, 2))
 
 
-def gated(position: str) -> hmoe.Mixture:
+def gated(position: str) -> mixtures.Mixture:
     """The published parameters, with rows of gates where the position has them."""
-    truth = hmoe.published_truth()
+    truth = mixtures.published_truth()
     rows = {"none": None, "head": 1, "channel": truth.weights.shape[1]}[
-        hmoe.PLACEMENTS[position].gates
+        mixtures.PLACEMENTS[position].gates
     ]
     gates = None if rows is None else np.random.default_rng(2).normal(size=(2, rows, 2))
     return dataclasses.replace(truth, gates=gates)
@@ -52,7 +52,7 @@ def attention():
     return module, [*projections, output], tokens
 
 
-def mixture_of_attention(query, key, value, output, row: int, column: int) -> hmoe.Mixture:
+def mixture_of_attention(query, key, value, output, row: int, column: int) -> mixtures.Mixture:
     """One entry of the output as a mixture in all tokens, one after the other (docs/theory.md C1)."""
     scores = np.zeros((HEADS, TOKENS, TOKENS, WIDTH, TOKENS, WIDTH))
     experts = np.zeros((HEADS, TOKENS, value.shape[2], TOKENS, WIDTH))
@@ -60,7 +60,7 @@ def mixture_of_attention(query, key, value, output, row: int, column: int) -> hm
         scores[:, other, row, :, other] = query @ key.transpose(0, 2, 1) / math.sqrt(key.shape[2])
         experts[:, other, :, other] = value.transpose(0, 2, 1)
     scores = scores.reshape(HEADS, TOKENS, TOKENS * WIDTH, TOKENS * WIDTH)
-    return hmoe.Mixture(
+    return mixtures.Mixture(
         output[:, :, column],
         (scores + scores.transpose(0, 1, 3, 2)) / 2.0,
         experts.reshape(HEADS, TOKENS, -1, TOKENS * WIDTH),
@@ -73,7 +73,7 @@ def entries(matrices, tokens, position: str, gates=lambda row: None) -> np.ndarr
     for row, column in np.ndindex(output.shape):
         mixture = mixture_of_attention(*(m.numpy() for m in matrices), row, column)
         mixture = dataclasses.replace(mixture, gates=gates(row))
-        output[row, column] = hmoe.regression(mixture, text, position)[0]
+        output[row, column] = mixtures.regression(mixture, text, position)[0]
     return output
 
 
@@ -114,7 +114,7 @@ def test_the_gates_of_released_models_multiply_and_are_no_activation(attention, 
 # -------------------------------------------------------------------------------------- derivatives
 def in_torch(weights, scores, experts, gates, x, position, activation):
     """The regression function, from its definition in the documentation."""
-    place, act = hmoe.PLACEMENTS[position], IN_TORCH[activation]
+    place, act = mixtures.PLACEMENTS[position], IN_TORCH[activation]
     if place.on_score:
         score = torch.einsum("hian,an->hin", act(torch.einsum("hiab,bn->hian", scores, x)), x)
     else:
@@ -129,17 +129,17 @@ def in_torch(weights, scores, experts, gates, x, position, activation):
     return act(found) if place.on_output else found
 
 
-def parts(mixture: hmoe.Mixture):
+def parts(mixture: mixtures.Mixture):
     arrays = (mixture.weights, mixture.scores, mixture.experts, mixture.gates)
     return [None if a is None else torch.tensor(a, requires_grad=True) for a in arrays]
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "silu", "tanh"])
-@pytest.mark.parametrize("position", hmoe.PLACEMENTS)
+@pytest.mark.parametrize("position", mixtures.PLACEMENTS)
 def test_the_function_is_that_of_torch(position, activation):
     mixture = gated(position)
     expected = in_torch(*parts(mixture), torch.tensor(INPUTS.T), position, activation)
-    found = hmoe.regression(mixture, INPUTS, position, hmoe.ACTIVATIONS[activation])
+    found = mixtures.regression(mixture, INPUTS, position, mixtures.ACTIVATIONS[activation])
     assert_allclose(found, expected.detach(), rtol=0, atol=1e-12)
 
 
@@ -147,14 +147,14 @@ def random_mixture(seed: int, channels: int, experts: int = 3, dims: int = 2, si
     """As many heads as dimensions."""
     generator = np.random.default_rng(seed)
     scores = size * generator.normal(size=(dims, experts, dims, dims))
-    return hmoe.Mixture(
+    return mixtures.Mixture(
         generator.uniform(0.1, 1.0, (dims, channels)),
         scores + scores.transpose(0, 1, 3, 2),
         size * generator.normal(size=(dims, experts, channels, dims)),
     )
 
 
-@pytest.mark.parametrize("position", hmoe.PLACEMENTS)
+@pytest.mark.parametrize("position", mixtures.PLACEMENTS)
 def test_the_jacobian_is_that_of_autograd_in_the_entries_of_symmetric_matrices(position):
     mixture, x = gated(position), torch.tensor(INPUTS.T)
     weights, scores, experts, gates = parts(mixture)
@@ -170,15 +170,15 @@ def test_the_jacobian_is_that_of_autograd_in_the_entries_of_symmetric_matrices(p
     asked = [weights, upper, experts, *([] if gates is None else [gates])]
     expected = torch.autograd.functional.jacobian(function, tuple(asked))
     expected = torch.cat([part.reshape(len(INPUTS), -1) for part in expected], dim=1)
-    assert_allclose(hmoe.jacobian(mixture, INPUTS, position), expected, rtol=0, atol=1e-12)
+    assert_allclose(mixtures.jacobian(mixture, INPUTS, position), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", hmoe.ACTIVATIONS)
+@pytest.mark.parametrize("name", mixtures.ACTIVATIONS)
 def test_activations_have_the_derivatives_of_autograd(name):
     z = torch.linspace(-3.0, 3.0, 50, dtype=torch.float64, requires_grad=True)
     expected = IN_TORCH[name](z)
     (slope,) = torch.autograd.grad(expected.sum(), z)
-    value, found = hmoe.ACTIVATIONS[name].at(z.detach().numpy())
+    value, found = mixtures.ACTIVATIONS[name].at(z.detach().numpy())
     assert_allclose(value, expected.detach(), atol=1e-14)
     assert_allclose(found, slope.detach(), atol=1e-14)
 
@@ -187,7 +187,7 @@ def test_activations_have_the_derivatives_of_autograd(name):
 SAMPLE = np.random.default_rng(1).uniform(-1.0, 1.0, (300, 2))
 
 
-def by_hand(fitted: hmoe.Mixture, true: hmoe.Mixture, position: str, power) -> float:
+def by_hand(fitted: mixtures.Mixture, true: mixtures.Mixture, position: str, power) -> float:
     """From the definition: ``power`` of a cell's number of members."""
     fitted, true = descents.centred(fitted), descents.centred(true)
     ours, theirs = (
@@ -228,24 +228,24 @@ def test_losses_are_those_of_every_channel_and_permutation(position, seed):
 def test_the_same_function_in_another_order_gauge_or_in_copies_has_no_loss(position):
     true = random_mixture(7, 2)
     order, gauge = [2, 0, 1], np.array([[1.0, 0.3], [0.3, -2.0]])
-    same = hmoe.Mixture(
+    same = mixtures.Mixture(
         true.weights[::-1, ::-1],
         true.scores[::-1][:, order] + gauge,
         true.experts[::-1][:, order][:, :, ::-1],
     )
-    expected = hmoe.regression(true, SAMPLE, position)
-    assert_allclose(hmoe.regression(same, SAMPLE, position), expected, atol=1e-12)
+    expected = mixtures.regression(true, SAMPLE, position)
+    assert_allclose(mixtures.regression(same, SAMPLE, position), expected, atol=1e-12)
     assert descents.loss_2(same, true, SAMPLE, position) < 1e-12
     raw = np.linalg.norm(same.scores[::-1][:, np.argsort(order)] - true.scores)
     assert raw > 1.0, "without the gauge it would count"
-    truth = hmoe.published_truth()
-    expected = hmoe.regression(truth, INPUTS, position)
+    truth = mixtures.published_truth()
+    expected = mixtures.regression(truth, INPUTS, position)
     if position != "sdpa":  # there the activation is between the channels and their sum
         channels = descents.channel_functions(truth, INPUTS, position)
         assert_allclose(np.einsum("nhk,hk->n", channels, truth.weights), expected, atol=1e-14)
     copies = [descents.with_channels(truth, channels) for channels in (2, 3, 4, 5)]
     same = [
-        hmoe.regression(copy, INPUTS, position)
+        mixtures.regression(copy, INPUTS, position)
         for copy in [*copies, descents.split(truth, np.zeros(2))]
     ]
     assert_allclose(same, [expected] * 5, atol=1e-13)
@@ -257,9 +257,11 @@ def test_least_deviations_are_those_of_curve_fit():
     generator = np.random.default_rng(0)
     inputs = generator.uniform(-1.0, 1.0, (1000, 2))
     noise = 1e-4
-    targets = hmoe.regression(truth, inputs, "value") + noise * generator.normal(size=len(inputs))
+    targets = mixtures.regression(truth, inputs, "value") + noise * generator.normal(
+        size=len(inputs)
+    )
     _, covariance = curve_fit(
-        lambda x, *vector: hmoe.regression(fits.filled(np.array(vector), truth), x, "value"),
+        lambda x, *vector: mixtures.regression(fits.filled(np.array(vector), truth), x, "value"),
         inputs,
         targets,
         p0=fits.free(truth),
@@ -268,6 +270,6 @@ def test_least_deviations_are_those_of_curve_fit():
     )
     kept = np.ones(11, dtype=bool)
     kept[4:7] = False
-    derivatives = hmoe.jacobian(truth, inputs, "value")[:, kept]
-    found = hmoe.cramer_rao_sd(derivatives, noise, len(inputs))
+    derivatives = mixtures.jacobian(truth, inputs, "value")[:, kept]
+    found = mixtures.cramer_rao_sd(derivatives, noise, len(inputs))
     assert_allclose(found, np.sqrt(np.diag(covariance)), rtol=0.02)

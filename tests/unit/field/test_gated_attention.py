@@ -1,4 +1,4 @@
-"""What data can tell of gated attention, and the tables of its page."""
+"""The tables of the pages on gated attention are those of the benchmarks and their results."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-import moegeom as mg
+from benchmarks import gated_attention
 from benchmarks import least_squares_finds_the_function_before_the_parameters as fits
 from benchmarks.slopes_of_descents_are_those_of_their_starts import (
     DescentRun,
@@ -28,8 +28,8 @@ def test_the_table_of_ranks_is_that_of_the_page():
     page = (ROOT / "docs/attention.md").read_text("utf-8")
     rows = table(page, "What the place of a gate makes free")
     expected = {
-        one.position: [one.parameters, one.rank, one.beyond]
-        for one in mg.hmoe().value.ranks
+        one.position: [one.rank.columns, one.rank.rank, one.beyond]
+        for one in gated_attention.ranks()
         if one.activation == "sigmoid"
     }
     assert {PLACES[row[0]]: [*map(int, row[2:])] for row in rows} == expected

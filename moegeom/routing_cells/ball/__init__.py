@@ -1,1 +1,0 @@
-"""Cells within a ball, and distances to cells and facets."""
