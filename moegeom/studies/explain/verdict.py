@@ -300,6 +300,8 @@ def _unrelated(case: Evidence) -> CauseVerdict | None:
     if case.num_examined < _ENOUGH:
         return None
     there = case.differing
+    if any((layer.by_own_logits or 0.0) > 1.0 - _RULED for layer in case.layers):
+        return None  # B's logits give its choices: what makes these differs, by tokens or rows
     if there and there.text and there.num_tokens >= _ENOUGH and there.beyond_chance <= _CHANCE:
         overlap = "There sets overlap no more than those of two dice."
         return CauseVerdict("unrelated", f"{_share(case)} {overlap}", there.router)

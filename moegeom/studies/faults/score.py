@@ -648,8 +648,12 @@ _FITTED_BITS = 250.0
 #: ... or this share of all sets that differ there.
 _MENDS = 0.8
 
-#: Share of the sets that differ which what leads an estimate removes.
-_OUTRIGHT = 0.8
+#: Share of the sets that differ which what leads an estimate removes, and that of an estimate which
+#: leads what removes less. Heuristic.
+_OUTRIGHT, _FORETELLS = 0.8, 0.6
+
+#: Share of all sets that differ by which an estimate may do better than what is right.
+_NEAR = 0.02
 
 #: Rounding that changes fewer sets than noise does: bits and share of all that it has to save.
 _ROUNDING: tuple[Cause, ...] = (
@@ -673,10 +677,16 @@ def explaining(candidates: Sequence[Fault]) -> list[Fault]:
         # what gives as many of the choices from what a token reads says more
         better = [one for one in enough if one.reproduced.get(lead.router, 0.0) > met]
         enough = [*better, *(one for one in enough if one not in better)]
+    if enough and enough[0].repaired < _OUTRIGHT:
+        # what leaves much does not lead what foretells more
+        more = [one for one in enough if one.is_estimate and one.repaired > _FORETELLS]
+        more = [one for one in more if one.repaired > enough[0].repaired]
+        enough = [*more, *(one for one in enough if one not in more)]
     if enough and enough[0].is_estimate:
         lead = enough[0]
         # what is near any change of rows leads nothing that gives as many sets outright
-        exact = [one for one in enough if not one.is_estimate and _gives_as_many(one, lead)]
+        right = [one for one in enough if not one.is_estimate and one.repaired >= _OUTRIGHT]
+        exact = [one for one in right if one.mended >= lead.mended - _NEAR]
         enough = [*exact, *(one for one in enough if one not in exact)]
     if not enough or not (enough[0].of_other or enough[0].is_fitted):
         return enough
@@ -684,13 +694,6 @@ def explaining(candidates: Sequence[Fault]) -> list[Fault]:
     return sorted(
         enough, key=lambda one: one.of_other or one.is_fitted or one.bits < _NEARLY * most
     )
-
-
-def _gives_as_many(one: Fault, lead: Fault) -> bool:
-    if one.repaired < _OUTRIGHT:
-        return False
-    share = one.reproduced.get(lead.router, 0.0) * one.share
-    return share >= lead.reproduced[lead.router] * lead.share
 
 
 def _explains(one: Fault) -> bool:
@@ -720,6 +723,7 @@ def rival(best: Fault, candidates: Sequence[Fault]) -> Fault | None:
         if one.cause != best.cause
         and not (kind == "bias" == one.cause.split()[0])
         and not (one.is_estimate and not best.is_estimate)
+        and not (best.is_estimate and one.repaired < min(best.repaired, _OUTRIGHT))
         # rows of zeros are not chosen, too
         and (best.cause, one.cause) != ("rows damaged", "experts favoured otherwise")
     ]

@@ -187,7 +187,8 @@ def groups_of_another(site: Site) -> Iterator[Proposal]:
 
     text = "the best experts of other groups than those with the best scores"
     yield Proposal(
-        "groups_of_another", text, "rule differs", scores=scores, least_met=_FITTED_MEETS,
+        "groups_of_another", text, "rule differs", scores=scores, is_estimate=True,
+        least_met=_FITTED_MEETS,
         own_bits=others * log2_sets(groups.num_groups, groups.num_kept),
     )  # fmt: skip
 
