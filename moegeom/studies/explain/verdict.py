@@ -66,6 +66,9 @@ _SAME_WEIGHTS, _NOISY_WEIGHTS = 2.0**-6, 2.0**-4
 #: Choices that B's own logits may leave, since they are recorded in a coarser format. Heuristic.
 _RULED = 0.02
 
+#: Share of what differs in values that other rows foretell where it is no noise. Heuristic.
+_SYSTEMATIC = 0.1
+
 #: Tokens that differ at a router where a change of rows would be found by their sets, and by the
 #: values beside them; share of the sets from which an explanation is near, and that of the values
 #: which other rows foretell where these differ. Heuristic.
@@ -359,6 +362,9 @@ def _between(case: Evidence) -> CauseVerdict | None:
             return None
         if share is not None and share >= _LINEAR:
             return None
+        odd = bool(case.spread.uneven or (case.differing and case.differing.text))
+        if not odd and (share or 0.0) < _SYSTEMATIC:
+            return None  # noise at random may be that of its logits
         values = "" if share is None else f", {_percent(max(share, 0.0))} of what differs in values"
         detail = (
             f"{_share(case)} {case.place(before.router)} agrees; in {case.place(layer.router)} "

@@ -14,9 +14,11 @@ from moegeom.studies.faults.operator import Proposal, Site, Values
 from moegeom.studies.faults.scope import Fault, Where
 from moegeom.studies.faults.score import (
     LEAST_BITS,
+    NEAR,
     REPAIRS,
     SiteScores,
     believed,
+    explaining,
     faults,
     mended,
     score_site,
@@ -65,6 +67,8 @@ def with_later(
         whole, step = _joined(whole, behind, before, scores, rows), behind
     if whole is first or (believed(pool) is None and whole.repaired < REPAIRS):
         return list(pool)
+    if any(one.mended >= whole.mended - NEAR for one in explaining(pool)):
+        return list(pool)  # one fault does as much
     return [whole, *(one for one in pool if one.name != first.name)]
 
 

@@ -652,8 +652,9 @@ _MENDS = 0.8
 #: leads what removes less. Heuristic.
 _OUTRIGHT, _FORETELLS = 0.8, 0.6
 
-#: Share of all sets that differ by which an estimate may do better than what is right.
-_NEAR = 0.02
+#: Share of all sets that differ by which an estimate, or two faults, may do better than what is
+#: right.
+NEAR = 0.02
 
 #: Rounding that changes fewer sets than noise does: bits and share of all that it has to save.
 _ROUNDING: tuple[Cause, ...] = (
@@ -686,7 +687,7 @@ def explaining(candidates: Sequence[Fault]) -> list[Fault]:
         lead = enough[0]
         # what is near any change of rows leads nothing that gives as many sets outright
         right = [one for one in enough if not one.is_estimate and one.repaired >= _OUTRIGHT]
-        exact = [one for one in right if one.mended >= lead.mended - _NEAR]
+        exact = [one for one in right if one.mended >= lead.mended - NEAR]
         enough = [*exact, *(one for one in enough if one not in exact)]
     if not enough or not (enough[0].of_other or enough[0].is_fitted):
         return enough

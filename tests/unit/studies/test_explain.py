@@ -263,9 +263,11 @@ BELIEVED = {
     "choices that they nearly give": (evidence(noisy(by_own_logits=0.99)), NOISE, ""),
     "inputs that no rows foretell": (between(0.4), "not the router", "40 % of what differs in"),
     "values that rows foretell": (between(0.97), OPEN, ""),
-    "sets alone, of many tokens": (between(None), "not the router", "look at experts, attention"),
-    "sets alone, of few": (between(None, 0.09), OPEN, ""),
-    "sets that something nearly explains": (between(None, faults=(NEAR,)), OPEN, ""),
+    "inputs that nothing foretells, at random": (between(0.02), OPEN, ""),
+    "sets alone, of many tokens": (between(None, spread=ODD), "not the router", "look at experts"),
+    "sets alone, at random": (between(None), OPEN, ""),
+    "sets alone, of few": (between(None, 0.09, spread=ODD), OPEN, ""),
+    "sets that something nearly explains": (between(None, faults=(NEAR,), spread=ODD), OPEN, ""),
     "weights of chance": (evidence(replace(DICE, weights=UNSCALED)), "unrelated", ""),
     "an estimate and what fits outright": (
         of_noise(

@@ -258,7 +258,7 @@ def repeated(site: Site) -> Iterator[Proposal]:
     """Repeated rows: B's record of a token is that of the token before."""
     before = site.shifted(-1)
     has_before, row = before >= 0, np.maximum(before, 0)
-    if not has_before.any():
+    if not has_before.any() or _mostly_one_set(site):
         return
 
     def values(there: Site, rows: np.ndarray) -> np.ndarray:
@@ -270,6 +270,12 @@ def repeated(site: Site) -> Iterator[Proposal]:
 
     name, text, cause = "repeated", "a row of B again (that of the token before)", "rows repeated"
     yield Proposal(name, text, cause, 1.0, scores=scores, values=values, least_met=_EXACT)
+
+
+def _mostly_one_set(site: Site) -> bool:
+    """Whether half of the rows that differ hold one set: it is written again, no row is."""
+    _, counts = np.unique(_names(site.theirs[site.differs]), return_counts=True)
+    return len(counts) > 0 and 2 * int(counts.max()) > int(counts.sum())
 
 
 @operator
