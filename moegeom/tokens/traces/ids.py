@@ -211,6 +211,7 @@ class _Strangers:
             filled,
             "The rows hold choices in other layers: a rank, or a stage of a pipeline, was not "
             "gathered for them.",
+            leaves_empty=True,
         )
 
     def _raise(self, word: str, strange: np.ndarray, hint: str, leaves_empty: bool = False) -> None:
