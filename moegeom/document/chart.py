@@ -203,7 +203,7 @@ class Polygons:
     """
 
     name: str
-    corners: Sequence[Float64[np.ndarray, "_ dims"]]
+    corners: Sequence[Float64[np.ndarray, "_ 2"]]
     colours: Sequence[str]
     edge: str = ""
     width: float = 0.15

@@ -418,9 +418,8 @@ def _legend(
         sheet.text(start, y, _fitted(text, x + step - start - 2, SMALL), **looks)
 
 
-def _filled(axes: Any, shape: Polygons, is_space: bool, order: int) -> None:
+def _filled(axes: Any, shape: Polygons, _: bool, order: int) -> None:
     from matplotlib.collections import PolyCollection
-    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
     pairs = zip(shape.corners, shape.colours, strict=True)
     pairs = [(corners, colour) for corners, colour in pairs if len(corners) > 2]
@@ -433,13 +432,7 @@ def _filled(axes: Any, shape: Polygons, is_space: bool, order: int) -> None:
         "gid": shape.name,
         "zorder": order,
     }
-    if is_space and corners:
-        # of unequal numbers of corners matplotlib fills the rest with whatever was in memory
-        most = max(map(len, corners))
-        even = [np.concatenate([p, np.repeat(p[-1:], most - len(p), axis=0)]) for p in corners]
-        axes.add_collection3d(Poly3DCollection(even, **looks))
-    elif not is_space:
-        axes.add_collection(PolyCollection(corners, **looks), autolim=False)
+    axes.add_collection(PolyCollection(corners, **looks), autolim=False)
 
 
 def _segments(axes: Any, shape: Segments, is_space: bool, order: int) -> None:

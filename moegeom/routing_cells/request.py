@@ -40,7 +40,7 @@ class CellsRequest(StudyRequest, WorkerOptions):
     vertices: int = option("Vertices to walk at most.", 10**7, min=1)
     out: Path | None = option("Folder for cells.parquet and facets.parquet.")
     plot: Path | None = option("Picture: .svg, .pdf or .png.")
-    view: str = option("cells, expert:E or tropical (the surface of e_k).", "cells")
+    view: str = option("cells or expert:E.", "cells")
     frame: float | None = option(
         "Half the side of what the picture shows; without it there is room for the tokens."
     )

@@ -454,14 +454,11 @@ def _plane(
     outlines = polygons(cell_sides(weight, bias, cells, equal), cells.facets, frame)
     is_inside = ~np.isnan(outlines.facet_ends[:, 0, 0])
     out, into = (experts[is_inside] for experts in cells.exchanged)
-    chosen = cells.expert_set.astype(np.int64)
     return pages.PlaneCells(
         caption=caption,
         frame=frame,
         expert_sets=tuple(map(tuple, cells.expert_set.tolist())),
         polygons=outlines.corners,
-        gradient=weight[chosen].sum(axis=1),
-        offset=bias[chosen].sum(axis=1),
         facet_ends=outlines.facet_ends[is_inside],
         facet_cells=cells.facets[is_inside],
         facet_out=out,

@@ -164,7 +164,6 @@ def test_a_slice_that_was_written_is_read_again(moegeom, place):
 PICTURES = [
     (("--caption",), "pdf"),
     (("--view", "expert:3"), "svg"),
-    (("--view", "tropical"), "png"),
     (("--subspace", "pca:3"), "svg"),
     (("--subspace", "plane:5,90,700"), "png"),
     (("--subspace", "circle:5,900"), "svg"),

@@ -63,17 +63,14 @@ class PlaneCells:
     """Cells of an affine router in a plane, as polygons.
 
     ``polygons`` are counter-clockwise and clipped to the frame, one per expert set; one outside the
-    frame has no corner. The sum of the k largest logits in a cell is ``gradient`` . x + ``offset``.
-    Facets are segments within the frame: ``facet_out`` serves in the first of ``facet_cells`` and
-    ``facet_into`` in the second.
+    frame has no corner. Facets are segments within the frame: ``facet_out`` serves in the first of
+    ``facet_cells`` and ``facet_into`` in the second.
     """
 
     caption: SliceCaption
     frame: Frame
     expert_sets: tuple[ExpertSet, ...]
     polygons: tuple[Float64[np.ndarray, "_ 2"], ...]
-    gradient: Float64[np.ndarray, "cells 2"]
-    offset: Float64[np.ndarray, "cells"]
     facet_ends: Float64[np.ndarray, "facets 2 2"]
     facet_cells: Int64[np.ndarray, "facets 2"]
     facet_out: Integer[np.ndarray, "facets"]

@@ -352,36 +352,6 @@ def _region_text(region: Region, expert: int) -> str:
     )
 
 
-def tropical_picture(cells: PlaneCells, request: CellsRequest) -> Picture:
-    """The surface of the sum of the k largest logits, above its cells."""
-    colours = cell_colours(cells.expert_sets, cells.facet_cells)
-    rows = [row for row, polygon in enumerate(cells.polygons) if len(polygon) > 2]
-    lifted = [
-        np.column_stack([p := cells.polygons[row], p @ cells.gradient[row] + cells.offset[row]])
-        for row in rows
-    ]
-    low = min((float(corners[:, 2].min()) for corners in lifted), default=0.0)
-    high = max((float(corners[:, 2].max()) for corners in lifted), default=1.0)
-    floor = low - 0.45 * max(high - low, 1e-12)
-    below = [np.column_stack([p[:, :2], np.full(len(p), floor)]) for p in lifted]
-    fills = [PALETTE[colours[row]] for row in rows]
-    width = float(np.clip(6 / np.sqrt(max(len(rows), 1)), 0.05, 0.4))
-    x0, x1, y0, y1 = cells.frame
-    axes = (
-        Axis("first", low=x0, high=x1),
-        Axis("second", low=y0, high=y1),
-        Axis("sum of logits", low=floor, high=max(high, floor + 1e-9)),
-    )
-    shapes = [
-        Polygons("floor", below, fills, INK, width),
-        Polygons("surface", lifted, fills, INK, width),
-    ]
-    legend = legend_of(cells.expert_sets, areas(cells), colours)
-    subtitle = f"sum of the {cells.caption.top_k} largest logits over its cells"
-    page = PicturePage(request.width, 0.78, left=0.0, right=8.0, bottom=2.0)
-    return picture_of(cells, request, page, axes, shapes, legend, subtitle)
-
-
 # --------------------------------------------------------------------------- names and letters
 def _line_width(cells: PlaneCells, page: PicturePage) -> float:
     """Thinner lines the more facets there are, so that cells remain to be seen."""
@@ -635,7 +605,7 @@ _View = Callable[[Any, CellsRequest], Picture]
 
 #: What each kind of picture shows, by view.
 _VIEWS: Mapping[type, Mapping[str, _View]] = {
-    PlaneCells: {"cells": plane_picture, "expert": expert_picture, "tropical": tropical_picture},
+    PlaneCells: {"cells": plane_picture, "expert": expert_picture},
     RasterCells: {"cells": raster_picture},
     SpaceCells: {"cells": space_picture},
     CircleCells: {"cells": circle_picture},
