@@ -9,7 +9,7 @@ from moegeom.core.errors import RecordingError, UsageError, about
 from moegeom.core.files import reading
 from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.tokens import Stage, TokenSource
-from moegeom.tokens.files import TokenFiles, name_of, paths_of
+from moegeom.tokens.files import TokenFiles, name_of, paths_of, refuse_damaged
 from moegeom.tokens.foreign.npy import npy_shape, npz_shapes
 from moegeom.tokens.source import SOURCES, Company, KnownRouter, Request, Source
 from moegeom.tokens.sources.recorded import holds_traces, open_traces, recognises
@@ -106,6 +106,7 @@ def _recognise(path: Path, request: Request) -> Source:
         partial = path.with_name(f"{path.name}.partial")
         hint = f"{partial.name} exists: it was never finished." if partial.exists() else ""
         raise RecordingError(f"{path.name}: no such file or directory.", hint)
+    refuse_damaged(path)
     # first of all, since a folder may be a recording and an array may be one router's
     is_trace = find_dialect(path, dialect) is not None or holds_traces(path)
     if stage in (None, "ids") and is_trace:
