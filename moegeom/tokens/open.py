@@ -137,7 +137,7 @@ def _is_stack_of_ids(path: Path, request: Request) -> bool:
         second may be that of the layers.
     """
     shape, routers, stage = _shape_of_one_array(path), request.checkpoint_routers, request.stage
-    if not routers or shape is None or shape[0] not in (len(routers), len(request.routers)):
+    if not (routers and shape and shape[0] in (len(routers), len(request.routers) or None)):
         return False
     may_be_trace = shape[1] in (len(routers), max(router.layer for router in routers) + 1)
     if stage == "ids" and not may_be_trace:

@@ -13,9 +13,10 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, RecordingError, RouterError
 from moegeom.core.router import LogitMap, Norm, Router
 from moegeom.core.tokens import TokenColumns
-from moegeom.router.expert_values import down_ratios, values_of
+from moegeom.router.expert_values import values_of
 from moegeom.router.load import load_routers
 from moegeom.studies.changes.edit import EDITS, Exported
+from moegeom.studies.changes.experts import ExpertPair
 from moegeom.studies.changes.router import compare_routers
 from moegeom.studies.signoff.document import document
 from moegeom.studies.signoff.record import LINE_NAMES, Flips, SignOff
@@ -40,7 +41,7 @@ from tests.museum.checkpoint import (
 )
 from tests.museum.exhibit_quantisers import quantised, smoothed
 from tests.museum.exhibit_storage import STORAGE_UNKNOWN
-from tests.museum.healthy import glm_model, softmax_model, with_experts
+from tests.museum.healthy import glm_model, softmax_model
 from tests.unit.studies.edited import (
     INF_FILLED,
     SIGMOID,
@@ -55,6 +56,7 @@ from tests.unit.studies.edited import (
     sigmoid,
     single,
     softmax,
+    with_experts,
 )
 from tests.unit.studies.samples import unwrapped, worded
 from tests.unit.tokens.dialects.test_counts import write_megatron
@@ -610,8 +612,7 @@ def test_scales_that_went_into_the_experts_pass_and_others_fail(tmp_path):
     scaled = dataclasses.replace(sides[0][1], expert_scale=scale)
     for side, state in zip(sides, ("failed", "passed", "failed"), strict=True):
         values = (values_of(store, [router])["text/0"] for store, router in (sides[0], side))
-        ratios = down_ratios(*values, np.arange(32))
-        assert judge(scaled, side[1], ratios=ratios).state == state
+        assert judge(scaled, side[1], experts=ExpertPair(*values)).state == state
 
 
 @pytest.mark.parametrize(

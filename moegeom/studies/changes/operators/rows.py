@@ -280,13 +280,13 @@ PRUNED = Edit(
 
 LEFT_BEHIND = Edit(
     "experts left behind",
-    "experts left behind",
-    "rows changed places and experts did not: tokens go to other experts.",
+    "experts left behind {kind}",
+    "rows changed places, or went, and experts did not move along: tokens go to other experts.",
 )
 
 MOVED_ALONE = Edit(
     "experts moved alone",
-    "experts moved alone",
+    "experts moved alone {kind}",
     "experts changed places and rows did not: tokens go to other experts.",
 )
 
