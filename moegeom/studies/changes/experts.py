@@ -320,7 +320,7 @@ def _gains(a: Router, b: Router) -> list[np.ndarray]:
     if spec.gain or spec.latent or (a.gain is None and b.gain is None):
         return []
     gains = [np.ones(r.hidden_size) if r.gain is None else r.gain.astype(float) for r in (a, b)]
-    return [] if np.array_equal(*gains) else gains
+    return [] if np.array_equal(gains[0], gains[1]) else gains
 
 
 def _changes(

@@ -150,7 +150,7 @@ class RowPair:
         first, second = self.routers
         kinds = [(one.provenance.stored_dtype, held_bits(one.weight)) for one in self.routers]
         gains = [one.gain if one.gain is not None else np.ones(1) for one in (first, second)]
-        is_alike = kinds[0] == kinds[1] and np.array_equal(*gains)
+        is_alike = kinds[0] == kinds[1] and np.array_equal(gains[0], gains[1])
         return np.zeros(len(self.a)) if is_alike else self.finest
 
     @cached_property

@@ -181,6 +181,9 @@ def verdict_sentence(report: Difference) -> str:
         )
     else:
         text = f"no router is identical: {changes}"
+    if report.skipped:
+        text += f"; {number_of(len(report.skipped), 'more looks', 'more look')} like routers"
+        text += ", which were not read as such"
     if same < len(routers) and (others := report.routers_of_other_experts):
         text += f"; other expert weights: {_experts(report, others)}"
     figures = report.figures

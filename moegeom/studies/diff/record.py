@@ -97,6 +97,7 @@ class Difference:
     ``unlike`` says what makes them of different kinds: family, rule, shape. ``only_first`` and
     ``only_second`` name routers without a partner. ``figures`` is None when figures were not
     compared; ``notes`` says why, and what else a reader must know.
+    ``skipped`` are tensors that look like routers and are none.
     """
 
     sides: tuple[Side, Side]
@@ -107,6 +108,7 @@ class Difference:
     figures: Figures | None = None
     notes: Sequence[str] = ()
     not_looked_at: Sequence[str] = ()
+    skipped: Sequence[str] = ()
 
     @property
     def experts(self) -> dict[str, ExpertsChange]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
 from moegeom.checks.statistics import detectable_shift, holm_rejects, p_differs, welch_freedom
-from moegeom.core.errors import UsageError, about
+from moegeom.core.errors import CheckpointError, UsageError, about
 from moegeom.core.files import refuse_existing
 from moegeom.core.router import Router, RouterSet, Rule, parse_layers
 from moegeom.core.row_keys import is_stored_whole, layer_of
-from moegeom.core.text import number_of
+from moegeom.core.text import listed, number_of
 from moegeom.document.header import left_out_text
 from moegeom.document.place import layers_without_router
 from moegeom.document.rule_words import assumed, rule_brief, rule_status, rule_trust
@@ -185,6 +188,8 @@ def difference(request: DifferenceRequest, watch: Watch | None = None) -> Differ
     _refuse_unmeant(request)
     sides = open_side(request.a, request), open_side(request.b, request)
     names = sides[0].names, sides[1].names
+    sessions = [side.session for side in sides if side.session is not None]
+    skipped, odd = compared_skipped(*sessions) if len(sessions) == 2 else ((), [])
     tables = list(_tables(sides, request.layers))
     with _measured(request, sides, watch) as results:
         compared, unlike, notes = _routers(sides, request.experts, watch)
@@ -195,7 +200,7 @@ def difference(request: DifferenceRequest, watch: Watch | None = None) -> Differ
         return Difference(
             (describe(sides[0], tokens[0]), describe(sides[1], tokens[1])),
             compared,
-            (*unlike, *(text for text, is_equal in tables if not is_equal)),
+            (*unlike, *odd, *(text for text, is_equal in tables if not is_equal)),
             tuple(name for name in names[0] if name not in names[1]),
             tuple(name for name in names[1] if name not in names[0]),
             figures,
@@ -204,7 +209,8 @@ def difference(request: DifferenceRequest, watch: Watch | None = None) -> Differ
                 *_notes(request, sides, results, figures),
                 *(f"{text}." for text, is_equal in tables if is_equal),
             ),
-            tuple(_not_looked_at(request, sides, figures, compared)),
+            (*_not_looked_at(request, sides, figures, compared), *skipped_in_words(skipped)),
+            skipped,
         )
 
 
@@ -362,6 +368,32 @@ def _with_experts(
     return changed
 
 
+def compared_skipped(a: Session, b: Session) -> tuple[tuple[str, ...], list[str]]:
+    """Tensors of either side that look like routers and were skipped, and what differs in them.
+
+    Those of one name are held against each other where both are plain floats, number by number.
+    """
+    stores = (a.store, b.store)
+    of_side = [[one.tensor for one in side.routers.skipped] for side in (a, b)]
+    unlike = []
+    for name in of_side[0]:
+        # of files that are not there nothing is known
+        with contextlib.suppress(CheckpointError):
+            infos = [store.info(name) for store in stores if name in of_side[1]]
+            if infos and all(info.dtype in PLAIN_FLOATS for info in infos):
+                one, other = (upcast(store.read(name)) for store in stores)
+                if not np.array_equal(one, other, equal_nan=True):
+                    unlike.append(f"'{name}', which looks like a router, holds other numbers")
+    return tuple(dict.fromkeys((*of_side[0], *of_side[1]))), unlike
+
+
+def skipped_in_words(names: Sequence[str]) -> Iterator[str]:
+    """How many tensors look like routers and are none, and which."""
+    if names:
+        alike = ("tensor that looks like a router", "tensors that look like routers")
+        yield f"{number_of(len(names), *alike)}, beyond their numbers ({listed(names, 4)})"
+
+
 def _tables(sides: Sides, layers: str | None) -> Iterator[tuple[str, bool]]:
     """What can be said of each table by token id of two checkpoints, and whether they are equal."""
     stores = [side.session.store for side in sides if side.session is not None]
@@ -370,7 +402,7 @@ def _tables(sides: Sides, layers: str | None) -> Iterator[tuple[str, bool]]:
         yield from compared_tables(stores, tables, layers)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _measured(
     request: DifferenceRequest, sides: Sides, watch: Watch | None
 ) -> Iterator[tuple[ResultsView, ResultsView] | None]:

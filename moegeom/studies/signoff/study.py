@@ -63,9 +63,11 @@ from moegeom.studies.changes.row_pair import RoutersOfA
 from moegeom.studies.diff.record import Side
 from moegeom.studies.diff.study import (
     OpenedSide,
+    compared_skipped,
     describe,
     experts_unseen,
     refuse_about_tokens,
+    skipped_in_words,
     tokens_line,
 )
 from moegeom.studies.log_probs import log_probs
@@ -164,6 +166,7 @@ def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | No
     tables = compared_tables(
         (a.store, b.store), (a.routers.tables, b.routers.tables), request.layers
     )
+    skipped, odd = compared_skipped(a, b)
     others_by_id = [text for text, is_equal in tables if not is_equal]
     # none, or one for each
     recorded = [_recorded(*one) for one in zip((a, b), request.tokens, strict=False)]
@@ -172,7 +175,7 @@ def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | No
             a.chosen,
             b.chosen,
             {one.name for one in judged if one.is_pruned},
-            [*_miscounts(judged, names), *others_by_id],
+            [*_miscounts(judged, names), *odd, *others_by_id],
         ),
         router_line(judged, names),
         rotation_line(judged, names),
@@ -182,7 +185,12 @@ def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | No
     sides = _described(request.a, a, first), _described(request.b, b, second)
     notes = tuple(_notes(request, a, b, recorded))
     of_experts = experts_unseen([one.experts for one in judged if one.experts is not None])
-    unseen = (of_experts, *_NOT_LOOKED_AT, *_unseen(request, a, b, recorded))
+    unseen = (
+        of_experts,
+        *_NOT_LOOKED_AT,
+        *_unseen(request, a, b, recorded),
+        *skipped_in_words(skipped),
+    )
     return SignOff(sides, lines, notes, unseen)
 
 
@@ -309,12 +317,6 @@ def _unseen(
             )
         if left := len(side.routers.routers) - len(side.chosen):
             yield f"{left} of {len(side.routers.routers)} routers of {letter} (--layers)"
-        if side.routers.skipped:
-            yield number_of(
-                len(side.routers.skipped),
-                f"tensor of {letter} that looks like a router",
-                f"tensors of {letter} that look like routers",
-            )
     if recorded and request.log_probs is None:
         yield "what a flip costs in log-probabilities (--logprobs FILE)"
     only_b = len({r.name for r in b.chosen} - {r.name for r in a.chosen})

@@ -363,6 +363,23 @@ def test_a_table_by_token_id_is_compared_id_by_id(tmp_path, kind):
     )
 
 
+@pytest.mark.parametrize("change", [lambda w: w, lambda w: -w])
+def test_what_looks_like_a_router_and_was_skipped_is_counted_named_and_compared(tmp_path, change):
+    name, folders = "layers.1.ffn.gate.weight", []
+    for side, edit in (("a", lambda w: w), ("b", change)):
+
+        def spoil(tensors, config, edit=edit):
+            with_token_table(tensors, config)
+            tensors[name] = edit(tensors[name])
+
+        folders.append(str(write_model(tmp_path / side, Case(family="deepseek_v3"), spoil)))
+    report = difference(DifferenceRequest(*folders))
+    assert report.skipped == (name,)
+    assert "1 more looks like routers" in verdict_sentence(report)
+    assert name in report.not_looked_at[-1]
+    assert bool(report.unlike) is (change(1) != 1)
+
+
 def test_experts_tell_whether_they_moved_along(differ):
     model = with_experts(softmax())
     for parts, changes, beside in (
