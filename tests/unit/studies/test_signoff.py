@@ -634,3 +634,17 @@ def test_a_part_that_changed_is_told_by_what_was_done_to_it(change, phrase):
     assert compare_routers(a, of_layer_norm(**RENUMBERED, expert_scale=SCALES[MOVED])).phrases == (
         compare_routers(made_up(a.weight), made_up(a.weight[MOVED])).phrases
     )
+
+
+def test_a_limit_is_asked_for_only_where_choices_were_compared_and_none_was_given(tmp_path):
+    for name, model in (("a", softmax()), ("b", softmax().edited("weight", noisy(0.1)))):
+        model.write(tmp_path / name)
+    result = sign_off(SignOffRequest(f"{tmp_path}/a", f"{tmp_path}/b"))
+    assert result.in_state("not judged")
+    assert "give --max-flipped" not in shown(result)
+    between = Flips(100, 100, 0, 4, 0.1, None, 0.2, {"text/0": 0.1, "text/1": 0.1})
+    for limit, is_asked in ((None, True), (0.3, False)):
+        line = measured_line(between, None, limit, ["text/0", "text/1"], "again")
+        lines = (*result.lines[:3], line)
+        text = shown(dataclasses.replace(result, lines=lines), width=200)
+        assert ("give --max-flipped" in text) is is_asked
