@@ -427,9 +427,11 @@ def _check_layers(
         return
     faults = []
     if extra:
-        faults.append(f"holds choices in layers {listed(extra)}, which have no router")
+        have = "layer {}, which has" if len(extra) == 1 else "layers {}, which have"
+        faults.append(f"holds choices in {have.format(listed(extra))} no router")
     if empty:
-        faults.append(f"holds none in layers {listed(empty)}, which have one")
+        have = "layer {}, which has" if len(empty) == 1 else "layers {}, which have"
+        faults.append(f"holds none in {have.format(listed(empty))} one")
     shift = next((n for n in (-1, 1) if set(filled) == {column + n for column in columns}), None)
     hint = (
         "A pipeline stage whose layers were not gathered leaves them empty."

@@ -254,7 +254,7 @@ def test_what_was_done_is_what_is_said(differ, name):
 
 
 OF_BIASES = {
-    "bias scaled": lambda bias, _: -bias,
+    "bias multiplied": lambda bias, _: -bias,
     "bias read as another dtype": lambda bias, _: np.nan_to_num(
         bias.view(ml_dtypes.bfloat16)[: len(bias)].astype(np.float32), posinf=0.0, neginf=0.0
     ),
