@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -11,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.files import open_regular
 from moegeom.core.limits import TOKEN_FILES
 from moegeom.core.text import natural, number_of
 
 #: Bytes of the first line of a file that are looked at.
-FIRST_LINE = 2**20
+FIRST_LINE = 2**16
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def refuse_damaged(path: Path) -> None:
         flaw = f"truncated, or no npz file: its {path.stat().st_size:,} bytes end without the list "
         flaw += "of its arrays"
     elif ending in (".json", ".jsonl"):
-        with path.open("rb") as file:
+        with open_regular(path, follows=True) as file:
             line = file.readline(FIRST_LINE)
         # a document may go on in further lines
         if ending == ".jsonl" and line.strip() and len(line) < FIRST_LINE and not _is_json(line):
@@ -114,8 +115,8 @@ def refuse_damaged(path: Path) -> None:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
-    except (ValueError, RecursionError):
+        parse_json(line)
+    except DocumentError:
         return False
     return True
 

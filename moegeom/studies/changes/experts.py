@@ -23,7 +23,7 @@ from moegeom.core.text import all_of, number_of
 from moegeom.geometry.number_formats import CASTS
 from moegeom.router.expert_names import SHARED, LayerNames, layer_names
 from moegeom.router.expert_tensors import ExpertTensors, experts_spec, layer_of
-from moegeom.router.expert_values import SAMPLE_BYTES, ExpertValues, values_of
+from moegeom.router.expert_values import SAMPLE_BYTES, SOME_BYTES, ExpertValues, values_of
 from moegeom.router.plain_names import with_plain_names
 from moegeom.studies.changes.operators.matrices import FOLDED, NOT_IN_EXPERTS
 from moegeom.studies.changes.operators.rows import LEFT_BEHIND, MOVED_ALONE
@@ -32,6 +32,9 @@ from moegeom.studies.faults.scope import listed
 
 #: Tensors of experts that are sampled where not all are asked for, evenly over the routers.
 SOME_TENSORS = 512
+
+#: Samples that are held in memory while those of one expert are looked at.
+_MOST_HELD = 64
 
 #: Names of scales that calibration writes: no weights.
 _CALIBRATED = ("input_scale", "input_global_scale", "act_scale")
@@ -106,6 +109,7 @@ class ExpertPair:
         self._pairs = {
             n: (both[0][n], both[1][n]) for n in common if _is_alike(both[0][n], both[1][n])
         }
+        self._last: dict[tuple[str, int, int, int], np.ndarray] = {}
         self._digests: dict[tuple[int, int, int], tuple[str, ...]] = {}
         self.names = (*self._pairs,)
         self.reason = ""
@@ -117,6 +121,13 @@ class ExpertPair:
 
     def raw(self, name: str, side: int, expert: int, size: int) -> np.ndarray:
         """The beginning of a tensor, as many numbers (or bytes) as both sides have of ``size``."""
+        if (key := (name, side, expert, size)) not in self._last:
+            if len(self._last) > _MOST_HELD:
+                self._last.clear()
+            self._last[key] = self._read(*key)
+        return self._last[key]
+
+    def _read(self, name: str, side: int, expert: int, size: int) -> np.ndarray:
         pair = self._pairs[name]
         tensor = pair[side]
         at, first, _ = tensor.spans[expert]
@@ -284,7 +295,7 @@ def compared(
     pair: ExpertPair, a: Router, b: Router, place: Sequence[int], number: int | None
 ) -> ExpertsChange:
     """Expert i of B beside expert ``place[i]`` of A."""
-    total, size = len(place), SAMPLE_BYTES
+    total, size = len(place), SAMPLE_BYTES if number is None else SOME_BYTES
     some = min(number or total, total)
     sampled = np.unique(np.linspace(0, total - 1, some).round().astype(int)).tolist()
     sampled = [i for i in sampled if place[i] < pair.values[0].tensors.num_experts]
@@ -310,7 +321,7 @@ def compared(
         places = {pair.digests(0, j, size): j for j in every}
         sources = {i: places[after[i]] for i in other if after[i] in places}
     return ExpertsChange(
-        total, tuple(sampled), pair.names, other, sources, tuple(folded), tuple(unfolded)
+        total, size, tuple(sampled), pair.names, other, sources, tuple(folded), tuple(unfolded)
     )
 
 

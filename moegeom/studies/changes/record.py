@@ -36,13 +36,15 @@ class Change:
 class ExpertsChange:
     """What samples show of the experts of B beside those whose rows they have.
 
-    Of ``num_experts`` those ``sampled``, in ``tensors``. ``other`` are the tensors that differ, by
-    expert; ``sources`` the experts of A that such experts are. Where the gain changed, first
-    matrices of ``folded`` ones changed inversely, and nothing of ``unfolded`` ones. ``reason`` says
-    why nothing could be compared; ``miscount`` where B has other numbers of experts than rows.
+    Of ``num_experts`` those ``sampled``, in the first ``num_bytes`` of their ``tensors``.
+    ``other`` are the tensors that differ, by expert; ``sources`` the experts of A that such experts
+    are. Where the gain changed, first matrices of ``folded`` ones changed inversely, and nothing of
+    ``unfolded`` ones. ``reason`` says why nothing could be compared; ``miscount`` where B has other
+    numbers of experts than rows.
     """
 
     num_experts: int = 0
+    num_bytes: int = 0
     sampled: tuple[int, ...] = ()
     tensors: tuple[str, ...] = ()
     other: Mapping[int, tuple[str, ...]] = field(default_factory=dict)

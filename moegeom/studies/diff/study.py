@@ -41,7 +41,6 @@ from moegeom.results.reader import (
     open_results,
     results_at,
 )
-from moegeom.router.expert_values import SAMPLE_BYTES
 from moegeom.router.facts import compared_tables
 from moegeom.router.rule import rule_origin
 from moegeom.studies.changes.experts import (
@@ -492,11 +491,11 @@ def experts_unseen(looked_at: Sequence[ExpertsChange], may_ask: bool = False) ->
     reasons = [one.reason for one in looked_at if one.reason]
     if not tensors:
         return f"expert weights ({reasons[0]})" if reasons else "expert weights"
-    most = number_of(SAMPLE_BYTES, "byte")
+    most = number_of(max(one.num_bytes for one in looked_at), "byte")
     text = f"expert weights beyond samples (the first {most} of {listing(tensors)}"
     sampled, total = sum(len(o.sampled) for o in looked_at), sum(o.num_experts for o in looked_at)
     text += f" of {sampled:,} of {number_of(total, 'expert')}" if sampled < total else ""
-    text += "; --experts: of all" if may_ask and sampled < total else ""
+    text += "; --experts: more" if may_ask else ""
     return f"{text}{f'; in part not: {reasons[0]}' if reasons else ''})"
 
 

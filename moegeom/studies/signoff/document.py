@@ -71,9 +71,9 @@ def verdict_sentence(report: SignOff) -> str:
     parts = [_FAILS[line.name].format(_sizes(line)) for line in report.in_state("failed")]
     if lines := report.in_state("not judged"):
         # the line of a rotation is not judged either, and no limit helps it
-        asked = [line for line in lines if "limit" in line.evidence]
-        if asked and asked[0].evidence["limit"] is None:
-            rerun = "" if asked[0].evidence["rerun"] else " (or --rerun)"
+        measured = [line for line in lines if "limit" in line.evidence]
+        if measured and measured[0].evidence["limit"] is None:
+            rerun = "" if measured[0].evidence["rerun"] else " (or --rerun)"
             parts.append(f"give --max-flipped{rerun}")
     open_states: dict[LineState, str] = {"inconclusive": "not known", "not judged": "not judged"}
     for state, words in open_states.items():
