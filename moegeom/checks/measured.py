@@ -16,7 +16,7 @@ from moegeom.core.errors import ResultsError
 from moegeom.core.finding import Severity
 from moegeom.core.row_keys import ALL, is_domain, is_stored_whole
 from moegeom.core.shapes import Bool, Float, Float64, Int64
-from moegeom.core.text import listing, number_of
+from moegeom.core.text import listed, listing, number_of
 from moegeom.results.reader import ResultsView
 from moegeom.results.run_file import is_verified_here, num_non_finite
 
@@ -247,9 +247,11 @@ def unseen(measured: Measured) -> Iterator[str]:
     if lost := num_non_finite(measured.run):
         total = (measured.run.get("tokens") or {}).get("num_tokens", lost)
         yield f"{lost:,} of {number_of(total, 'token')} (not finite)"
-    silent = sum(not row.get("num_tokens") for row in measured.layers)
+    silent = [row["router"] for row in measured.layers if not row.get("num_tokens")]
     if measured.has_tokens and silent:
-        yield f"how {silent} of {len(measured.layers)} routers choose (no tokens of theirs)"
+        which = listed([place_of(router) for router in silent], 3)
+        of = f"{len(silent)} of {len(measured.layers)} routers choose"
+        yield f"how {of} (no tokens of theirs: {which})"
     if any((b := measured.before(r)) and "rule" not in b.facts for r in measured.experts):
         yield "how weights are normalised and scaled (the baseline does not say)"
     if any((b := measured.before(r)) and b.modules is None for r in measured.experts):

@@ -9,7 +9,7 @@ import numpy as np
 from moegeom.core.errors import InternalError, RecordingError
 from moegeom.core.limits import OUTPUT_BYTES
 from moegeom.core.router import LogitMap, Router, Rule
-from moegeom.core.shapes import Float, Float64, Int32
+from moegeom.core.shapes import Bool, Float, Float64, Int32
 from moegeom.core.text import number_of
 from moegeom.core.tokens import TILE, SourceFacts, TokenColumns, TokenSource, TopLogits
 from moegeom.engine.prepared import PreparedRouter, check_width
@@ -298,7 +298,10 @@ def recorded_choice(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tok
     if not task.source.facts.has_chosen:
         return None
     chosen = task.source.read_chosen(task.prepared.router.name, start, stop)
-    return None if chosen is None else np.ascontiguousarray(chosen)
+    if chosen is None:
+        return None
+    _refuse_twice(chosen, task.prepared.router, task.source.facts.name, start)
+    return np.ascontiguousarray(chosen)
 
 
 def recorded_ids(task: Task, start: int, stop: int) -> Int32[np.ndarray, "tokens k"]:
@@ -321,15 +324,29 @@ def _check_experts(
         row, slot = np.argwhere(wrong)[0]
         raise RecordingError(
             f"{source}: token {start + row} of router {router.name} names expert {ids[row, slot]}; "
-            f"the checkpoint has {router.num_experts}.",
+            f"the checkpoint has {router.num_experts}{_beside(wrong.any(axis=1))}.",
             "Padding must be cut off before the ids are used.",
         )
+    _refuse_twice(ids, router, source, start)
+
+
+def _refuse_twice(
+    ids: Int32[np.ndarray, "tokens width"], router: Router, source: str, start: int
+) -> None:
+    """Raises RecordingError where a token names an expert twice."""
     ordered = np.sort(ids, axis=1)
     twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if twice.any():
         row = int(np.argmax(twice))
         raise RecordingError(
             f"{source}: token {start + row} of router {router.name} names an expert twice: "
-            f"{ids[row].tolist()}.",
+            f"{ids[row].tolist()}{_beside(twice)}.",
             "Padding, or rows of layers without router, must be cut off before the ids are used.",
         )
+
+
+def _beside(is_wrong: Bool[np.ndarray, "tokens"]) -> str:
+    """In how many tokens that were read together the same is wrong."""
+    number = int(is_wrong.sum())
+    of = f"of the {len(is_wrong):,} tokens that were read with it"
+    return f"; so do {number - 1:,} {of}" if number > 2 else ""

@@ -207,15 +207,16 @@ def _blank(router: Router, source: TokenSource) -> str:
     """What speaks for rows that no token made; empty when nothing does.
 
     Looked at are as many tokens as by the other tests, spread over the stream: padding may lie
-    anywhere. A row is blank when all its numbers are 0, or when all its logits are equal. Zero
-    inputs of a norm are its test's to judge; a router whose rows are equal has such logits.
+    anywhere. A row is blank when all its numbers are 0, or when all its logits are equal; a router
+    whose rows are equal has such logits. Told with them is where they lie, if that is a pattern.
     """
     stage = source.facts.stage
-    if stage not in ("logits", "top_logits", "pre_norm"):
+    if stage not in ("logits", "top_logits", "pre_norm", "router_input"):
         return ""
-    if stage != "pre_norm" and (router.weight == router.weight[0]).all():
+    is_input = stage in ("pre_norm", "router_input")
+    if not is_input and (router.weight == router.weight[0]).all():
         return ""
-    num_zero = num_equal = num_seen = 0
+    num_zero = num_equal = num_seen = num_first = 0
     for start in _spread_tiles(source.facts.num_tokens):
         stop = min(start + TILE, source.facts.num_tokens)
         if stage == "top_logits":
@@ -225,13 +226,18 @@ def _blank(router: Router, source: TokenSource) -> str:
         is_zero = ~values.any(axis=1)
         num_seen += len(values)
         num_zero += int(is_zero.sum())
-        if stage != "pre_norm" and values.shape[1] >= _LEAST_EQUAL:
+        if is_zero.any() and source.facts.has_documents:
+            position = source.read_columns(start, stop).position
+            num_first += int((is_zero & (position == 0)).sum())
+        if not is_input and values.shape[1] >= _LEAST_EQUAL:
             is_equal = (values == values[:, :1]).all(axis=1)
             num_equal += int((is_equal & ~is_zero).sum())
     if not (num_zero or num_equal):
         return ""
-    flaws = [f"{num_zero:,} hold nothing but 0"] * bool(num_zero)
-    flaws += [f"{num_equal:,} hold the same logit for every expert"] * bool(num_equal)
+    are_first = ", each the first of its document" if num_first == num_zero else ""
+    flaws = [f"{number_of(num_zero, 'holds', 'hold')} nothing but 0{are_first}"] * bool(num_zero)
+    holds = number_of(num_equal, "holds", "hold")
+    flaws += [f"{holds} the same logit for every expert"] * bool(num_equal)
     return (
         f"of {num_seen:,} tokens that were looked at, {' and '.join(flaws)}: padding, or rows that "
         "were never written."

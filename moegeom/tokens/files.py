@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import glob
 import os
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moegeom.core.documents import DocumentError, parse_json
 from moegeom.core.errors import RecordingError, UsageError
+from moegeom.core.files import open_regular
 from moegeom.core.limits import TOKEN_FILES
 from moegeom.core.text import natural, number_of
+
+#: Bytes of the first line of a file that are looked at.
+FIRST_LINE = 2**16
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,36 @@ def in_folder(folder: Path) -> list[Path]:
     """The files of a folder in natural order, without hidden ones and without folders in it."""
     files = (path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
     return sorted(files, key=lambda path: natural(path.name))
+
+
+def refuse_damaged(path: Path) -> None:
+    """Raises RecordingError for a file that is empty, or whose beginning or end is lost."""
+    if not path.is_file():
+        return
+    flaw, ending = "", path.suffix.lower()
+    if not path.stat().st_size:
+        flaw = "empty: it has 0 bytes"
+    elif ending == ".npz" and not zipfile.is_zipfile(path):
+        flaw = f"truncated, or no npz file: its {path.stat().st_size:,} bytes end without the list "
+        flaw += "of its arrays"
+    elif ending in (".json", ".jsonl"):
+        with open_regular(path, follows=True) as file:
+            line = file.readline(FIRST_LINE)
+        # a document may go on in further lines
+        if ending == ".jsonl" and line.strip() and len(line) < FIRST_LINE and not _is_json(line):
+            flaw = "line 1 is no JSON: truncated, or another kind of file"
+        elif not line.lstrip().startswith((b"{", b"[", b"\xef\xbb\xbf")) and line.strip():
+            flaw = "it does not begin as JSON does"
+    if flaw:
+        raise RecordingError(f"{path.name}: {flaw}.", "Was it copied before it was written whole?")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        parse_json(line)
+    except DocumentError:
+        return False
+    return True
 
 
 def _is_pattern(path: str) -> bool:

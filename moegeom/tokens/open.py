@@ -9,7 +9,7 @@ from moegeom.core.errors import RecordingError, UsageError, about
 from moegeom.core.files import reading
 from moegeom.core.loaded_code import refuse_code_within
 from moegeom.core.tokens import Stage, TokenSource
-from moegeom.tokens.files import TokenFiles, name_of, paths_of
+from moegeom.tokens.files import TokenFiles, name_of, paths_of, refuse_damaged
 from moegeom.tokens.foreign.npy import npy_shape, npz_shapes
 from moegeom.tokens.source import SOURCES, Company, KnownRouter, Request, Source
 from moegeom.tokens.sources.recorded import holds_traces, open_traces, recognises
@@ -106,6 +106,7 @@ def _recognise(path: Path, request: Request) -> Source:
         partial = path.with_name(f"{path.name}.partial")
         hint = f"{partial.name} exists: it was never finished." if partial.exists() else ""
         raise RecordingError(f"{path.name}: no such file or directory.", hint)
+    refuse_damaged(path)
     # first of all, since a folder may be a recording and an array may be one router's
     is_trace = find_dialect(path, dialect) is not None or holds_traces(path)
     if stage in (None, "ids") and is_trace:
@@ -136,7 +137,7 @@ def _is_stack_of_ids(path: Path, request: Request) -> bool:
         second may be that of the layers.
     """
     shape, routers, stage = _shape_of_one_array(path), request.checkpoint_routers, request.stage
-    if not routers or shape is None or shape[0] not in (len(routers), len(request.routers)):
+    if not (routers and shape and shape[0] in (len(routers), len(request.routers) or None)):
         return False
     may_be_trace = shape[1] in (len(routers), max(router.layer for router in routers) + 1)
     if stage == "ids" and not may_be_trace:

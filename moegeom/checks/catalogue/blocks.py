@@ -243,11 +243,12 @@ def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
                 of,
             )
         if one["zero"]:
-            yield experts_hold.finding(router, f"{_numbers(one['zero'], num)} are all 0.", of)
+            are = "is" if len(one["zero"]) == 1 else "are"
+            yield experts_hold.finding(router, f"{_numbers(one['zero'], num)} {are} all 0.", of)
         if one["not_finite"]:
-            yield experts_hold.finding(
-                router, f"{_numbers(one['not_finite'], num)} hold values that are not finite.", of
-            )
+            holds = "holds" if len(one["not_finite"]) == 1 else "hold"
+            some = _numbers(one["not_finite"], num)
+            yield experts_hold.finding(router, f"{some} {holds} values that are not finite.", of)
 
 
 @check(

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from moegeom.core.text import percent
 from moegeom.document.verdict_text import places
+from moegeom.studies.faults.scope import listed
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,52 @@ class Change:
 
 
 @dataclass(frozen=True)
+class ExpertsChange:
+    """What samples show of the experts of B beside those whose rows they have.
+
+    Of ``num_experts`` those ``sampled``, in the first ``num_bytes`` of their ``tensors``.
+    ``other`` are the tensors that differ, by expert; ``sources`` the experts of A that such experts
+    are. Where the gain changed, first matrices of ``folded`` ones changed inversely, and nothing of
+    ``unfolded`` ones. ``reason`` says why nothing could be compared; ``miscount`` where B has other
+    numbers of experts than rows.
+    """
+
+    num_experts: int = 0
+    num_bytes: int = 0
+    sampled: tuple[int, ...] = ()
+    tensors: tuple[str, ...] = ()
+    other: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    sources: Mapping[int, int] = field(default_factory=dict)
+    folded: tuple[int, ...] = ()
+    unfolded: tuple[int, ...] = ()
+    reason: str = ""
+    miscount: str = ""
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        """Experts with weights that no expert of A has."""
+        return tuple(expert for expert in self.other if expert not in self.sources)
+
+    @property
+    def of_tensors(self) -> tuple[str, ...]:
+        """Tensors that differ in some expert with other weights."""
+        named = {name for expert in self.changed for name in self.other[expert]}
+        return tuple(name for name in self.tensors if name in named)
+
+    @property
+    def in_words(self) -> str:
+        """``5 (down)``: which experts have other weights, and in what."""
+        return f"{listed(np.array(self.changed))} ({', '.join(self.of_tensors)})"
+
+    @property
+    def have_followed(self) -> bool | None:
+        """Whether every expert is where its row is; None where samples do not tell."""
+        if self.sources or self.unfolded:
+            return False
+        return None if self.other or len(self.sampled) < max(self.num_experts, 1) else True
+
+
+@dataclass(frozen=True)
 class RouterChange:
     """One router of both sides. No changes: bit for bit the same.
 
@@ -37,7 +86,7 @@ class RouterChange:
     stored, whether experts moved along. Row i of B was row ``place[i]`` of A, and ``moved[i]`` is
     by how much, over its length, it moved from there, beside what changes no choice; empty where
     that is not known. ``size`` is that of all rows together, of projected rows.
-    ``experts_followed`` their rows, as samples of all of them tell; None where these do not.
+    ``experts`` is None where they were not looked at.
     """
 
     router: str
@@ -46,7 +95,7 @@ class RouterChange:
     place: Sequence[int] = ()
     moved: Sequence[float] = ()
     size: float = 0.0
-    experts_followed: bool | None = None
+    experts: ExpertsChange | None = None
 
     @property
     def is_identical(self) -> bool:
@@ -56,6 +105,15 @@ class RouterChange:
     def phrases(self) -> tuple[str, ...]:
         """The key by which routers with the same changes are grouped."""
         return tuple(change.phrase for change in self.changes)
+
+
+def differing(experts: Sequence[ExpertsChange]) -> str:
+    """``12 of 16 sampled experts differ (gate)``, or which do: those of some routers together."""
+    number, sampled = sum(len(one.changed) for one in experts), sum(len(o.sampled) for o in experts)
+    tensors = ", ".join(dict.fromkeys(name for one in experts for name in one.of_tensors))
+    is_named = len(experts) == 1 and number < sampled
+    which = f": {experts[0].in_words}" if is_named else f" ({tensors})"
+    return f"{number:,} of {sampled:,} sampled experts differ{which}"
 
 
 def phrase_of(changes: Sequence[Change]) -> str:

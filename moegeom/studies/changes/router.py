@@ -15,7 +15,7 @@ import numpy as np
 from moegeom.core.router import EXPERT_SCALE, GroupMask, LogitMap, Norm, Router, Rule, Weights
 from moegeom.core.row_keys import is_stored_whole
 from moegeom.core.shapes import Float, Float64, Int64
-from moegeom.core.text import all_of, percent
+from moegeom.core.text import percent
 from moegeom.geometry.description import MatrixRegion, best_rows, best_run, row_bits, whole
 from moegeom.geometry.rows import size
 from moegeom.geometry.set_code import log2_sets
@@ -27,7 +27,7 @@ from moegeom.studies.changes.operators.matrices import FOLDED, NOT_FOLLOWED
 from moegeom.studies.changes.operators.other_routers import UNRELATED
 from moegeom.studies.changes.operators.parts import PART
 from moegeom.studies.changes.operators.rounding import ROUNDED, rounding_of_broken
-from moegeom.studies.changes.operators.rows import LEFT_BEHIND, MOVED_ALONE, NOT_COMPARED
+from moegeom.studies.changes.operators.rows import NOT_COMPARED
 from moegeom.studies.changes.record import Change, RouterChange
 from moegeom.studies.changes.row_pair import (
     KINDS,
@@ -42,30 +42,20 @@ from moegeom.studies.changes.row_pair import (
 )
 from moegeom.studies.faults.scope import listed
 
-#: Hashes of the experts of one router; None where they are not known.
-Samples = Sequence[str] | None
-
 #: Biases of other routers by name.
 OtherBiases = Mapping[str, Float[np.ndarray, "experts"]]
 
 
-def compare_routers(
-    a: Router,
-    b: Router,
-    samples: tuple[Samples, Samples] | None = None,
-    others: RoutersOfA | None = None,
-) -> RouterChange:
+def compare_routers(a: Router, b: Router, others: RoutersOfA | None = None) -> RouterChange:
     """All edits that lead from router ``a`` to router ``b``.
 
-    ``samples`` are those of the experts of both, None when experts were not checked; ``others`` are
-    all routers of A, which b may be another one of. Routers of different shape, unless rows were
-    left out or repeated, or with values that are not finite, are not compared unless they are
-    equal.
+    ``others`` are all routers of A, which b may be another one of. Routers of different shape,
+    unless rows were left out or repeated, or with values that are not finite, are not compared
+    unless they are equal.
     """
     place, rows = _rows(a, b, others)
     if place is None:
         return RouterChange(a.name, tuple(rows), tuple(_beside(a, b)))
-    experts, gaps = _experts(b, place, samples)
     biases = (
         change
         for kind in KINDS
@@ -77,19 +67,8 @@ def compare_routers(
     if _is_finite(a) and _is_finite(b):
         moved = row_pair(a, b, place).row_sizes(b.rule.is_affine).tolist()
     parts = part_changes(a, b, place)
-    changes, notes = (*rows, *biases, *parts, *experts), (*_beside(a, b), *gaps)
-    followed = _have_followed(place, samples)
-    return RouterChange(a.name, changes, notes, place.tolist(), moved, experts_followed=followed)
-
-
-def _have_followed(
-    place: Int64[np.ndarray, "experts"], samples: tuple[Samples, Samples] | None
-) -> bool | None:
-    """Whether every expert is where its row is; None where samples do not tell."""
-    before, after = samples or (None, None)
-    if before is None or after is None or not set(after) <= set(before):
-        return None
-    return all(after[i] == before[place[i]] for i in range(len(place)))
+    changes, notes = (*rows, *biases, *parts), tuple(_beside(a, b))
+    return RouterChange(a.name, changes, notes, place.tolist(), moved)
 
 
 def _rows(
@@ -140,37 +119,6 @@ def bias_changes(
             kind, stored[place], after.astype(np.float64), b.rule, stored, place, b.dtype, others
         )
     )
-
-
-def _experts(
-    b: Router, place: Int64[np.ndarray, "experts"], samples: tuple[Samples, Samples] | None
-) -> tuple[list[Change], list[str]]:
-    """Whether experts moved along with their rows: changes, and notes."""
-    number = len(place)
-    is_permuted = bool((place != np.arange(number)).any())
-    if samples is None:
-        unknown = "whether the experts moved along is not known: --experts"
-        return [], [unknown] if is_permuted else []
-    before, after = samples
-    if before is None or after is None:
-        return [], ["experts not found, or not to be told apart"]
-    stayed = sum(after[i] == before[i] for i in range(min(number, len(before))))
-    followed = sum(after[i] == before[place[i]] for i in range(number))
-    if is_permuted and followed == number:
-        return [], [f"{all_of(number, 'expert')} moved along"]
-    detail = f"samples of {stayed} of {number} experts are where they were"
-    if is_permuted and stayed:
-        left = LEFT_BEHIND.change(
-            b.rule, subject="experts", detail=detail, stayed=stayed, followed=followed
-        )
-        return [left], []
-    if is_permuted:
-        return [], ["the weights of the experts changed too: samples do not tell where they are"]
-    if stayed == number:
-        return [], [all_of(number, "expert where it was", "experts where they were")]
-    if sorted(before) == sorted(after):
-        return [MOVED_ALONE.change(b.rule, detail=detail, subject="experts", stayed=stayed)], []
-    return [], [f"{number - stayed} of {number} experts have other weights"]
 
 
 def _beside(a: Router, b: Router) -> Iterator[str]:

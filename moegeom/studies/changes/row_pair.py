@@ -26,6 +26,8 @@ FARTHEST = 6.0
 #: Rows this close, beside their length, are equal: effective rows and projections carry float64.
 EQUAL = 1e-12
 
+#: A row moved as others did where it moved by this part of their median.
+_AS_FAR = 0.25
 
 #: Rows of one router, in full or projected.
 Rows = Float64[np.ndarray, "experts dimension"]
@@ -141,9 +143,23 @@ class RowPair:
         return (bool(self.named) or is_shifted) and not is_exact and self.is_rounding
 
     @cached_property
+    def least(self) -> Float64[np.ndarray, "experts"]:
+        """Lengths of changes that rounding may be; none where both sides are stored alike."""
+        if self.is_projected or not self.is_stored or self.shift.any():
+            return self.finest
+        first, second = self.routers
+        kinds = [(one.provenance.stored_dtype, held_bits(one.weight)) for one in self.routers]
+        gains = [one.gain if one.gain is not None else np.ones(1) for one in (first, second)]
+        is_alike = kinds[0] == kinds[1] and np.array_equal(gains[0], gains[1])
+        return np.zeros(len(self.a)) if is_alike else self.finest
+
+    @cached_property
     def has_moved(self) -> Bool[np.ndarray, "experts"]:
-        """Rows that moved by more than rounding."""
-        return np.linalg.norm(self.left, axis=1) > self.finest
+        """Rows that moved by more than rounding, or as far as those and not by rounding."""
+        lengths = np.linalg.norm(self.left, axis=1)
+        beyond = lengths > self.finest
+        usual = float(np.median(lengths[beyond])) if beyond.any() else 0.0
+        return beyond | ((lengths > self.least) & (lengths >= _AS_FAR * usual))
 
     def row_sizes(self, is_shift_free: bool = True) -> Float64[np.ndarray, "experts"]:
         r"""The change of each row over the length of the row, centred: :math:`|l_i| / |a_i|`.
@@ -163,7 +179,7 @@ class RowPair:
             across = np.linalg.norm(left - along[:, None] * before, axis=1)
             moved, lengths = np.hypot(along * self.lengths, across), self.lengths
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(np.linalg.norm(left, axis=1) > self.finest, moved / lengths, 0.0)
+            return np.where(np.linalg.norm(left, axis=1) > self.least, moved / lengths, 0.0)
 
 
 def share(part: float, of: float) -> float:

@@ -25,7 +25,7 @@ from moegeom.document.model import (
     View,
 )
 from moegeom.document.place import place
-from moegeom.studies.changes.record import RouterChange, phrase_of, where
+from moegeom.studies.changes.record import RouterChange, differing, phrase_of, where
 from moegeom.studies.diff.record import Difference, FigureChange, Figures, Side
 
 #: Routers, and figures, that a screen shows before the rest is counted.
@@ -181,6 +181,11 @@ def verdict_sentence(report: Difference) -> str:
         )
     else:
         text = f"no router is identical: {changes}"
+    if report.skipped:
+        text += f"; {number_of(len(report.skipped), 'more looks', 'more look')} like routers"
+        text += ", which were not read as such"
+    if same < len(routers) and (others := report.routers_of_other_experts):
+        text += f"; other expert weights: {_experts(report, others)}"
     figures = report.figures
     if figures is None:
         return f"{text}."
@@ -189,15 +194,8 @@ def verdict_sentence(report: Difference) -> str:
 
 
 def _experts(report: Difference, routers: Sequence[str]) -> str:
-    """``layers 0-3, 12 of 16 sampled``: where samples of experts differ, and how many."""
-    number, sampled = (
-        sum(of)
-        for of in zip(
-            *((len(report.experts[name][0]), report.experts[name][1]) for name in routers),
-            strict=True,
-        )
-    )
-    return f"{_where(routers, report)}, {number:,} of {sampled:,} sampled experts differ"
+    """``layers 0-3, 12 of 16 sampled experts differ (gate)``."""
+    return f"{_where(routers, report)}, {differing([report.experts[name] for name in routers])}"
 
 
 def _headline(report: Difference) -> Headline:
@@ -427,8 +425,13 @@ def _record(report: Difference) -> Mapping[str, Any]:
             "tests": [{**dataclasses.asdict(one), "change": one.change} for one in figures.tests],
         },
         "experts": {
-            name: {"different": others, "num_sampled": number}
-            for name, (others, number) in report.experts.items()
+            name: {
+                "different": [*one.other],
+                "num_sampled": len(one.sampled),
+                "tensors": one.tensors,
+                "moved": {str(expert): source for expert, source in one.sources.items()},
+            }
+            for name, one in report.experts.items()
         },
         "notes": report.notes,
         "not_looked_at": report.not_looked_at,

@@ -10,7 +10,7 @@ from pathlib import Path
 from moegeom.core.option import argument, option
 from moegeom.engine.request import CHECKPOINT, OutTerms, RunTerms, Tokens
 from moegeom.results.reader import Results
-from moegeom.studies.changes.record import RouterChange
+from moegeom.studies.changes.record import ExpertsChange, RouterChange
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Difference:
 
     ``unlike`` says what makes them of different kinds: family, rule, shape. ``only_first`` and
     ``only_second`` name routers without a partner. ``figures`` is None when figures were not
-    compared; ``notes`` says why, and what else a reader must know. ``experts`` are those of each
-    router whose samples differ, and how many were sampled; without routers of which none was.
+    compared; ``notes`` says why, and what else a reader must know.
+    ``skipped`` are tensors that look like routers and are none.
     """
 
     sides: tuple[Side, Side]
@@ -108,9 +108,14 @@ class Difference:
     figures: Figures | None = None
     notes: Sequence[str] = ()
     not_looked_at: Sequence[str] = ()
-    experts: Mapping[str, tuple[Sequence[int], int]] = field(default_factory=dict)
+    skipped: Sequence[str] = ()
+
+    @property
+    def experts(self) -> dict[str, ExpertsChange]:
+        """What samples of experts show, by router; without routers of which none was."""
+        return {r.router: r.experts for r in self.routers if r.experts and r.experts.sampled}
 
     @property
     def routers_of_other_experts(self) -> list[str]:
-        """Routers some of whose sampled experts differ."""
-        return [name for name, (others, _) in self.experts.items() if others]
+        """Routers some of whose sampled experts have other weights."""
+        return [name for name, one in self.experts.items() if one.changed]

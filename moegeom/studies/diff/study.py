@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS, upcast
 from moegeom.checks.statistics import detectable_shift, holm_rejects, p_differs, welch_freedom
-from moegeom.core.errors import UsageError, about
+from moegeom.core.errors import CheckpointError, UsageError, about
 from moegeom.core.files import refuse_existing
-from moegeom.core.router import RouterSet, Rule, parse_layers
+from moegeom.core.router import Router, RouterSet, Rule, parse_layers
 from moegeom.core.row_keys import is_stored_whole, layer_of
-from moegeom.core.text import number_of
+from moegeom.core.text import listed, number_of
 from moegeom.document.header import left_out_text
 from moegeom.document.place import layers_without_router
 from moegeom.document.rule_words import assumed, rule_brief, rule_status, rule_trust
@@ -38,13 +41,17 @@ from moegeom.results.reader import (
     open_results,
     results_at,
 )
-from moegeom.router.expert_samples import read_expert_samples
-from moegeom.router.expert_values import sample_some
 from moegeom.router.facts import compared_tables
 from moegeom.router.rule import rule_origin
-from moegeom.studies.changes.record import RouterChange
+from moegeom.studies.changes.experts import (
+    ExpertsOfSide,
+    listing,
+    number_of_experts,
+    pairs_of,
+    with_experts,
+)
+from moegeom.studies.changes.record import ExpertsChange, RouterChange, where
 from moegeom.studies.changes.router import (
-    Samples,
     compare_projected,
     compare_routers,
     is_same_norm,
@@ -179,11 +186,12 @@ def difference(request: DifferenceRequest, watch: Watch | None = None) -> Differ
     """
     _refuse_unmeant(request)
     sides = open_side(request.a, request), open_side(request.b, request)
-    samples = _samples(sides, watch) if request.experts else None
     names = sides[0].names, sides[1].names
+    sessions = [side.session for side in sides if side.session is not None]
+    skipped, odd = compared_skipped(*sessions) if len(sessions) == 2 else ((), [])
     tables = list(_tables(sides, request.layers))
     with _measured(request, sides, watch) as results:
-        compared, unlike, notes = _routers(sides, samples, watch)
+        compared, unlike, notes = _routers(sides, request.experts, watch)
         figures, tokens = None, ("", "")
         if results is not None:
             figures = figure_changes(*(_of_layers(r, request.layers) for r in results))
@@ -191,7 +199,7 @@ def difference(request: DifferenceRequest, watch: Watch | None = None) -> Differ
         return Difference(
             (describe(sides[0], tokens[0]), describe(sides[1], tokens[1])),
             compared,
-            (*unlike, *(text for text, is_equal in tables if not is_equal)),
+            (*unlike, *odd, *(text for text, is_equal in tables if not is_equal)),
             tuple(name for name in names[0] if name not in names[1]),
             tuple(name for name in names[1] if name not in names[0]),
             figures,
@@ -200,8 +208,8 @@ def difference(request: DifferenceRequest, watch: Watch | None = None) -> Differ
                 *_notes(request, sides, results, figures),
                 *(f"{text}." for text, is_equal in tables if is_equal),
             ),
-            tuple(_not_looked_at(request, sides, figures)),
-            _other_experts(sides),
+            (*_not_looked_at(request, sides, figures, compared), *skipped_in_words(skipped)),
+            skipped,
         )
 
 
@@ -242,17 +250,15 @@ def refuse_about_tokens(
         parse_layers(request.layers)
 
 
-#: Samples of the experts of both sides by router; what happened to routers, what makes the sides
-#: unlike, and notes.
-BothSamples = tuple[Mapping[str, Samples], Mapping[str, Samples]]
+#: What happened to routers, what makes the sides unlike, and notes.
 Compared = tuple[list[RouterChange], tuple[str, ...], tuple[str, ...]]
 
 
-def _routers(sides: Sides, samples: BothSamples | None, watch: Watch | None) -> Compared:
+def _routers(sides: Sides, every_expert: bool, watch: Watch | None) -> Compared:
     """What happened to the common routers, what makes the sides unlike, and notes."""
     common = [name for name in sides[0].names if name in sides[1].names]
     if sides[0].routers is not None and sides[1].routers is not None:
-        return _exactly(sides[0].routers, sides[1].routers, common, samples, watch)
+        return _exactly(sides[0].routers, sides[1].routers, common, sides, every_expert, watch)
     views = [projected_routers(side.weights) for side in sides]
     runs = [side.weights.run["checkpoint"] for side in sides]
     rules = [{name: view[name].rule for name in common} for view in views]
@@ -267,23 +273,28 @@ def _exactly(
     a: RouterSet,
     b: RouterSet,
     common: Sequence[str],
-    samples: BothSamples | None,
+    sides: Sides,
+    every_expert: bool,
     watch: Watch | None,
 ) -> Compared:
     first, second = ({router.name: router for router in one.routers} for one in (a, b))
     others = RoutersOfA(a.routers)
 
     def compare(name: str) -> RouterChange:
-        pair = None if samples is None else (samples[0].get(name), samples[1].get(name))
-        return compare_routers(first[name], second[name], pair, others)
+        return compare_routers(first[name], second[name], others)
 
     compared = list(watched(on_all_cores(compare, common), common, watch))
+    compared = _with_experts(compared, first, second, sides, every_expert, watch)
     facts = [{"family": one.family, "rule": one.family_text} for one in (a, b)]
     rules = [{name: side[name].rule for name in common} for side in (first, second)]
     norms = [name for name in common if not is_same_norm(first[name].norm, second[name].norm)]
     unlike = list(_unlike(facts[0], facts[1], rules[0], rules[1]))
     if norms:
         unlike.append(f"another norm in front of {len(norms)} routers, first {norms[0]}")
+    lost = [one for one in compared if one.experts and one.experts.reason.startswith("B: ")]
+    if lost and lost[0].experts:
+        layers = where([one.router for one in lost], common)
+        unlike.append(f"experts of {layers} cannot be compared: {lost[0].experts.reason}")
     return compared, tuple(unlike), tuple(_other_family(facts[0], facts[1]))
 
 
@@ -326,22 +337,60 @@ def _other_family(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _other_experts(sides: Sides) -> dict[str, tuple[list[int], int]]:
-    """Experts whose samples differ, and how many were sampled, by router; of one storage alone."""
-    first, second = (
-        sample_some(side.session.store, side.routers.routers)
-        if side.session is not None and side.routers is not None
-        else {}
-        for side in sides
+def _with_experts(
+    compared: Sequence[RouterChange],
+    first: Mapping[str, Router],
+    second: Mapping[str, Router],
+    sides: Sides,
+    every_expert: bool,
+    watch: Watch | None,
+) -> list[RouterChange]:
+    """With samples of the experts: of all of them, or of some."""
+    stores = [side.session.store for side in sides if side.session is not None]
+    before = [store.bytes_read for store in stores]
+    names = [one.router for one in compared]
+    pairs = pairs_of(
+        *(
+            ExpertsOfSide(s, [r[n] for n in names])
+            for s, r in zip(stores, (first, second), strict=True)
+        )
     )
-    others: dict[str, tuple[list[int], int]] = {}
-    for name, some in first.items():
-        there = second.get(name)
-        if there is not None and there.storage == some.storage:
-            both = sorted(some.digests.keys() & there.digests.keys())
-            different = [e for e in both if some.digests[e] != there.digests[e]]
-            others[name] = different, len(both)
-    return others
+    changed = []
+    for one in compared:
+        pair = pairs[one.router]
+        number = None if every_expert else number_of_experts(pair, len(names))
+        changed.append(with_experts(one, first[one.router], second[one.router], pair, number))
+    for letter, store, start in zip(_LETTERS, stores, before, strict=True):
+        if watch and every_expert:
+            read = store.bytes_read - start
+            watch.say(f"{letter}: read {read:,} bytes of headers and expert weights")
+    return changed
+
+
+def compared_skipped(a: Session, b: Session) -> tuple[tuple[str, ...], list[str]]:
+    """Tensors of either side that look like routers and were skipped, and what differs in them.
+
+    Those of one name are held against each other where both are plain floats, number by number.
+    """
+    stores = (a.store, b.store)
+    of_side = [[one.tensor for one in side.routers.skipped] for side in (a, b)]
+    unlike = []
+    for name in of_side[0]:
+        # of files that are not there nothing is known
+        with contextlib.suppress(CheckpointError):
+            infos = [store.info(name) for store in stores if name in of_side[1]]
+            if infos and all(info.dtype in PLAIN_FLOATS for info in infos):
+                one, other = (upcast(store.read(name)) for store in stores)
+                if not np.array_equal(one, other, equal_nan=True):
+                    unlike.append(f"'{name}', which looks like a router, holds other numbers")
+    return tuple(dict.fromkeys((*of_side[0], *of_side[1]))), unlike
+
+
+def skipped_in_words(names: Sequence[str]) -> Iterator[str]:
+    """How many tensors look like routers and are none, and which."""
+    if names:
+        alike = ("tensor that looks like a router", "tensors that look like routers")
+        yield f"{number_of(len(names), *alike)}, beyond their numbers ({listed(names, 4)})"
 
 
 def _tables(sides: Sides, layers: str | None) -> Iterator[tuple[str, bool]]:
@@ -352,19 +401,7 @@ def _tables(sides: Sides, layers: str | None) -> Iterator[tuple[str, bool]]:
         yield from compared_tables(stores, tables, layers)
 
 
-def _samples(sides: Sides, watch: Watch | None) -> BothSamples:
-    digests = []
-    for letter, side in zip(_LETTERS, sides, strict=True):
-        assert side.session is not None
-        assert side.routers is not None
-        samples = read_expert_samples(side.session.store, side.routers.routers)
-        if watch:
-            watch.say(f"{letter}: read {samples.bytes_read:,} bytes of headers and expert weights")
-        digests.append(samples.digests)
-    return digests[0], digests[1]
-
-
-@contextmanager
+@contextlib.contextmanager
 def _measured(
     request: DifferenceRequest, sides: Sides, watch: Watch | None
 ) -> Iterator[tuple[ResultsView, ResultsView] | None]:
@@ -432,18 +469,34 @@ def _notes(
 
 
 def _not_looked_at(
-    request: DifferenceRequest, sides: Sides, figures: Figures | None
+    request: DifferenceRequest,
+    sides: Sides,
+    figures: Figures | None,
+    compared: Sequence[RouterChange],
 ) -> Iterator[str]:
     if figures is None:
         both = all(side.session is not None for side in sides)
         how = " (--tokens REC_A --tokens REC_B)" if both else ""
         yield f"how tokens are routed{how}"
-    if not request.experts:
-        both = sides[0].session and sides[1].session
-        yield "expert weights" + (" beyond samples (--experts)" if both else "")
+    looked_at = [one.experts for one in compared if one.experts is not None]
+    yield experts_unseen(looked_at, not request.experts)
     if any(side.results and side.results.run.get("token_tables") for side in sides):
         yield "tables by token id, of which results hold counts alone"
     yield "what else changed in the model: routers with equal weights read other hidden states"
+
+
+def experts_unseen(looked_at: Sequence[ExpertsChange], may_ask: bool = False) -> str:
+    """What is not known of the experts: beyond samples, or why at all."""
+    tensors = dict.fromkeys(name for one in looked_at for name in one.tensors)
+    reasons = [one.reason for one in looked_at if one.reason]
+    if not tensors:
+        return f"expert weights ({reasons[0]})" if reasons else "expert weights"
+    most = number_of(max(one.num_bytes for one in looked_at), "byte")
+    text = f"expert weights beyond samples (the first {most} of {listing(tensors)}"
+    sampled, total = sum(len(o.sampled) for o in looked_at), sum(o.num_experts for o in looked_at)
+    text += f" of {sampled:,} of {number_of(total, 'expert')}" if sampled < total else ""
+    text += "; --experts: more" if may_ask else ""
+    return f"{text}{f'; in part not: {reasons[0]}' if reasons else ''})"
 
 
 #: Probability that any figure is called changed by chance.

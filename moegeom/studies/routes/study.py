@@ -30,7 +30,7 @@ from moegeom.studies.routes.record import (
     RoutesRequest,
     State,
 )
-from moegeom.tokens.files import name_of, paths_of
+from moegeom.tokens.files import name_of, paths_of, refuse_damaged
 from moegeom.tokens.source import Company, KnownRouter
 from moegeom.tokens.sources.recorded import dialect_and_files, recognises
 from moegeom.tokens.traces.axes import unset_value
@@ -79,6 +79,7 @@ def _trace(target: str, name: str | None, progress: Callable[[int], None] | None
     if not paths[0].exists():
         raise RecordingError(f"{paths[0].name}: no such file or directory.")
     with reading(paths[0], RecordingError):
+        refuse_damaged(paths[0])
         if name is None and not recognises(paths[0]):
             raise RecordingError(
                 f"{paths[0].name}: no trace that can be told ({', '.join(DIALECTS.names())}).",
@@ -177,7 +178,11 @@ class _TraceSums:
                 self.num_bare += all(one is None for one in parts)
             if request.ids.ndim == 1:
                 self.has_flat = True
-            elif request.ids.ndim != 3 or request.ids.dtype.kind not in "iu":
+            elif (
+                request.ids.ndim != 3
+                or 0 in request.ids.shape[1:]
+                or request.ids.dtype.kind not in "iu"
+            ):
                 self.odd = self.odd or (
                     f"{trace.where}: request {request.name} holds {request.ids.dtype} of shape "
                     f"{request.ids.shape}; expected integers (tokens, layers, k)."

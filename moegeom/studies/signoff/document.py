@@ -70,8 +70,11 @@ def verdict_sentence(report: SignOff) -> str:
         return f"PASSED, signed off: {all_of(len(report.lines), 'line')} passed{unseen}."
     parts = [_FAILS[line.name].format(_sizes(line)) for line in report.in_state("failed")]
     if lines := report.in_state("not judged"):
-        has_rerun = any(line.evidence.get("rerun") for line in lines)
-        parts.append(f"give --max-flipped{'' if has_rerun else ' (or --rerun)'}")
+        # the line of a rotation is not judged either, and no limit helps it
+        measured = [line for line in lines if "limit" in line.evidence]
+        if measured and measured[0].evidence["limit"] is None:
+            rerun = "" if measured[0].evidence["rerun"] else " (or --rerun)"
+            parts.append(f"give --max-flipped{rerun}")
     open_states: dict[LineState, str] = {"inconclusive": "not known", "not judged": "not judged"}
     for state, words in open_states.items():
         if lines := report.in_state(state):

@@ -37,17 +37,39 @@ from moegeom.geometry.statistics import clustered_error
 from moegeom.kernels.reference import same_set
 from moegeom.pipeline import Watch
 from moegeom.results.reader import is_results
-from moegeom.router.expert_samples import read_expert_samples
-from moegeom.router.expert_values import ExpertValues, down_ratios, values_of
+from moegeom.router.expert_values import down_ratios
 from moegeom.router.facts import compared_tables
 from moegeom.studies.changes.edit import EDITS, Exported, Judgement
+from moegeom.studies.changes.experts import (
+    ExpertPair,
+    ExpertsOfSide,
+    NoPair,
+    number_of_experts,
+    pairs_of,
+    with_experts,
+)
 from moegeom.studies.changes.operators.matrices import FOLDED, ROTATED
 from moegeom.studies.changes.operators.rows import NOT_COMPARED, PERMUTED, PRUNED
-from moegeom.studies.changes.record import Change, RouterChange, phrase_of, where
-from moegeom.studies.changes.router import Samples, compare_routers
+from moegeom.studies.changes.record import (
+    Change,
+    ExpertsChange,
+    RouterChange,
+    differing,
+    phrase_of,
+    where,
+)
+from moegeom.studies.changes.router import compare_routers
 from moegeom.studies.changes.row_pair import RoutersOfA
 from moegeom.studies.diff.record import Side
-from moegeom.studies.diff.study import OpenedSide, describe, refuse_about_tokens, tokens_line
+from moegeom.studies.diff.study import (
+    OpenedSide,
+    compared_skipped,
+    describe,
+    experts_unseen,
+    refuse_about_tokens,
+    skipped_in_words,
+    tokens_line,
+)
 from moegeom.studies.log_probs import log_probs
 from moegeom.studies.signoff.record import (
     LINE_NAMES,
@@ -65,7 +87,7 @@ from moegeom.tokens.source import KnownRouter
 from moegeom.tokens.traces.alignment import match_run_b
 
 _NOT_LOOKED_AT = (
-    "expert weights, and all else that was quantised: it moves what routers read",
+    "all else that was quantised: it moves what routers read",
     "engines that made no recording: each has arithmetic of its own",
     "whether answers are as good: a flipped expert is not a wrong answer",
 )
@@ -124,7 +146,7 @@ def _refused(request: SignOffRequest, a: Session, refusal: RouterError) -> SignO
     text = "not checked: the routers of B cannot be read."
     lines = (storage, *(Line(name, "inconclusive", text) for name in LINE_NAMES[1:]))
     sides = _described(request.a, a), Side(request.b, "checkpoint", "", 0)
-    return SignOff(sides, lines, (), _NOT_LOOKED_AT)
+    return SignOff(sides, lines, (), ("expert weights", *_NOT_LOOKED_AT))
 
 
 def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | None) -> SignOff:
@@ -132,18 +154,28 @@ def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | No
     pairs = [(router, there[router.name]) for router in a.chosen if router.name in there]
     names = [router.name for router in a.chosen]
     others = RoutersOfA(a.chosen)
-    results = on_all_cores(lambda pair: judge(pair[0], pair[1], others), pairs)
-    judged = list(watched(results, [one.name for one, _ in pairs], watch))
-    judged = _with_experts((a, b), pairs, judged, others)
+    compared = on_all_cores(lambda pair: compare_routers(*pair, others), pairs)
+    changes = list(watched(compared, [one.name for one, _ in pairs], watch))
+    experts = pairs_of(
+        *(ExpertsOfSide(one.store, [p[n] for p in pairs]) for n, one in enumerate((a, b)))
+    )
+    judged = []
+    for (one, other), change in zip(pairs, changes, strict=True):
+        number = number_of_experts(experts[one.name], len(pairs))
+        judged.append(judge(one, other, change, experts[one.name], number))
     tables = compared_tables(
         (a.store, b.store), (a.routers.tables, b.routers.tables), request.layers
     )
+    skipped, odd = compared_skipped(a, b)
     others_by_id = [text for text, is_equal in tables if not is_equal]
     # none, or one for each
     recorded = [_recorded(*one) for one in zip((a, b), request.tokens, strict=False)]
     lines = (
         storage_line(
-            a.chosen, b.chosen, {one.name for one in judged if one.is_pruned}, others_by_id
+            a.chosen,
+            b.chosen,
+            {one.name for one in judged if one.is_pruned},
+            [*_miscounts(judged, names), *odd, *others_by_id],
         ),
         router_line(judged, names),
         rotation_line(judged, names),
@@ -152,41 +184,21 @@ def _compared(request: SignOffRequest, a: Session, b: Session, watch: Watch | No
     first, second = recorded or (None, None)
     sides = _described(request.a, a, first), _described(request.b, b, second)
     notes = tuple(_notes(request, a, b, recorded))
-    unseen = (*_NOT_LOOKED_AT, *_unseen(request, a, b, recorded))
+    of_experts = experts_unseen([one.experts for one in judged if one.experts is not None])
+    unseen = (
+        of_experts,
+        *_NOT_LOOKED_AT,
+        *_unseen(request, a, b, recorded),
+        *skipped_in_words(skipped),
+    )
     return SignOff(sides, lines, notes, unseen)
 
 
-def _with_experts(
-    sides: tuple[Session, Session],
-    pairs: Sequence[tuple[Router, Router]],
-    judged: Sequence[JudgedRouter],
-    others: RoutersOfA,
-) -> list[JudgedRouter]:
-    """Judged with samples of the experts where rows moved, or a scale of the experts did."""
-    again = [
-        (pair, one)
-        for pair, one in zip(pairs, judged, strict=True)
-        if one.is_permuted or one.is_rescaled
-    ]
-    if not again:
-        return list(judged)
-    samples = [
-        read_expert_samples(side.store, [pair[number] for pair, _ in again]).digests
-        for number, side in enumerate(sides)
-    ]
-    rescaled = [pair for pair, one in again if one.is_rescaled]
-    values = [
-        values_of(side.store, [pair[number] for pair in rescaled])
-        for number, side in enumerate(sides)
-    ]
-    new = {}
-    for (a, b), one in again:
-        first, second = (of_side.get(a.name) for of_side in values)
-        ratios = None
-        if isinstance(first, ExpertValues) and isinstance(second, ExpertValues):
-            ratios = down_ratios(first, second, one.place)
-        new[a.name] = judge(a, b, others, (samples[0][a.name], samples[1][b.name]), ratios)
-    return [new.get(one.name, one) for one in judged]
+def _miscounts(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Iterator[str]:
+    """Routers of B with other numbers of experts than rows, where those of A could be read."""
+    lost = [one for one in judged if one.experts is not None and one.experts.miscount]
+    if lost and lost[0].experts is not None:
+        yield f"{lost[0].experts.miscount} in {where([one.name for one in lost], names)} of B"
 
 
 def _is_folded(pair: Exported, ratios: Float64[np.ndarray, "experts"] | None) -> bool:
@@ -305,12 +317,6 @@ def _unseen(
             )
         if left := len(side.routers.routers) - len(side.chosen):
             yield f"{left} of {len(side.routers.routers)} routers of {letter} (--layers)"
-        if side.routers.skipped:
-            yield number_of(
-                len(side.routers.skipped),
-                f"tensor of {letter} that looks like a router",
-                f"tensors of {letter} that look like routers",
-            )
     if recorded and request.log_probs is None:
         yield "what a flip costs in log-probabilities (--logprobs FILE)"
     only_b = len({r.name for r in b.chosen} - {r.name for r in a.chosen})
@@ -398,6 +404,7 @@ class JudgedRouter:
     others: tuple[Judgement, ...]
     place: Int64[np.ndarray, "experts"]
     beside: tuple[str, ...] = ()
+    experts: ExpertsChange | None = None
 
     @property
     def state(self) -> LineState:
@@ -415,10 +422,6 @@ class JudgedRouter:
     @property
     def is_permuted(self) -> bool:
         return any(change.word in (PERMUTED.name, PRUNED.name) for change, _ in self.changes)
-
-    @property
-    def is_rescaled(self) -> bool:
-        return any(change.subject == EXPERT_SCALE for change, _ in self.changes)
 
     @property
     def is_pruned(self) -> bool:
@@ -440,20 +443,26 @@ class JudgedRouter:
 def judge(
     a: Router,
     b: Router,
-    others: RoutersOfA | None = None,
-    samples: tuple[Samples, Samples] | None = None,
-    ratios: Float64[np.ndarray, "experts"] | None = None,
+    comparison: RouterChange | None = None,
+    experts: ExpertPair | NoPair | None = None,
+    number: int | None = None,
 ) -> JudgedRouter:
     """What happened to one router, and whether it is the same function.
 
-    ``others`` are all routers of A, ``samples`` those of the experts of both, ``ratios`` of what
-    experts of B write to what those of A did.
+    Of the ``experts`` of both, ``number`` are sampled: all, where their rows have other places.
     """
-    comparison = compare_routers(a, b, samples, others)
+    comparison = comparison or compare_routers(a, b)
     place = np.array(comparison.place or range(b.num_experts), np.int64)
-    pair = Exported(a, b, place, comparison.experts_followed)
+    words = {one.word for one in comparison.changes}
+    every = None if words & {PERMUTED.name, PRUNED.name} else number
+    comparison = with_experts(comparison, a, b, experts, every)
+    sampled = comparison.experts
+    pair = Exported(a, b, place, None if sampled is None else sampled.have_followed)
+    ratios = None
+    if isinstance(experts, ExpertPair) and EXPERT_SCALE in {c.subject for c in comparison.changes}:
+        ratios = down_ratios(*experts.values, place)
     is_folded = _is_folded(pair, ratios)
-    has_moved = bool(_MOVING & {one.word for one in comparison.changes})
+    has_moved = bool(_MOVING & words)
     changes = tuple(
         (
             one,
@@ -466,7 +475,7 @@ def judge(
         for one in comparison.changes
     )
     return JudgedRouter(
-        a.name, changes, tuple(_broken_parts(comparison, pair)), place, comparison.beside
+        a.name, changes, tuple(_broken_parts(comparison, pair)), place, comparison.beside, sampled
     )
 
 
@@ -505,10 +514,24 @@ def router_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:
         "effective router",
         next(state for state in STATES if any(one.state == state for one in judged)),
         f"{'; '.join(phrases)}.",
-        tuple(_explained(judged, names)),
+        (*_explained(judged, names), *_experts(judged, names)),
         (),
         {"routers": {one.name: _evidence(one) for one in judged}},
     )
+
+
+def _experts(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Iterator[str]:
+    """What samples of experts show beside routers, where they stand where their rows do."""
+    looked_at = {one.name: one.experts for one in judged if one.experts and one.experts.sampled}
+    alike = [name for name, one in looked_at.items() if not (one.other or one.unfolded)]
+    if alike:
+        number = sum(len(looked_at[name].sampled) for name in alike)
+        folded = ", folded as the rows are" * any(looked_at[name].folded for name in alike)
+        layers = where(alike, names)
+        yield f"Experts: samples of {number:,} are those of their rows{folded}, in {layers}."
+    if others := [name for name, one in looked_at.items() if one.changed]:
+        text = differing([looked_at[name] for name in others])
+        yield f"Experts: in {where(others, names)}, {text}; what they compute is not judged."
 
 
 def rotation_line(judged: Sequence[JudgedRouter], names: Sequence[str]) -> Line:

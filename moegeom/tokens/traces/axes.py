@@ -286,15 +286,16 @@ def _shapes(
     if evidence.is_flat:
         return [(n, routers[0].top_k) for n in _layer_counts(evidence.declared_layers, routers)]
     pairs = [(shape[0], shape[1]) for shape in evidence.shapes if len(shape) == 2]
-    if len(evidence.shapes) > 1 or not pairs:
+    if len(evidence.shapes) > 1 or not pairs or 0 in pairs[0]:
         raise _several_shapes(evidence, where)
     return pairs
 
 
 def _several_shapes(evidence: AxisEvidence, where: str) -> RecordingError:
+    shapes = "the shapes" if len(evidence.shapes) > 1 else "the shape"
     return RecordingError(
-        f"{where}: rows have the shapes {listed(evidence.shapes)}; expected one shape, "
-        "(layers, slots), for all requests."
+        f"{where}: rows have {shapes} {listed(evidence.shapes)}; expected one shape, "
+        "(layers, slots), for all requests, without 0."
     )
 
 
@@ -319,9 +320,9 @@ def _axes_of_shape(
         raise _several_shapes(evidence, where)
     slots = _slots_note(reading, routers, where)
     if not any(reading.holds):
+        rows = f"every row of {all_of(shape[0], 'layer')} repeats one number"
         raise RecordingError(
-            f"{where}: nothing was captured: every row of {all_of(shape[0], 'layer')} repeats one "
-            "number.",
+            f"{where}: nothing was captured: {rows if evidence.num_ids else 'there are no rows'}.",
             "Was capture on when the requests ran? Older vLLM wrote zeros whatever was asked.",
         )
     columns, notes = columns_of(shape[0], routers, layers, where)
@@ -426,9 +427,11 @@ def _check_layers(
         return
     faults = []
     if extra:
-        faults.append(f"holds choices in layers {listed(extra)}, which have no router")
+        have = "layer {}, which has" if len(extra) == 1 else "layers {}, which have"
+        faults.append(f"holds choices in {have.format(listed(extra))} no router")
     if empty:
-        faults.append(f"holds none in layers {listed(empty)}, which have one")
+        have = "layer {}, which has" if len(empty) == 1 else "layers {}, which have"
+        faults.append(f"holds none in {have.format(listed(empty))} one")
     shift = next((n for n in (-1, 1) if set(filled) == {column + n for column in columns}), None)
     hint = (
         "A pipeline stage whose layers were not gathered leaves them empty."

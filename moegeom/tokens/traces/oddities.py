@@ -137,7 +137,8 @@ def gap_of(
 
     Where tokens were not counted, rows without choices at the end may be padding: they are none.
     """
-    flags = is_empty if is_counted else is_empty[: len(is_empty) - int(np.argmin(is_empty[::-1]))]
+    is_padded = not is_counted and len(is_empty) > 0
+    flags = is_empty[: len(is_empty) - int(np.argmin(is_empty[::-1]))] if is_padded else is_empty
     if not is_empty.any() or not len(flags):
         copied = num_repeats + 1 if num_repeats > 1 else 0
         is_prompt = copied >= _TIMES and num_prompt in (copied, copied + 1)

@@ -500,6 +500,7 @@ def test_zero_rows_are_refused_at_every_stage_that_holds_numbers():
     for stage, values in (
         ("pre_norm", with_rows(residual, [7, 8])),
         ("top_logits", TopLogits(with_rows(largest, [7, 8]), FOUR)),
+        ("router_input", with_rows(normed(residual, "rms", 1e-6, ROUTER.gain), [7, 8])),
     ):
         message = str(refusal(made.source(stage, TRUST_COLUMNS, values), allowed_by=""))
         assert "2 hold nothing but 0: padding" in message

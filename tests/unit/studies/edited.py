@@ -28,6 +28,25 @@ def sigmoid() -> Checkpoint:
     return sigmoid_model(layers=2)
 
 
+def with_experts(model: Checkpoint, width: int = 8) -> Checkpoint:
+    """With the matrices of small experts, which read what the router reads."""
+    experts = {}
+    for layer in model.layers:
+        count, hidden = model.tensors[name_of("weight", layer)].shape
+        draw = np.random.default_rng([7, layer])
+        for expert in range(count):
+            for leaf in ("gate", "up", "down"):
+                values = draw.standard_normal(
+                    (hidden, width) if leaf == "down" else (width, hidden)
+                )
+                experts[expert_name(layer, expert, leaf)] = values.astype(BF16)
+    return model.changed(experts)
+
+
+def expert_name(layer: int, expert: int, leaf: str) -> str:
+    return f"model.layers.{layer}.mlp.experts.{expert}.{leaf}_proj.weight"
+
+
 def cast(model: Checkpoint) -> Checkpoint:
     return model.edited("weight", lambda w, _: w, dtype=BF16)
 

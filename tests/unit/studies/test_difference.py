@@ -30,7 +30,7 @@ from moegeom.studies.changes.router import (
 )
 from moegeom.studies.changes.row_pair import RoutersOfA, row_pair
 from moegeom.studies.check.study import GateRequest, gate
-from moegeom.studies.diff.document import document
+from moegeom.studies.diff.document import document, verdict_sentence
 from moegeom.studies.diff.record import FigureChange, Figures
 from moegeom.studies.diff.study import (
     FREE_OF_T,
@@ -54,12 +54,13 @@ from tests.museum.checkpoint import (
     within_groups,
 )
 from tests.museum.exhibit_quantisers import smoothed
-from tests.museum.healthy import softmax_model, with_experts
+from tests.museum.healthy import softmax_model
 from tests.unit.check.conftest import TABLE, Case, with_token_table, write_model
 from tests.unit.studies.edited import (
     INF_FILLED,
     cast,
     common,
+    expert_name,
     made_up,
     noise,
     noisy,
@@ -68,6 +69,7 @@ from tests.unit.studies.edited import (
     sigmoid,
     single,
     softmax,
+    with_experts,
 )
 from tests.unit.studies.samples import BALANCED, assert_cut, sides, unwrapped, widest, worded
 
@@ -252,7 +254,7 @@ def test_what_was_done_is_what_is_said(differ, name):
 
 
 OF_BIASES = {
-    "bias scaled": lambda bias, _: -bias,
+    "bias multiplied": lambda bias, _: -bias,
     "bias read as another dtype": lambda bias, _: np.nan_to_num(
         bias.view(ml_dtypes.bfloat16)[: len(bias)].astype(np.float32), posinf=0.0, neginf=0.0
     ),
@@ -300,7 +302,7 @@ def test_what_was_done_to_biases_is_what_is_said(kind):
     )
     for word, change in OF_BIASES.items():
         changed = dataclasses.replace(first, **{kind: change(*biases).astype(np.float32)})
-        router = compare_routers(first, changed, None, RoutersOfA((first, second)))
+        router = compare_routers(first, changed, RoutersOfA((first, second)))
         assert words(router) == [word]
         assert kind.replace("_", " ") in router.changes[0].phrase
 
@@ -314,6 +316,7 @@ def test_every_word_has_a_case():
         *OF_BIASES,
         "experts left behind",
         "experts moved alone",
+        "not folded into experts",
         "not compared",
         "part changed",  # in test_signoff.py
         "logit bias shifted",
@@ -360,6 +363,23 @@ def test_a_table_by_token_id_is_compared_id_by_id(tmp_path, kind):
     )
 
 
+@pytest.mark.parametrize("change", [lambda w: w, lambda w: -w])
+def test_what_looks_like_a_router_and_was_skipped_is_counted_named_and_compared(tmp_path, change):
+    name, folders = "layers.1.ffn.gate.weight", []
+    for side, edit in (("a", lambda w: w), ("b", change)):
+
+        def spoil(tensors, config, edit=edit):
+            with_token_table(tensors, config)
+            tensors[name] = edit(tensors[name])
+
+        folders.append(str(write_model(tmp_path / side, Case(family="deepseek_v3"), spoil)))
+    report = difference(DifferenceRequest(*folders))
+    assert report.skipped == (name,)
+    assert "1 more looks like routers" in verdict_sentence(report)
+    assert name in report.not_looked_at[-1]
+    assert bool(report.unlike) is (change(1) != 1)
+
+
 def test_experts_tell_whether_they_moved_along(differ):
     model = with_experts(softmax())
     for parts, changes, beside in (
@@ -373,10 +393,120 @@ def test_experts_tell_whether_they_moved_along(differ):
             assert beside in " ".join(router.beside)
 
 
+@pytest.mark.parametrize("leaf", ["gate", "up", "down"])
+@pytest.mark.parametrize("experts", [[5], [*range(32)]])
+def test_experts_with_other_weights_in_any_tensor_are_named_in_the_verdict(differ, leaf, experts):
+    model = with_experts(softmax())
+    names = [expert_name(1, expert, leaf) for expert in experts]
+    other = model.changed({name: np.roll(model.tensors[name], 1) for name in names})
+    for every in (False, True):
+        record = differ(model, other, experts=every)
+        assert all(router.is_identical for router in record.routers)
+        change = record.experts["text/1"]
+        assert (list(change.other), change.tensors) == (experts, ("gate", "up", "down"))
+        number = f"{len(experts)} of 32 sampled experts differ"
+        which = f": 5 ({leaf})" if len(experts) == 1 else f" ({leaf})"
+        text = verdict_sentence(record)
+        assert f"their experts do not: layer 1, {number}{which}" in text
+        (unseen,) = (text for text in record.not_looked_at if text.startswith("expert weights"))
+        assert "of gate, up and down" in unseen
+
+
+@pytest.mark.parametrize("kinds", [(BF16, np.float32), (np.float32, BF16)])
+def test_experts_of_the_same_numbers_in_another_dtype_or_fused_are_where_they_were(differ, kinds):
+    model = with_experts(softmax())
+    sides = [
+        model.changed({n: v.astype(kind) for n, v in model.tensors.items() if ".experts." in n})
+        for kind in kinds
+    ]
+    fused = {}
+    for layer in model.layers:
+        both = [
+            np.concatenate([model.tensors[expert_name(layer, e, leaf)] for leaf in ("gate", "up")])
+            for e in range(32)
+        ]
+        downs = [model.tensors[expert_name(layer, e, "down")] for e in range(32)]
+        fused[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = np.stack(both)
+        fused[f"model.layers.{layer}.mlp.experts.down_proj"] = np.stack(downs)
+    rest = {n: v for n, v in model.tensors.items() if ".experts." not in n}
+    sides.append(dataclasses.replace(model, tensors=rest | fused))
+    for other in sides[1:]:
+        record = differ(sides[0], other, experts=True)
+        assert verdict_sentence(record).startswith("all 2 routers are identical")
+        assert all("all 32 experts where they were" in r.beside for r in record.routers)
+
+
+def folded(model: Checkpoint, experts: range) -> Checkpoint:
+    """The gain in the rows and in the first matrices of some experts, and 1 in front of them."""
+    tensors = {}
+    for layer in model.layers:
+        gain = gain_of(model, layer)
+        for expert in experts:
+            for leaf in ("gate", "up"):
+                name = expert_name(layer, expert, leaf)
+                tensors[name] = (model.tensors[name].astype(float) * gain).astype(BF16)
+    rows = model.edited("weight", lambda w, layer: w * gain_of(model, layer))
+    return rows.edited("gain", lambda g, _: np.ones_like(g)).changed(tensors)
+
+
+@pytest.mark.parametrize(
+    ("number", "phrases", "state"),
+    [
+        (32, ("gain folded",), "passed"),
+        (20, ("gain folded", "not folded into experts (12 of 32)"), "failed"),
+        (0, ("gain folded", "not folded into experts (32 of 32)"), "failed"),
+    ],
+)
+def test_a_gain_that_is_folded_is_the_same_model_where_experts_are_folded_too(
+    differ, tmp_path, number, phrases, state
+):
+    model = with_experts(softmax())
+    other = folded(model, range(number))
+    for router in differ(model, other).routers:
+        assert router.phrases == phrases
+        assert router.experts is not None and not router.experts.other
+    sides = (str(tmp_path / name) for name in "ab")
+    assert sign_off(SignOffRequest(*sides)).lines[1].state == state
+
+
+def test_other_numbers_of_experts_than_rows_are_unlike_and_no_storage_of_the_router(
+    differ, tmp_path
+):
+    model = with_experts(softmax())
+    rows = model.edited("weight", lambda w, _: w[:24])
+    rows = dataclasses.replace(rows, config={**rows.config, "num_experts": 24})
+    record = differ(model, rows)
+    assert any("32 experts beside 24 rows" in text for text in record.unlike)
+    sides = (str(tmp_path / name) for name in "ab")
+    storage = sign_off(SignOffRequest(*sides)).lines[0]
+    assert (storage.state, "32 experts beside 24 rows" in storage.sentence) == ("failed", True)
+
+
+def test_experts_that_moved_alone_fail_a_sign_off(tmp_path):
+    model = with_experts(softmax())
+    other = permuted(model, SORTED, ("experts",))
+    sides = (str(one.write(tmp_path / name)) for one, name in ((model, "a"), (other, "b")))
+    line = sign_off(SignOffRequest(*sides)).lines[1]
+    assert (line.state, "experts moved alone" in line.sentence) == ("failed", True)
+
+
+@pytest.mark.parametrize("size", [0.003, 0.01, 0.03])
+def test_rows_that_all_moved_alike_are_told_together_whatever_their_dtype(size):
+    random = np.random.default_rng(16)
+    rows = random.standard_normal((16, 64)).astype(BF16).astype(float)
+    gain = random.uniform(0.5, 1.5, 64).astype(np.float32)
+    moved = (rows * (1.0 + size * random.standard_normal(rows.shape))).astype(BF16).astype(float)
+    router = compare_routers(
+        made_up(rows, dtype="BF16", gain=gain), made_up(moved, dtype="BF16", gain=gain)
+    )
+    assert router.phrases == ("rows changed by {size}, no pattern",)
+    assert min(router.moved) > 0.0
+
+
 def test_a_permutation_is_told_row_by_row_and_of_groups_that_it_mixes(differ):
     (router, _) = differ(softmax(), permuted(softmax(), SORTED, ("weight",))).routers
     assert router.changes[0].evidence["place"] == SORTED
-    assert "not known: --experts" in " ".join(router.beside)
+    assert router.experts is not None and "no tensors of experts" in router.experts.reason
     model = with_experts(sigmoid())
     mixed = permuted(model, [*range(1, 64), 0], ("weight", "bias", "experts"))
     (router, _) = differ(model, mixed, experts=True).routers
@@ -603,11 +733,6 @@ def test_pruned_rows_biases_and_experts_are_one_subset_or_fail():
     other = pruned(SUBSET, list(range(8)))
     assert words(compare_routers(*other)) == ["pruned", "bias left behind"]
     assert judge(*other).state == "failed"
-    samples = [f"hash {n}" for n in range(16)]
-    for rows, is_same in ((SUBSET, True), (range(8), False)):
-        router = compare_routers(*pair, (samples, [samples[n] for n in rows]))
-        assert ("experts left behind" in words(router)) is not is_same
-        assert ("all 8 experts moved along" in router.beside) is is_same
 
 
 def test_what_happened_to_some_rows_is_told_of_them_alone():
@@ -621,7 +746,7 @@ def test_what_happened_to_some_rows_is_told_of_them_alone():
     rows, other = np.random.default_rng(12).standard_normal((2, 32, 64))
     mixed = np.where(np.arange(32)[:, None] < 8, other, rows)
     routers = RoutersOfA((made_up(rows), dataclasses.replace(made_up(other), name="text/5")))
-    (change,) = compare_routers(made_up(rows), made_up(mixed), None, routers).changes
+    (change,) = compare_routers(made_up(rows), made_up(mixed), routers).changes
     assert change.phrase == "router of layer 5 of A, rows 0-7 (8 of 32)"
 
 

@@ -150,3 +150,32 @@ def test_what_says_too_little_is_not_judged_and_what_is_damaged_has_a_defect(tmp
     for name, said in (("logits.npy", "no trace that can be told"), ("gone", "no such file")):
         with pytest.raises(RecordingError, match=said):
             mg.routes(tmp_path / name)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (5, 0, 4), (5, 4, 0), (0, 0, 0)])
+def test_an_array_without_a_number_is_defective_and_holds_nothing_for_any_checkpoint(
+    shape, tmp_path
+):
+    np.save(tmp_path / "none.npy", np.zeros(shape, np.int64))
+    (found,) = mg.routes(tmp_path / "none.npy").value.files
+    assert found.state == "defective"
+    with pytest.raises(RecordingError, match=r"there are no rows|without 0"):
+        open_tokens(tmp_path / "none.npy", checkpoint_routers=known(64))
+
+
+DAMAGED = {
+    "none.npz": (b"", "empty"),
+    "none.jsonl": (b"", "empty"),
+    "cut.npz": (b"PK\x03\x04" + bytes(100), "truncated"),
+    "cut.jsonl": (b'{"a": [1, ', "line 1 is no JSON"),
+    "words.json": (b"words", "does not begin as JSON"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_file_that_is_empty_or_cut_off_is_called_so_wherever_it_is_read(name, tmp_path):
+    content, flaw = DAMAGED[name]
+    (tmp_path / name).write_bytes(content)
+    for read in (mg.routes, open_tokens):
+        with pytest.raises(RecordingError, match=flaw):
+            read(tmp_path / name)

@@ -13,9 +13,10 @@ from moegeom.checkpoint.open import open_checkpoint
 from moegeom.core.errors import CheckpointError, RecordingError, RouterError
 from moegeom.core.router import LogitMap, Norm, Router
 from moegeom.core.tokens import TokenColumns
-from moegeom.router.expert_values import down_ratios, values_of
+from moegeom.router.expert_values import values_of
 from moegeom.router.load import load_routers
 from moegeom.studies.changes.edit import EDITS, Exported
+from moegeom.studies.changes.experts import ExpertPair
 from moegeom.studies.changes.router import compare_routers
 from moegeom.studies.signoff.document import document
 from moegeom.studies.signoff.record import LINE_NAMES, Flips, SignOff
@@ -40,7 +41,7 @@ from tests.museum.checkpoint import (
 )
 from tests.museum.exhibit_quantisers import quantised, smoothed
 from tests.museum.exhibit_storage import STORAGE_UNKNOWN
-from tests.museum.healthy import glm_model, softmax_model, with_experts
+from tests.museum.healthy import glm_model, softmax_model
 from tests.unit.studies.edited import (
     INF_FILLED,
     SIGMOID,
@@ -55,6 +56,7 @@ from tests.unit.studies.edited import (
     sigmoid,
     single,
     softmax,
+    with_experts,
 )
 from tests.unit.studies.samples import unwrapped, worded
 from tests.unit.tokens.dialects.test_counts import write_megatron
@@ -610,8 +612,7 @@ def test_scales_that_went_into_the_experts_pass_and_others_fail(tmp_path):
     scaled = dataclasses.replace(sides[0][1], expert_scale=scale)
     for side, state in zip(sides, ("failed", "passed", "failed"), strict=True):
         values = (values_of(store, [router])["text/0"] for store, router in (sides[0], side))
-        ratios = down_ratios(*values, np.arange(32))
-        assert judge(scaled, side[1], ratios=ratios).state == state
+        assert judge(scaled, side[1], experts=ExpertPair(*values)).state == state
 
 
 @pytest.mark.parametrize(
@@ -633,3 +634,17 @@ def test_a_part_that_changed_is_told_by_what_was_done_to_it(change, phrase):
     assert compare_routers(a, of_layer_norm(**RENUMBERED, expert_scale=SCALES[MOVED])).phrases == (
         compare_routers(made_up(a.weight), made_up(a.weight[MOVED])).phrases
     )
+
+
+def test_a_limit_is_asked_for_only_where_choices_were_compared_and_none_was_given(tmp_path):
+    for name, model in (("a", softmax()), ("b", softmax().edited("weight", noisy(0.1)))):
+        model.write(tmp_path / name)
+    result = sign_off(SignOffRequest(f"{tmp_path}/a", f"{tmp_path}/b"))
+    assert result.in_state("not judged")
+    assert "give --max-flipped" not in shown(result)
+    between = Flips(100, 100, 0, 4, 0.1, None, 0.2, {"text/0": 0.1, "text/1": 0.1})
+    for limit, is_asked in ((None, True), (0.3, False)):
+        line = measured_line(between, None, limit, ["text/0", "text/1"], "again")
+        lines = (*result.lines[:3], line)
+        text = shown(dataclasses.replace(result, lines=lines), width=200)
+        assert ("give --max-flipped" in text) is is_asked

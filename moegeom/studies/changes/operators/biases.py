@@ -141,7 +141,7 @@ def _scaled(pair: BiasPair) -> Iterator[EditFit]:
         yield EditFit(rows, bits, kind, evidence=evidence, allows_subset=True)
 
 
-BIAS_SCALED = Edit("bias scaled", "{kind}", _PREFERRED, fit_bias=_scaled, gate=error)
+BIAS_SCALED = Edit("bias multiplied", "{kind}", _PREFERRED, fit_bias=_scaled, gate=error)
 
 
 def _read_as(pair: BiasPair) -> Iterator[EditFit]:

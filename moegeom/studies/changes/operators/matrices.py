@@ -179,7 +179,8 @@ def _judge_folded(change: Change, pair: Exported) -> Judgement:
     begin = "gain and columns changed inversely"
     if moved <= allowed:
         rounding = f"a rounding of {percent(moved)} (A's own precision: {percent(allowed)})"
-        return Judgement("passed", f"{begin}, W diag(g) is the same up to {rounding}.")
+        others = "" if pair.experts_followed else "; experts must have been folded too"
+        return Judgement("passed", f"{begin}, W diag(g) is the same up to {rounding}{others}.")
     return Judgement(
         "failed",
         f"{begin}, and W diag(g) moved by {percent(moved)}; writing it again in A's own precision "
@@ -191,9 +192,17 @@ FOLDED = Edit(
     "gain folded",
     "gain folded",
     "the gain of the norm and the columns of the router changed inversely, W diag(g) is the "
-    "same within rounding: no choice changes.",
+    "same within rounding: no choice changes, if what else reads that norm, as experts do, was "
+    "folded too.",
     _judge_folded,
     _folded,
+)
+
+NOT_IN_EXPERTS = Edit(
+    "not folded into experts",
+    "not folded into experts {kind}",
+    "first matrices of experts read the norm whose gain changed, and did not follow: what they "
+    "make of each token is another, and all later layers read that.",
 )
 
 

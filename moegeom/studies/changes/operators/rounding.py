@@ -17,6 +17,10 @@ from moegeom.studies.changes.row_pair import BiasPair, RowPair, row_pair, stored
 _EXACT_BITS = 16.0
 
 
+#: What is told of biases that are finer than those of A.
+_NO_LONGER = "no longer rounded to"
+
+
 def _rounded(pair: RowPair) -> Iterator[EditFit]:
     if pair.is_projected or not pair.is_stored:
         return
@@ -89,7 +93,7 @@ def rounding_of_broken(a: Router, b: Router) -> Iterator[EditFit]:
 
 def _bias_rounded(pair: BiasPair) -> Iterator[EditFit]:
     moved = pair.b != pair.a
-    for finer, coarser, names in ((pair.a, pair.b, "B is A"), (pair.b, pair.a, "A is B")):
+    for finer, coarser, to in ((pair.a, pair.b, "rounded to"), (pair.b, pair.a, _NO_LONGER)):
         cast = cast_of(*(side[None, moved].astype(np.float32) for side in (finer, coarser)))
         if cast is None:
             continue
@@ -100,7 +104,7 @@ def _bias_rounded(pair: BiasPair) -> Iterator[EditFit]:
         yield EditFit(
             rows.astype(np.float64),
             3.0,
-            f"{names}, {pair.kind} rounded to {cast}",
+            f"{pair.kind} {to} {cast}",
             f"largest change {largest:.2g}, spread of the bias {pair.spread:.2g}",
             {"largest_change": largest, "spread": pair.spread},
             allows_subset=True,
@@ -123,5 +127,5 @@ ROUNDED = Edit(
     _rounded,
     _bias_rounded,
     # against a baseline only biases are exact; biases finer than its own are no error
-    gate=lambda change: "error" if change.phrase.startswith("B is A") else None,
+    gate=lambda change: None if _NO_LONGER in change.phrase else "error",
 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from moegeom.core.router import Router, Rule
 from moegeom.core.shapes import Float64, Int64
+from moegeom.core.text import number_of
 from moegeom.geometry.description import number_bits
 from moegeom.geometry.rows import (
     AWAY,
@@ -63,7 +64,7 @@ def places_in_words(place: Int64[np.ndarray, "experts"], rule: Rule) -> tuple[st
     more = " ..." if len(moved) > _MOST_SWAPS else ""
     mixed = mixes_groups(place, len(place), rule)
     mixing = "; the new order mixes groups of the rule, so choices change in any case" * mixed
-    return f"{swaps}{more}; cycles: {len(cycles(place))}{mixing}", mixed
+    return f"{swaps}{more}; in {number_of(len(cycles(place)), 'cycle')}{mixing}", mixed
 
 
 def mixes_groups(place: Int64[np.ndarray, "experts"], before: int, rule: Rule) -> bool:
@@ -280,13 +281,13 @@ PRUNED = Edit(
 
 LEFT_BEHIND = Edit(
     "experts left behind",
-    "experts left behind",
-    "rows changed places and experts did not: tokens go to other experts.",
+    "experts left behind {kind}",
+    "rows changed places, or went, and experts did not move along: tokens go to other experts.",
 )
 
 MOVED_ALONE = Edit(
     "experts moved alone",
-    "experts moved alone",
+    "experts moved alone {kind}",
     "experts changed places and rows did not: tokens go to other experts.",
 )
 

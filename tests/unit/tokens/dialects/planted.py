@@ -126,9 +126,9 @@ _EMPTY_ROWS = {
 }
 
 _DENSE = _cleaned("layers without router, which hold no choices: 1")
-_IN_FRONT = _refused("holds choices in layers 0, which have no router")
+_IN_FRONT = _refused("holds choices in layer 0, which has no router")
 _AS_EXPERTS = _refused("padding written as experts")
-_NONE_IN_1 = _refused("holds none in layers 1, which have one")
+_NONE_IN_1 = _refused("holds none in layer 1, which has one")
 _NAMES_FOUR = _refused("names the layers 1, 2, 3, 4; the routers of the checkpoint are")
 
 
@@ -227,7 +227,7 @@ PLANTED = (
     Planted(
         "a layer was not gathered",
         lambda requests: [_first(_empty_a_layer)([request])[0] for request in requests],
-        _refused("holds none in layers 2, which have one"),
+        _refused("holds none in layer 2, which has one"),
     ),
     Planted("a dense layer holds choices", _fill_dense_layer, _IN_FRONT, _ROUTERS_ALONE),
     Planted(
