@@ -48,17 +48,16 @@ class ChoicesOfScores:
     @cached_property
     def usable(self) -> Bool[np.ndarray, "tokens"]:
         """Tokens of which all chosen logits are known, and one other."""
-        known, chosen = self._is_known, self._is_chosen
-        has_all = np.where(chosen, known, True).all(axis=1)
-        return np.asarray(has_all & (known & ~chosen).any(axis=1))
+        has_all = np.where(self._is_chosen, self._is_known, True).all(axis=1)
+        return np.asarray(has_all & (self._is_known & ~self._is_chosen).any(axis=1))
 
     @cached_property
     def gap(self) -> float:
         """The median gap between the scores on both sides of the boundary."""
         scores, _ = self._scores(self.logits[self.usable])
-        known, chosen = self._is_known[self.usable], self._is_chosen[self.usable]
-        last = np.where(chosen, scores, np.inf).min(axis=1)
-        gap = np.abs(last - np.where(known & ~chosen, scores, -np.inf).max(axis=1))
+        is_other = (self._is_known & ~self._is_chosen)[self.usable]
+        last = np.where(self._is_chosen[self.usable], scores, np.inf).min(axis=1)
+        gap = np.abs(last - np.where(is_other, scores, -np.inf).max(axis=1))
         return float(np.median(gap[gap > 0.0])) if (gap > 0.0).any() else 1.0
 
     @cached_property
