@@ -56,9 +56,11 @@ def experts_counted(measured: Measured, limits: Limits) -> Iterator[Finding]:
 def parts_there(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Every block has the parts that its family, its config and its other layers say.
 
-    Looked for: in names, and in headers that are open anyway, matrices of single experts and of
-    all, scales beside packed weights, shared experts that the config counts, the gate of shared
-    experts, modules that most blocks of the stack have; and experts of another shape than most.
+    Looked for: in names, and in headers that are open anyway, matrices, biases and scales that
+    another expert or layer has, matrices that belong to those that are there (a gate, where the
+    family has one), biases of families that have them, shared experts that the config counts, the
+    gate of shared experts, modules that most blocks of the stack have; and experts of another
+    shape than most.
 
     A finding means: whatever loads the model fills the part in, with zeros or at random, or leaves
     it out: an expert gives nothing, packed numbers count without their scale.
@@ -71,7 +73,7 @@ def parts_there(measured: Measured, limits: Limits) -> Iterator[Finding]:
             "lost": "is not in the file",
             "differ": "has another shape than that of most experts",
         }[flaw["kind"]]
-        yield parts_there.finding(tuple(flaw["routers"]), f"part '{flaw['module']}'{which} {word}.")
+        yield parts_there.finding(tuple(flaw["routers"]), f"part '{_module(flaw)}'{which} {word}.")
 
 
 @check("MGI120", "a tensor stands in few blocks", "warning", too_little=_too_little)
@@ -87,7 +89,7 @@ def parts_alike(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """
     for flaw in _flaws(measured, "alone"):
         yield parts_alike.finding(
-            tuple(flaw["routers"]), f"part '{flaw['module']}' stands here and in no other layer."
+            tuple(flaw["routers"]), f"part '{_module(flaw)}' stands here and in no other layer."
         )
 
 
@@ -172,6 +174,11 @@ def parts_hold(measured: Measured, limits: Limits) -> Iterator[Finding]:
         finding = parts_hold.finding(tuple(routers), f"the {name} is {state}.")
         is_broken = state in ("not finite", "0 everywhere")
         yield finding if is_broken else dataclasses.replace(finding, severity="warning")
+
+
+def _module(flaw: Mapping[str, Any]) -> str:
+    """The name as files have it, with the number of the only expert or a star for several."""
+    return flaw["module"].replace("{}", flaw["experts"] if flaw["count"] == 1 else "*")
 
 
 def _experts(flaw: Mapping[str, Any]) -> str:

@@ -728,13 +728,13 @@ def with_experts(tensors, config):
     random = np.random.default_rng(2)
     for layer in range(3):
         for expert in range(16):
-            for leaf in ("down", "up"):
+            for leaf in ("down", "gate", "up"):
                 name = f"model.layers.{layer}.mlp.experts.{expert}.{leaf}_proj.weight"
                 tensors[name] = random.standard_normal((8, 64)).astype(np.float32)
 
 
 def exchanged(tensors, config):
-    for leaf in ("down", "up"):
+    for leaf in ("down", "gate", "up"):
         a, b = (f"model.layers.1.mlp.experts.{e}.{leaf}_proj.weight" for e in (3, 9))
         tensors[a], tensors[b] = tensors[b], tensors[a]
 
