@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.checks.baseline import modules_of
+from moegeom.checks.baseline import modules_of, tables_of
 from moegeom.checks.check import OLDER, Limit, Limits, Unknown, check
-from moegeom.checks.measured import NO_FLOATS, Measured
+from moegeom.checks.measured import NO_FLOATS, Measured, place_of
 from moegeom.core.finding import Finding
 from moegeom.core.text import listed, number_of
 
@@ -94,6 +94,8 @@ def parts_alike(measured: Measured, limits: Limits) -> Iterator[Finding]:
 
 
 def _no_modules(measured: Measured) -> str:
+    if measured.baseline and measured.baseline.tables:
+        return ""
     before = [measured.before(row["router"]) for row in measured.layers]
     if any(one is not None and one.modules is not None for one in before):
         return ""
@@ -110,7 +112,8 @@ def _no_modules(measured: Measured) -> str:
 def block_as_before(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """Every block has the modules and the experts that it had when the baseline was made.
 
-    Looked for: modules of a block by name, and the numbers of its experts.
+    Looked for: modules of a block by name, the numbers of its experts, and the experts of each
+    token id, in any order, where a layer has a table of them.
 
     A finding means: what is lost in every layer alike, which no other layer tells: shared experts,
     their gate, a matrix of the experts, half of the experts; or something came in.
@@ -118,7 +121,11 @@ def block_as_before(measured: Measured, limits: Limits) -> Iterator[Finding | Un
     What to do: compare with the source; write a new baseline (--update-baseline) where a prune or
     another layout is meant.
     """
-    modules = modules_of(measured.run)
+    modules, tables = modules_of(measured.run), tables_of(measured.run)
+    for router, old in measured.baseline.tables.items() if measured.baseline else ():
+        if tables.get(router, "") != old:
+            title = "its table sends token ids to other experts than that of the baseline."
+            yield block_as_before.finding(router, title)
     for row in measured.layers:
         router, before = row["router"], measured.before(row["router"])
         if before is None or not before.modules:
@@ -156,8 +163,8 @@ def _no_parts(measured: Measured) -> str:
 def parts_hold(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Scales of experts, the gate of shared experts and its kin hold trained numbers.
 
-    Looked for: values that are not finite, and parts that are 0 everywhere, or 1, which is a
-    warning. A bias of a norm may be zero.
+    Looked for: values that are not finite, parts that are 0 everywhere, or 1, which is a warning,
+    and experts whose scale is 0. A bias of a norm may be zero.
 
     A finding means: a gate of zeros lets half of the shared experts through for every token, a
     scale of zeros switches experts off; 1 everywhere is what a model starts from, or what a
@@ -172,7 +179,7 @@ def parts_hold(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 routers_by_flaw.setdefault((name, state), []).append(one["name"])
     for (name, state), routers in routers_by_flaw.items():
         finding = parts_hold.finding(tuple(routers), f"the {name} is {state}.")
-        is_broken = state in ("not finite", "0 everywhere")
+        is_broken = state == "not finite" or state.startswith("0 ")
         yield finding if is_broken else dataclasses.replace(finding, severity="warning")
 
 
@@ -229,8 +236,9 @@ def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
     """Every expert holds numbers of its own.
 
     Looked for: with --experts, the first 4 kB of each stored tensor of each expert, as stored:
-    samples that are the same bytes in all matrices, samples that are all 0, and values and scales
-    that are not finite. Numbers behind the samples are not looked at.
+    samples of a matrix that are the same bytes in two experts of a layer or of two, samples of a
+    matrix that are all 0, and values, scales and biases that are not finite; zeros and values that
+    are not finite in shared experts too. Numbers behind the samples are not looked at.
 
     A finding means: a conversion wrote one expert over others or filled them in, an upcycled model
     was never trained, or a weight broke in training. Tokens get an output twice, none, or NaN.
@@ -249,12 +257,33 @@ def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
                 f"{_listed(groups)}.",
                 of,
             )
+        for matrix, alike in one["alike"].items():
+            yield experts_hold.finding(
+                router,
+                f"{sum(map(len, alike))} of {number_of(num, 'expert')} share their {matrix} matrix "
+                f"with another: {_listed(alike)}.",
+                of,
+            )
         if one["zero"]:
-            yield experts_hold.finding(router, f"{_numbers(one['zero'], num)} are all 0.", of)
+            title = f"{_numbers(one['zero'], num)} have a matrix that is all 0."
+            yield experts_hold.finding(router, title, of)
         if one["not_finite"]:
             yield experts_hold.finding(
                 router, f"{_numbers(one['not_finite'], num)} hold values that are not finite.", of
             )
+        for key, word in (("shared_zero", "all 0"), ("shared_not_finite", "not finite")):
+            if names := one[key]:
+                more = f" and {len(names) - 1} more tensors" * (len(names) > 1)
+                title = f"shared experts: '{names[0]}'{more} {word}."
+                yield experts_hold.finding(router, title)
+    for pair in measured.run["expert_values"]["across"]:
+        num = number_of(pair["count"], "expert")
+        yield experts_hold.finding(
+            tuple(pair["routers"]),
+            f"{num} of {place_of(pair['routers'][1])} have the {' and '.join(pair['matrices'])} "
+            f"{'matrix' if len(pair['matrices']) == 1 else 'matrices'} of experts of "
+            f"{place_of(pair['routers'][0])}.",
+        )
 
 
 @check(
