@@ -294,7 +294,7 @@ def read_baseline(path: str | Path) -> Baseline:
     return Baseline(
         *(whole.moegeom, whole.checkpoint, whole.num_tokens, whole.versions, routers),
         whole.dense_elsewhere,
-        dict(whole.tables),
+        {str(name): digest for name, digest in whole.tables.items()},
     )
 
 

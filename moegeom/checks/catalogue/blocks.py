@@ -324,7 +324,7 @@ def experts_calibrated(measured: Measured, limits: Limits) -> Iterator[Finding |
     severities={"release": "error", "training": "note"},
 )
 def experts_trained(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
-    """Experts were trained.
+    """The experts of no layer are all as an initialisation draws them.
 
     Looked for: with --experts, the beginnings of all matrices that are stored as floats. Normal or
     uniform numbers, independent and of one size, whatever it is, have a known kurtosis, rows and
