@@ -84,6 +84,7 @@ class _File(Struct):
     versions: dict[str, str]
     routers: dict[str, _Router]
     dense_elsewhere: frozenset[RouterName] | None = None
+    tables: dict[RouterName, str] = {}  # baselines of older versions lack it
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +121,7 @@ class Baseline:
     """A checkpoint as it was when the baseline was made.
 
     ``dense_elsewhere`` names routers in layers that some engines take as dense; None in a baseline
-    of an older version.
+    of an older version. ``tables`` are digests of the tables by token id, of each router.
     """
 
     moegeom: str
@@ -129,6 +130,7 @@ class Baseline:
     versions: Mapping[str, str]
     routers: Mapping[str, BaselineRouter] = field(default_factory=dict)
     dense_elsewhere: frozenset[str] | None = None
+    tables: Mapping[str, str] = field(default_factory=dict)
 
     def changed_versions(self, run: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
         """Those of ``columns`` whose meaning differs between the baseline and a run."""
@@ -164,7 +166,14 @@ def baseline_of(results: ResultsView) -> Baseline:
         versions=run["column_versions"],
         routers=routers,
         dense_elsewhere=frozenset(one["router"] for one in run.get("dense_elsewhere", ())),
+        tables=tables_of(run),
     )
+
+
+def tables_of(run: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the tables by token id that could be read, by router."""
+    tables = run.get("token_tables", ())
+    return {one["router"]: one["digest"] for one in tables if one.get("digest")}
 
 
 def modules_of(run: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
@@ -232,6 +241,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         "checkpoint": baseline.checkpoint,
         "num_tokens": baseline.num_tokens,
         "dense_elsewhere": sorted(baseline.dense_elsewhere or ()),
+        "tables": dict(baseline.tables),
         "versions": baseline.versions,
         "routers": {name: _to_json(router) for name, router in baseline.routers.items()},
     }
@@ -284,6 +294,7 @@ def read_baseline(path: str | Path) -> Baseline:
     return Baseline(
         *(whole.moegeom, whole.checkpoint, whole.num_tokens, whole.versions, routers),
         whole.dense_elsewhere,
+        {str(name): digest for name, digest in whole.tables.items()},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -266,9 +267,13 @@ def unseen(measured: Measured) -> Iterator[str]:
 def unseen_experts(measured: Measured) -> Iterator[str]:
     """Routers whose experts are stored in ways that are not judged, or not in all respects."""
     facts, lines = measured.run.get("expert_values", {}), dict[tuple[str, str], list[str]]()
+    reasons: dict[str, str] = {}
     for one in facts.get("left_out", ()):
         if one["is_kind"]:
-            reason = one["reason"].replace(f"router {one['router']}", "the router")
+            reason = one["reason"].removeprefix(f"experts of {one['router']}: ")
+            reason = reason.replace(f"router {one['router']}", "the router")
+            # names of tensors differ in the number of the layer: the first one stands for all
+            reason = reasons.setdefault(re.sub(r"\d+", "", reason), reason)
             lines.setdefault(("experts of", reason), []).append(one["router"])
     for one in facts.get("samples", ()):
         if one["not_compared"]:

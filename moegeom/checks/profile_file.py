@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 
 from moegeom.checks.check import CHECKS, Check
 from moegeom.checks.profile import (
+    BUILT_IN,
     FAMILY_WISE_ERROR,
     BuiltIn,
     Ignore,
@@ -230,6 +231,11 @@ def _text_of(path: Path) -> str:
     try:
         with open_regular(path, follows=True) as file:
             return file.read(4 * MOST_TOML + 1).decode("utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path}: there is no such profile; built in are {', '.join(BUILT_IN)}.",
+            "`moegeom check --init` writes a file to start from.",
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path}: the profile cannot be read.", "`moegeom check --init` writes one."

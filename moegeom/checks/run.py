@@ -134,7 +134,7 @@ def _judge(check: Check, measured: Measured, profile: Profile) -> JudgedCheck:
             and not profile.ignores(refusal["code"], None)
             and SEVERITY_ORDER[severity] <= SEVERITY_ORDER[profile.fail_on]
         )
-        state: State = "does not apply" if fails else "inconclusive"
+        state: State = "needs routers" if fails else "inconclusive"
         return JudgedCheck(check, state=state, reason="the routers cannot be read")
     lacking = _lacking(check, measured)
     if lacking is not None:
@@ -197,7 +197,11 @@ def _lacking(check: Check, measured: Measured) -> tuple[State, str] | None:
         if all(row.get(need) is None for row in measured.layers):
             return None if any(_uncomputed(check, measured)) else ("does not apply", check.absent)
     if too_little := check.too_little(measured):
-        return "does not apply", too_little
+        if check.inputs != "experts":
+            return "does not apply", too_little
+        # who asks for experts that are not in the file has not had them judged
+        is_there = measured.run.get("blocks", {}).get("has_experts", True)
+        return "needs experts" if is_there else "inconclusive", too_little
     return None
 
 

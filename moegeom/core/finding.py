@@ -44,6 +44,7 @@ State = Literal[
     "needs tokens in the baseline",
     "needs experts",
     "needs more",
+    "needs routers",
     "does not apply",
     "ignored",
 ]

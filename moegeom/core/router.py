@@ -398,7 +398,8 @@ class TokenTable:
 
     ``num_outside`` entries are no expert of the layer, ``num_repeated`` rows name an expert twice,
     ``num_used`` experts are named at all. ``num_large`` entries are above 256, ``num_large_odd`` of
-    them odd.
+    them odd. ``num_ids`` is how many token ids the config has, ``weight_state`` what is wrong with
+    the rows that weigh the experts of the table.
     """
 
     router: str
@@ -414,6 +415,9 @@ class TokenTable:
     num_large: int = 0
     num_large_odd: int = 0
     reason: str = ""
+    num_ids: int = 0
+    weight_state: str = ""
+    digest: str = ""
 
     @property
     def is_rounded(self) -> bool:

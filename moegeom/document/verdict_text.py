@@ -32,6 +32,7 @@ _UNJUDGED: dict[State, tuple[str, str]] = {
     ),
     "needs experts": ("needs experts", "need experts"),
     "needs more": ("needs more", "need more"),
+    "needs routers": ("needs routers that can be read", "need routers that can be read"),
 }
 
 #: Checks that are about nothing here, or whose findings a profile accepts.

@@ -21,9 +21,10 @@ from moegeom.core.errors import RecordingError, RouterError
 from moegeom.core.extras import is_installed
 from moegeom.core.files import reading
 from moegeom.core.metric import Metric
-from moegeom.core.router import Router, RouterSet
+from moegeom.core.router import EXPERT_SCALE, Router, RouterSet
 from moegeom.core.row_keys import ALL, AS_STORED, CHECKPOINT_B, RANDOM, RUN_B, under_random
 from moegeom.core.shapes import Float
+from moegeom.core.text import listed
 from moegeom.core.tokens import TILE, SourceFacts
 from moegeom.engine.checkpoint_b import CheckpointB
 from moegeom.engine.request import ScanRequest, Tokens, typed_tokens
@@ -149,23 +150,27 @@ def router_facts(router: Router) -> dict[str, Any]:
         "num_groups": 1 if groups is None else groups.num_groups,
         "num_kept_groups": 1 if groups is None else groups.num_kept,
         "group_fill": None if groups is None else str(groups.fill),
-        "parts": {name: _state(part) for name, part in router.other_parts.items()},
+        "parts": {n: _state(n, part) for n, part in router.other_parts.items()},
         "tensors": list(router.provenance.tensors),
         "file": router.provenance.file,
         "num_non_finite_rows": len(router.non_finite_rows),
     }
 
 
-def _state(part: np.ndarray) -> str:
-    """What is odd about the numbers of a part: not finite, or 0 or 1 everywhere; empty for others.
+def _state(name: str, part: np.ndarray) -> str:
+    """What is odd about the numbers of a part: not finite, 0 or 1 everywhere, or 0 for an expert;
+    empty for others.
 
     Another number everywhere may be one for all experts.
     """
     if not np.isfinite(part).all():
         return "not finite"
     first = part.flat[0] if part.size else 0.0
-    is_one = part.size > 1 and first in (0.0, 1.0) and (part == first).all()
-    return f"{first:g} everywhere" if is_one else ""
+    if part.size > 1 and first in (0.0, 1.0) and (part == first).all():
+        return f"{abs(first):g} everywhere"
+    # a scale of 0 switches its expert off; a gate is one row
+    zeros = np.flatnonzero(part == 0.0).tolist() if name == EXPERT_SCALE else []
+    return f"0 for expert {listed(zeros, 4)}" if zeros else ""
 
 
 def column_versions(metrics: Sequence[Metric]) -> dict[str, str]:

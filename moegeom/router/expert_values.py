@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,17 @@ from moegeom.core.router import Router
 from moegeom.core.shapes import Float, Float64, Int64, Shaped
 from moegeom.geometry.experts import MatrixSample, near_copies
 from moegeom.geometry.rows import drawn_law, multiples
-from moegeom.router.expert_names import layer_names
-from moegeom.router.expert_tensors import ExpertTensors, open_experts
+from moegeom.router.expert_names import SHARED, SHARED_GATE, layer_names
+from moegeom.router.expert_tensors import ExpertTensors, layer_of, open_experts
 from moegeom.router.plain_names import with_plain_names
 from moegeom.router.storage import unpack_e2m1
 from moegeom.router.storages.four_bit_floats import FP4
 
 #: Bytes that are read of each tensor of each expert: its beginning.
 SAMPLE_BYTES = 4096
+
+#: What stands for a matrix where parts are biases.
+BIASES = "biases"
 
 #: Names of scales that calibration writes: what the inputs of an expert are divided by.
 _CALIBRATED = ("input_scale", "input_global_scale", "act_scale")
@@ -76,16 +80,24 @@ class ExpertValues:
 
     tensors: ExpertTensors
     parts: Sequence[_Part]
+    shared: Sequence[str] = ()
 
     @property
     def size(self) -> int:
         """Bytes that ``facts`` reads."""
+        shared = (min(self.tensors.store.info(n).size_bytes, SAMPLE_BYTES) for n in self.shared)
+        return self._size + sum(shared)
+
+    @property
+    def _size(self) -> int:
         return sum(min(size, SAMPLE_BYTES) for part in self.parts for _, _, size in part.spans)
 
     def facts(self) -> dict[str, Any]:
         """What the samples show, experts by number.
 
-        ``equal``: groups of experts whose samples are the same bytes; ``zero``: all of them 0;
+        ``equal``: groups of experts whose samples are the same bytes; ``alike``: by matrix, groups
+        that share it and are not equal; ``zero``: experts with a matrix whose sample is all 0;
+        ``digests``: of its samples by matrix;
         ``not_finite``; ``uncalibrated``: scales of inputs that are not finite, 0, or 1 beside
         others; ``drawn``: matrices whose numbers are as an initialisation draws them, and
         ``is_drawn_judged`` whether that could be told; ``copies``: groups of experts that differ by
@@ -93,7 +105,8 @@ class ExpertValues:
         """
         experts = range(self.tensors.num_experts)
         digests: list[list[str]] = [[] for _ in experts]
-        is_zero = np.ones(len(experts), bool)
+        by_matrix: dict[str, list[str]] = {}
+        is_zero = np.zeros(len(experts), bool)
         not_finite: set[int] = set()
         uncalibrated: set[int] = set()
         random_matrices: list[str] = []
@@ -104,8 +117,10 @@ class ExpertValues:
             if part.key.endswith(_CALIBRATED):
                 uncalibrated |= _uncalibrated(self._numbers(part, samples))
                 continue
-            for expert, sample in enumerate(samples):
-                digests[expert].append(digest_of(sample))
+            own = [digest_of(sample) for sample in samples]
+            if part.matrix != BIASES:
+                for expert, digest in enumerate(own):
+                    digests[expert].append(digest)
             numbers = [np.frombuffer(sample, np.uint8) for sample in samples]
             if part.dtype in _UNITS:
                 numbers = self._numbers(part, samples)
@@ -116,7 +131,11 @@ class ExpertValues:
                     random_matrices += [part.matrix] * bool(state)
             if part.bits:
                 matrices[part.matrix] = numbers
-                is_zero &= [not one.any() for one in numbers]
+                is_none = [not one.any() for one in numbers]
+                by_matrix[part.matrix] = [
+                    "" if zero else digest for zero, digest in zip(is_none, own, strict=True)
+                ]
+                is_zero |= is_none
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for expert, digest in enumerate(digests):
             if digest and not is_zero[expert]:
@@ -126,8 +145,10 @@ class ExpertValues:
         copies, not_compared = self._copies(matrices, single)
         return {
             "num_experts": len(experts),
-            "bytes_each": self.size // len(experts),
+            "bytes_each": self._size // len(experts),
             "equal": [group for group in groups.values() if len(group) > 1],
+            "alike": _alike(by_matrix, digests),
+            "digests": by_matrix,
             "zero": np.flatnonzero(is_zero).tolist() if self.parts else [],
             "not_finite": sorted(not_finite),
             "uncalibrated": sorted(uncalibrated),
@@ -135,7 +156,24 @@ class ExpertValues:
             "is_drawn_judged": judged > 0,
             "copies": copies,
             "not_compared": not_compared,
+            **self._shared(),
         }
+
+    def _shared(self) -> dict[str, list[str]]:
+        """Matrices of shared experts that are all 0, and tensors that are not finite."""
+        store = self.tensors.store
+        zero: list[str] = []
+        broken: list[str] = []
+        for name in self.shared:
+            info = store.info(name)
+            raw = bytes(store.read_bytes(name, 0, min(info.size_bytes, SAMPLE_BYTES)))
+            numbers: np.ndarray = np.frombuffer(raw, np.uint8)
+            if info.dtype in _UNITS:
+                dtype = numpy_dtype(info.dtype, name)
+                numbers = upcast(as_array(raw, dtype, (len(raw) // dtype.itemsize,), name))
+                broken += [name] * (not np.isfinite(numbers).all())
+            zero += [name] * (len(info.shape) > 1 and not numbers.any())
+        return {"shared_zero": zero, "shared_not_finite": broken}
 
     def _copies(
         self, matrices: Mapping[str, Sequence[np.ndarray]], single: Sequence[int]
@@ -201,7 +239,60 @@ def expert_values(tensors: ExpertTensors) -> ExpertValues:
             bits = 8.0 * spans[0][2] / math.prod(tensor.stored.shape) if is_first else 0.0
             storage = (tensor.stored.scheme, tensor.stored.dtype)
             parts.append(_Part(matrix, key, info.dtype, columns, bits, storage, spans))
+    for bias in (*tensors.first_biases, tensors.last_bias):
+        keys = {} if bias is None else bias.stacked if bias.names is None else bias.names[0]
+        for key, name in keys.items():
+            assert bias is not None
+            info = store.info(name)
+            each, names = info.size_bytes, [name] * tensors.num_experts
+            starts = [0] * len(names)
+            if bias.names is None:
+                each //= bias.num_stacked
+                starts = [expert * each for expert in range(len(names))]
+            else:
+                names = [bias.names[expert][key] for expert in range(len(names))]
+            spans = [(one, start, each) for one, start in zip(names, starts, strict=True)]
+            parts.append(_Part(BIASES, key, info.dtype, 0, 0.0, ("", ""), spans))
     return ExpertValues(tensors, parts)
+
+
+def _alike(
+    by_matrix: Mapping[str, Sequence[str]], digests: Sequence[Sequence[str]]
+) -> dict[str, list[list[int]]]:
+    """By matrix, the groups of experts that share its sample and differ in another."""
+    alike: dict[str, list[list[int]]] = {}
+    for matrix, own in by_matrix.items():
+        groups: dict[str, list[int]] = defaultdict(list)
+        for expert, digest in enumerate(own):
+            if digest:
+                groups[digest].append(expert)
+        several = [g for g in groups.values() if len({tuple(digests[e]) for e in g}) > 1]
+        alike |= {matrix: several} if several else {}
+    return alike
+
+
+def equal_across(
+    values: Mapping[str, ExpertValues], samples: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Pairs of routers whose experts have matrices with the same samples: which matrices, and how
+    many experts of the second. Experts that two routers share are no copies.
+    """
+    places: dict[tuple[str, str], list[tuple[str, int, tuple[str, int, int]]]] = defaultdict(list)
+    for one in samples:
+        spans = {p.matrix: p.spans for p in values[one["router"]].parts if p.bits}
+        for matrix, digests in one["digests"].items():
+            for expert, digest in enumerate(digests):
+                place = (one["router"], expert, spans[matrix][expert])
+                places[matrix, digest].append(place) if digest else None
+    pairs: dict[tuple[str, str], dict[str, set[int]]] = {}
+    for (matrix, _), those in places.items():
+        for (first, _, span), (second, expert, other) in pairwise(those):
+            if first != second and span != other:
+                pairs.setdefault((first, second), defaultdict(set))[matrix].add(expert)
+    return [
+        {"routers": list(pair), "matrices": sorted(by), "count": len(set().union(*by.values()))}
+        for pair, by in pairs.items()
+    ]
 
 
 def values_of(
@@ -212,7 +303,17 @@ def values_of(
     values: dict[str, ExpertValues | CheckpointError | RouterError] = {}
     for router in routers:
         try:
-            values[router.name] = expert_values(open_experts(store, router, False, names))
+            one = expert_values(open_experts(store, router, False, names))
+            start, _ = layer_of(router)
+            beside = names.get(start, {}) if start else {}
+            shared = [
+                name
+                for alike, by_number in beside.items()
+                for name in by_number.values()
+                if SHARED.search(part := alike[len(start) :])
+                and not SHARED_GATE.fullmatch(part.rpartition(".")[0])
+            ]
+            values[router.name] = dataclasses.replace(one, shared=shared)
         except (CheckpointError, RouterError) as error:
             values[router.name] = error
     return values

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from moegeom.checkpoint.dtypes import largest_size, upcast
+from moegeom.checkpoint.dtypes import PLAIN_FLOATS, largest_size, upcast
 from moegeom.checkpoint.store import TensorStore
+from moegeom.core.digest import digest_of
 from moegeom.core.errors import CheckpointError
 from moegeom.core.limits import TOKEN_TABLE_BYTES
 from moegeom.core.router import EXACT_IN_BFLOAT16, Router, TableName, TokenTable, parse_layers
 from moegeom.core.row_keys import layer_of
 from moegeom.core.shapes import Bool, Float, Float64, Shaped
-from moegeom.core.text import quoted
+from moegeom.core.text import number_of, quoted
 from moegeom.geometry.rows import drawn_errors
-from moegeom.router.family import SIZE, Family, Range, Setting, StackSpec, TensorName
+from moegeom.router.family import SIZE, SOME, Family, Range, Setting, StackSpec, TensorName
 from moegeom.router.plain_names import with_plain_names
 from moegeom.router.plan import VECTORS, Match, RouterPlan, Values
 from moegeom.router.rule import dense_elsewhere
@@ -318,11 +319,34 @@ def _kurtosis(rows: Float64[np.ndarray, "rows hidden"]) -> Float64[np.ndarray, "
 
 
 # ------------------------------------------------------------------------------- tables by token id
+#: The number of token ids.
+_VOCABULARY = Setting(("vocab_size",), range=SOME)
+
+
 def token_table_facts(store: TensorStore, tables: Sequence[TableName]) -> list[dict[str, Any]]:
     """What every table holds, for ``run.json``; a table that cannot be read says so."""
-    plain = with_plain_names(store)
-    both = (read_token_table(plain, table) for table in tables)
-    return [asdict(one if stored is None else looked_up(one, stored)) for one, stored in both]
+    plain, facts = with_plain_names(store), []
+    settings = Settings(store.config, ("", "text_config"))
+    num_ids = settings.integer(_VOCABULARY) if settings.has(_VOCABULARY) else 0
+    for table in tables:
+        one, stored = read_token_table(plain, table)
+        one = one if stored is None else looked_up(one, stored)
+        facts.append(asdict(one) | {"num_ids": num_ids, "weight_state": _weight(plain, table)})
+    return facts
+
+
+def _weight(store: TensorStore, table: TableName) -> str:
+    """What is wrong with the rows beside a table, where they are plain floats."""
+    try:
+        if store.info(table.weight).dtype not in PLAIN_FLOATS:
+            return ""
+        rows = upcast(store.read(table.weight))
+    except CheckpointError as error:
+        return f"cannot be read ({error.message.removesuffix('.')})"
+    if broken := int((~np.isfinite(rows)).any(axis=-1).sum()):
+        return f"has {number_of(broken, 'row')} with values that are not finite"
+    zero = int((~rows.any(axis=-1)).sum())
+    return f"has {number_of(zero, 'row')} of zeros" if zero else ""
 
 
 def read_token_table(
@@ -400,4 +424,5 @@ def looked_up(table: TokenTable, stored: Shaped[np.ndarray, "tokens k"]) -> Toke
         num_used=len(np.unique(ids[is_expert])),
         num_large=len(large),
         num_large_odd=int((large % 2 != 0).sum()),
+        digest=digest_of(ordered.astype("<i8").tobytes()),
     )

@@ -353,6 +353,7 @@ class ExpertsSpec(_Spelled):
     are ``limit``, where gate and up are cut off (``limits_activation``: the activation of the gate
     is, in the gate's place), ``slope``, ``gate_cap`` and ``up_cap``. ``shared_limit`` is the limit
     of shared experts, where theirs is another one; ``has_shared_gate``: their output is gated.
+    ``may_lack_gate``: experts may have one first matrix alone; ``has_biases``: each matrix has one.
 
     What experts give is multiplied by the routing weight (with ``weighs_inputs`` their input is,
     instead) and by ``factor``, where there are shared experts by ``factor_beside_shared``, and by
@@ -368,6 +369,8 @@ class ExpertsSpec(_Spelled):
     limit: AnySetting = field(default=Setting(), metadata=CAP.metadata)
     shared_limit: AnySetting | None = field(default=None, metadata=CAP.metadata)
     has_shared_gate: bool = False
+    may_lack_gate: bool = False
+    has_biases: bool = False
     limits_activation: bool = False
     slope: AnySetting = field(default=Setting(value=1.702), metadata=FACTOR.metadata)
     gate_cap: AnySetting = field(default=Setting(), metadata=CAP.metadata)

@@ -7,12 +7,13 @@ router (one expert a row), by its family (copies, lots, a gate of shared experts
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from moegeom.checkpoint.dtypes import PLAIN_FLOATS
 from moegeom.checkpoint.reading import no_collection
@@ -43,6 +44,15 @@ _MEMBER = re.compile(rf"(?:^|[._])experts?(?:[._]|$)|_exps\b|{SHARED.pattern}")
 #: Keys of a config that say whether there are shared experts: how many, or how wide.
 _SHARED_KEYS = Setting(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts",
                         "shared_expert_intermediate_size"))  # fmt: skip
+
+#: What is said where a layer lacks all its shared experts.
+_ALL_SHARED = "shared experts"
+
+#: Spellings of experts without a gate.
+_UNGATED = (("up_proj", "down_proj"), ("ffn_up_exps", "ffn_down_exps"), ("fc1", "fc2"))
+
+#: Tensors of which a matrix is made, however few have them.
+_OF_STORAGE = re.compile("weight|scale|zero|block|packed|absmax|g_idx")
 
 #: Leaves of a matrix that is stored as it is.
 _PLAIN = ({"weight"}, {"weight", "bias"}, {""}, {"", "_bias"})
@@ -133,6 +143,17 @@ class _Block:
     def numbers(self, module: str) -> frozenset[int]:
         """Experts that have a tensor of the module."""
         return frozenset(n for by_expert in self.names[module].values() for n in by_expert)
+
+    def parts(self, module: str) -> dict[frozenset[str], list[int]]:
+        """Experts by the tensors that they have of the module."""
+        leaves = self.names[module]
+        first = next(iter(leaves.values()), {}).keys()
+        if all(by_expert.keys() == first for by_expert in leaves.values()):
+            return {frozenset(leaves): [*first]}
+        experts: dict[frozenset[str], list[int]] = defaultdict(list)
+        for number in sorted(self.numbers(module)):
+            experts[frozenset(leaf for leaf, of in leaves.items() if number in of)].append(number)
+        return experts
 
     def of_experts(self) -> list[str]:
         """Modules of routed experts: beside numbered ones a dense layer may have their names."""
@@ -243,52 +264,126 @@ def _flaws(
         if block not in whole:
             yield block, Flaw("none", (), num_experts=len(block.experts))
     count = Counter(module for block in whole for module in block.names)
-    leaves = _usual_leaves(whole)
+    of_most, of_few = set[str](), set[str]()
+    if len(whole) >= _FEWEST:
+        of_most = {module for module, n in count.items() if n >= _SHARE * len(whole)}
+        of_few = {module for module, n in count.items() if n <= (1 - _SHARE) * len(whole)}
+    leaves: dict[_Folder, set[frozenset[str]]] = defaultdict(set)
+    parts: dict[str, Counter[frozenset[str]]] = defaultdict(Counter)
     for block in whole:
-        flaws = list(_of_experts(store, block))
-        flaws += _of_shared(block, settings)
-        lost = {flaw.module for flaw in flaws}
-        if len(whole) >= _FEWEST:
-            for module, number in count.items():
-                if module not in block.names and number >= _SHARE * len(whole):
-                    flaws += [Flaw("lost", (), module)] * (module not in lost)
-                elif module in block.names and number <= (1 - _SHARE) * len(whole):
-                    flaws.append(Flaw("alone", (), module))
-        for module in block.names.keys() & leaves.keys():
-            flaws += _of_leaves(store, block, module, leaves[module])
+        for folder, there in _matrices(block).items():
+            leaves[folder].add(there)
+        for module in block.names:
+            for part, numbers in block.parts(module).items():
+                parts[module][part] += len(numbers)
+    for block in whole:
+        flaws = [*_of_experts(store, block), *_of_shared(block, settings, count, of_most)]
+        for folder, there in _matrices(block).items():
+            flaws += _of_matrices(store, block, folder, there, leaves[folder])
+        lost = {flaw.module for flaw in flaws if not flaw.experts}
+        for module in count:
+            if module in of_most and module not in block.names:
+                is_one = _ALL_SHARED in lost and _is_shared(module)
+                flaws += [Flaw("lost", (), module)] * (module not in lost and not is_one)
+            elif module in of_few and module in block.names:
+                flaws.append(Flaw("alone", (), module))
+        for module in block.names:
+            flaws += _of_parts(store, block, module, parts[module])
         yield from ((block, flaw) for flaw in dict.fromkeys(flaws))
 
 
 def _of_experts(store: TensorStore, block: _Block) -> Iterator[Flaw]:
-    """Experts by number and by the first axis of what holds all, and matrices without another."""
+    """Experts by number and by the first axis of what holds all, and matrices that some lack."""
     modules, num = block.of_experts(), len(block.experts)
-    numbered = [module for module in modules if "{}" in module]
-    numbers = frozenset[int]().union(*map(block.numbers, numbered))
+    numbered = {m: n for m in modules if (n := block.numbers(m) - {-1})}
+    numbers = frozenset[int]().union(*numbered.values())
     if numbered:
         surplus = {number for number in numbers if number >= block.num_rows}
         for kind, those in (("missing", block.experts - numbers), ("surplus", surplus)):
             if those:
                 yield Flaw(kind, (), "", _ranges(those), len(those), num)
     for module in modules:
-        if "{}" in module:
-            lack = (numbers & block.experts) - block.numbers(module)
-            if lack and len(lack) < (1 - _SHARE) * len(numbers):
+        if module in numbered:
+            lack = (numbers & block.experts) - numbered[module]
+            # what is no matrix and stands beside a few experts got in there
+            is_due = module.rpartition(".")[2] in LEAVES or 2 * len(lack) <= len(numbers)
+            if lack and is_due:
                 yield Flaw("lost", (), module, _ranges(lack), len(lack), num)
         for by_expert in block.names[module].values():
             yield from _of_whole(store, block, module, by_expert)
             for lot in block.lots:
                 yield from _of_each(store, module, {n: by_expert[n] for n in lot if n in by_expert})
-    by_folder: dict[str, set[str]] = defaultdict(set)
-    for module in modules:
-        folder, _, leaf = module.rpartition(".")
-        if any(not key.endswith("bias") for key in block.names[module]):
-            by_folder[folder].add(leaf)
-    for folder, there in by_folder.items():
-        spelled = [{*first, last} for first, last in SPELLINGS]
-        if there & set(LEAVES) and not any(each <= there for each in spelled):
-            near = min(spelled, key=lambda each: (len(each - there), len(each)))
-            for leaf in sorted(near - there):
-                yield Flaw("lost", (), f"{folder}.{leaf}".removeprefix("."))
+
+
+class _Folder(NamedTuple):
+    """Where matrices of one kind of expert stand: in GGUF shared ones have the same folder."""
+
+    front: str
+    is_shexp: bool
+
+    def module(self, leaf: str) -> str:
+        return self.front + (leaf.replace("_exps", "_shexp") if self.is_shexp else leaf)
+
+
+def _matrices(block: _Block) -> dict[_Folder, frozenset[str]]:
+    """Leaves of the matrices of routed and of shared experts, as ``SPELLINGS`` has them; without
+    shared experts that are spelled in a way of their own.
+    """
+    by_folder: dict[_Folder, set[str]] = defaultdict(set)
+    for module in (*block.of_experts(), *filter(_is_shared, block.names)):
+        front, dot, leaf = module.rpartition(".")
+        if not all(map(_is_bias, block.names[module])) and "norm" not in leaf:
+            folder = _Folder(front + dot, leaf.endswith("_shexp"))
+            by_folder[folder].add(leaf.replace("_shexp", "_exps"))
+    return {
+        folder: frozenset(leaves)
+        for folder, leaves in by_folder.items()
+        if leaves <= set(LEAVES) or not any(_is_shared(folder.module(leaf)) for leaf in leaves)
+    }
+
+
+def _of_matrices(
+    store: TensorStore,
+    block: _Block,
+    folder: _Folder,
+    there: frozenset[str],
+    of_layers: Iterable[frozenset[str]],
+) -> Iterator[Flaw]:
+    """Matrices that another layer has beside those that are there, or every spelling that the
+    family may have; and biases that the family gives to each.
+    """
+    spec, due = block.routers[0].spec.experts, there & set(LEAVES)
+    for other in of_layers:
+        due |= other & set(LEAVES) if there < other else set()
+    spelled = [(*first, last) for first, last in SPELLINGS]
+    if not spec.may_lack_gate and _lacks_gate(store, block, folder, there):
+        spelled = [each for each in spelled if each not in _UNGATED]
+    if due and not any(map(due.issuperset, spelled)):
+        # experts of their own have a tensor for each matrix
+        is_apart = "{}" in folder.front or _is_shared(folder.module(min(there)))
+        is_apart |= any(leaf.endswith("_exps") for leaf in there)
+        sign = -1 if is_apart and not spec.may_lack_gate else 1
+        due = due.union(min(spelled, key=lambda e: (not due.issubset(e), sign * len(e))))
+    for leaf in sorted(due - there):
+        yield Flaw("lost", (), folder.module(leaf))
+    for leaf in sorted(there & due) if spec.has_biases else ():
+        module = folder.module(leaf)
+        if not any(map(_is_bias, block.names[module])):
+            is_joined = "" in block.names[module] or any(k[:1] == "_" for k in block.names[module])
+            yield Flaw("lost", (), f"{module}{'_' if is_joined else '.'}bias")
+
+
+def _lacks_gate(store: TensorStore, block: _Block, folder: _Folder, there: frozenset[str]) -> bool:
+    """Whether a single first matrix has no more numbers than the last: it is not gate and up."""
+    first, last = next((pair for pair in _UNGATED if there.issuperset(pair)), ("", ""))
+    sizes = []
+    for leaf in filter(None, (first, last)):
+        leaves = block.names[folder.module(leaf)]
+        names = [[*of.values()][0] for part, of in leaves.items() if not _is_bias(part) and of]
+        if not all(map(store.is_open, names)):
+            return first != "fc1"  # which many formats write for both
+        sizes.append(max(math.prod(store.info(name).shape[-2:]) for name in names))
+    return bool(sizes) and sizes[0] <= sizes[1]
 
 
 def _of_whole(
@@ -316,48 +411,60 @@ def _of_each(store: TensorStore, module: str, by_expert: Mapping[int, str]) -> I
         yield Flaw("differ", (), module, _ranges(odd), len(odd), len(by_expert))
 
 
-def _of_shared(block: _Block, settings: Settings) -> Iterator[Flaw]:
-    """Shared experts that the config promises, and the gate that the family has beside them."""
+def _of_shared(
+    block: _Block, settings: Settings, modules: Iterable[str], of_most: Iterable[str]
+) -> Iterator[Flaw]:
+    """Shared experts that the config promises, or most layers have, and the gate that the family
+    has beside them, by the name in ``modules`` of all layers.
+    """
     router = block.routers[0]
     own = settings.under(router.spec.config_roots).at(router.layer)
-    shared = [module for module in block.names if SHARED.search(module)]
-    has_weights = any(not SHARED_GATE.fullmatch(module) for module in shared)
+    has_weights = any(map(_is_shared, block.names))
     number = own.get(_SHARED_KEYS)[1] if own.has(_SHARED_KEYS) else 0
-    if type(number) is int and number > 0 and not has_weights:
-        yield Flaw("lost", (), "shared experts")
-    is_gated = any(SHARED_GATE.fullmatch(module) for module in shared)
-    if has_weights and router.spec.experts.has_shared_gate and not is_gated:
-        yield Flaw("lost", (), "shared_expert_gate")
+    is_due = (type(number) is int and number > 0) or any(map(_is_shared, of_most))
+    if is_due and not has_weights:
+        yield Flaw("lost", (), _ALL_SHARED)
+    if has_weights and router.spec.experts.has_shared_gate:
+        if not any(map(SHARED_GATE.fullmatch, block.names)):
+            name = next(filter(SHARED_GATE.fullmatch, modules), "shared_expert_gate")
+            yield Flaw("lost", (), name)
 
 
-def _usual_leaves(blocks: Sequence[_Block]) -> dict[str, frozenset[str]]:
-    """By module, the tensors that most experts of most blocks have of it."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for block in blocks:
-        for module, leaves in block.names.items():
-            counts[module].update({leaf: len(each) for leaf, each in leaves.items()})
-    return {
-        module: frozenset(leaf for leaf, n in count.items() if n >= _SHARE * max(count.values()))
-        for module, count in counts.items()
-    }
-
-
-def _of_leaves(
-    store: TensorStore, block: _Block, module: str, usual: frozenset[str]
+def _of_parts(
+    store: TensorStore, block: _Block, module: str, of_others: Mapping[frozenset[str], int]
 ) -> Iterator[Flaw]:
-    """Tensors of a module that some of its experts, or this block, lack: what is stored plain
-    needs no scales.
+    """Tensors of a module that some of its experts, or this block, lack: those that most have, and
+    those that another has beside the same ones. What is stored plain needs no scales.
     """
-    leaves = block.names[module]
-    for leaf in sorted(usual):
-        lack = block.numbers(module) - leaves.get(leaf, {}).keys()
-        packed = [
-            n for n in lack if not _is_plain(store, {k: v[n] for k, v in leaves.items() if n in v})
-        ]
-        if packed:
-            numbers = _ranges(packed)
-            yield Flaw("lost", (), f"{module}.{leaf}" if leaf[:1] != "_" else module + leaf,
-                       numbers, len(packed) if numbers else 0, len(block.experts))  # fmt: skip
+    count = Counter[str]()
+    for parts, number in of_others.items():
+        count.update(dict.fromkeys(parts, number))
+    usual = {part for part, number in count.items() if number >= _SHARE * max(count.values())}
+    lost: dict[str, list[int]] = defaultdict(list)
+    for own, numbers in block.parts(module).items():
+        due = usual.union(*(parts for parts in of_others if own < parts)) - own
+        for number in numbers if due else ():
+            names = {part: block.names[module][part][number] for part in own}
+            is_plain = _is_plain(store, names)
+            for part in due:
+                is_stored = part in usual or _OF_STORAGE.search(part) or part == ""
+                if _is_bias(part) or (is_stored and not is_plain):
+                    lost[part].append(number)
+    for part in sorted(lost):
+        name = module + part if part[:1] in ("_", "") else f"{module}.{part}"
+        if ranges := _ranges(lost[part]):
+            yield Flaw("lost", (), name, ranges, len(lost[part]), len(block.experts))
+        else:
+            yield Flaw("lost", (), name)
+
+
+def _is_shared(module: str) -> bool:
+    """Whether a module belongs to shared experts themselves."""
+    return bool(SHARED.search(module)) and not SHARED_GATE.fullmatch(module)
+
+
+def _is_bias(part: str) -> bool:
+    return part.removesuffix("{}").endswith("bias")
 
 
 def _is_plain(store: TensorStore, names: Mapping[str, str]) -> bool:

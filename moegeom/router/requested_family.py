@@ -18,6 +18,7 @@ from moegeom.router.family import (
     DESCRIBED,
     RELU,
     Choice,
+    ExpertsSpec,
     Family,
     Setting,
     StackSpec,
@@ -136,6 +137,7 @@ class RequestedFamily:
             selection_bias=_patterns(biases["--selection-bias"]),
             logit_bias=_patterns(biases["--logit-bias"]),
             hidden_size=Setting(),
+            experts=ExpertsSpec(may_lack_gate=True),
         )
         score_text = "logits" if is_of_logits else self.score.replace("_", "-")
         bias = " + selection bias" if self.selection_bias else ""

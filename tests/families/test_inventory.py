@@ -10,6 +10,7 @@ import pytest
 
 from moegeom.checkpoint.open import open_checkpoint
 from moegeom.checkpoint.store import TensorInfo, TensorStore
+from moegeom.router.expert_names import LEAVES
 from moegeom.router.family import family_of
 from moegeom.router.inventory import is_of_experts
 from moegeom.router.load import load_routers
@@ -113,6 +114,51 @@ def test_a_matrix_of_experts_that_is_lost_is_named(family):
     flaws = blocks(family, lambda name: re.search(rf"\b{own}\b", name))["flaws"]
     lost = ("lost", module, "2" if number else "")
     assert {(f["kind"], f["module"], f["experts"]) for f in flaws} == {lost}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_without", ["one", "half", "all but one"])
+def test_a_matrix_is_missed_however_many_experts_lack_it_in_one_layer_or_in_all(
+    family, num_without
+):
+    module, number = numbered(family)
+    if not number:
+        pytest.skip("all experts in one tensor")
+    without = range({"one": number - 1, "half": number // 2, "all but one": 1}[num_without], number)
+    own = re.compile(rf"\b{re.escape(module)}\b".replace(r"\{\}", "([0-9]+)"))
+    routers = {router for part in whole(family)["parts"] for router in part["routers"]}
+    for layers in (routers, {min(routers)}):
+        starts = "|".join({router.split("/")[1] for router in layers})
+        layer = re.compile(rf"[^0-9]*\.(?:{starts})\.")
+
+        def absent(name: str, layer: re.Pattern[str] = layer) -> bool:
+            return bool((hit := own.search(name)) and int(hit[1]) in without and layer.match(name))
+
+        flaws = [f for f in blocks(family, absent)["flaws"] if f["module"] == module]
+        assert flaws and all(flaw["kind"] == "lost" for flaw in flaws)
+        assert all(flaw["experts"].startswith(f"{without.start}") for flaw in flaws)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_matrix_that_every_layer_lost_is_known_from_the_others(family):
+    modules = {module for part in whole(family)["parts"] for module in part["modules"]}
+    # of experts that are spelled in a way of their own nothing is known
+    own = {m.rpartition(".")[0] for m in modules if m.endswith("linear_gate")}
+    for module in sorted(modules):
+        if module.rpartition(".")[2] in LEAVES and module.rpartition(".")[0] not in own:
+            name = re.escape(module).replace(r"\{\}", "[0-9]+")
+            flaws = blocks(family, re.compile(rf"\.[0-9]+\.{name}(?:[._][^.]*)?$").search)["flaws"]
+            folders = {(flaw["kind"], flaw["module"].rpartition(".")[0]) for flaw in flaws}
+            # another spelling of the same matrix may fit what is there
+            assert folders == {("lost", module.rpartition(".")[0])}, module
+
+
+@pytest.mark.parametrize("leaf", ["gate_up_proj", "down_proj"])
+@pytest.mark.parametrize("layers", ["0", "[0-9]+"])
+def test_a_bias_of_experts_that_the_family_has_is_missed_in_one_layer_and_in_all(leaf, layers):
+    pattern = re.compile(rf"layers\.{layers}\..*experts\.{leaf}_bias$")
+    flaws = blocks("gpt_oss", pattern.search)["flaws"]
+    assert {(f["kind"], f["module"]) for f in flaws} == {("lost", f"mlp.experts.{leaf}_bias")}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

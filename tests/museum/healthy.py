@@ -88,7 +88,7 @@ def with_experts(model: Checkpoint) -> Checkpoint:
         count = len(model.tensors[f"model.layers.{layer}.mlp.gate.weight"])
         values = np.random.default_rng([7, layer]).standard_normal((count, 8, 16))
         for expert in range(count):
-            for leaf in ("up", "down"):
+            for leaf in ("gate", "up", "down"):
                 name = f"model.layers.{layer}.mlp.experts.{expert}.{leaf}_proj.weight"
                 experts[name] = values[expert].astype(BF16)
     return model.changed(experts)

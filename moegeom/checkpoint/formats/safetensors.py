@@ -136,11 +136,21 @@ def _begin_and_end(entry: Any) -> tuple[int, int]:
     return 0, 0
 
 
+#: How a file begins that stands for another in a repository.
+_LFS = b"version https://git-lfs"[:8]
+
+
 def _read_text(file: RangeFile, file_size: int) -> bytes:
     """The JSON of the header, whose length is believed only within the limits."""
     if file_size < 8:
         raise CheckpointError(f"{file.label}: truncated, has {file_size} bytes.", AGAIN)
-    length = int.from_bytes(file.read(0, 8), "little")
+    first = file.read(0, 8)
+    if first == _LFS:
+        raise CheckpointError(
+            f"{file.label}: is a pointer of Git LFS, and the file itself was not fetched.",
+            "git lfs pull",
+        )
+    length = int.from_bytes(first, "little")
     if length > limits.HEADER_BYTES:
         raise CheckpointError(
             f"{file.label}: the header claims {length} bytes, more than the "

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moegeom.checks.baseline import modules_of
+from moegeom.checks.baseline import modules_of, tables_of
 from moegeom.checks.check import OLDER, Limit, Limits, Unknown, check
-from moegeom.checks.measured import NO_FLOATS, Measured
+from moegeom.checks.measured import NO_FLOATS, Measured, place_of
 from moegeom.core.finding import Finding
 from moegeom.core.text import listed, number_of
 
@@ -56,9 +56,11 @@ def experts_counted(measured: Measured, limits: Limits) -> Iterator[Finding]:
 def parts_there(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Every block has the parts that its family, its config and its other layers say.
 
-    Looked for: in names, and in headers that are open anyway, matrices of single experts and of
-    all, scales beside packed weights, shared experts that the config counts, the gate of shared
-    experts, modules that most blocks of the stack have; and experts of another shape than most.
+    Looked for: in names, and in headers that are open anyway, matrices, biases and scales that
+    another expert or layer has, matrices that belong to those that are there (a gate, where the
+    family has one), biases of families that have them, shared experts that the config counts, the
+    gate of shared experts, modules that most blocks of the stack have; and experts of another
+    shape than most.
 
     A finding means: whatever loads the model fills the part in, with zeros or at random, or leaves
     it out: an expert gives nothing, packed numbers count without their scale.
@@ -71,7 +73,7 @@ def parts_there(measured: Measured, limits: Limits) -> Iterator[Finding]:
             "lost": "is not in the file",
             "differ": "has another shape than that of most experts",
         }[flaw["kind"]]
-        yield parts_there.finding(tuple(flaw["routers"]), f"part '{flaw['module']}'{which} {word}.")
+        yield parts_there.finding(tuple(flaw["routers"]), f"part '{_module(flaw)}'{which} {word}.")
 
 
 @check("MGI120", "a tensor stands in few blocks", "warning", too_little=_too_little)
@@ -87,11 +89,13 @@ def parts_alike(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """
     for flaw in _flaws(measured, "alone"):
         yield parts_alike.finding(
-            tuple(flaw["routers"]), f"part '{flaw['module']}' stands here and in no other layer."
+            tuple(flaw["routers"]), f"part '{_module(flaw)}' stands here and in no other layer."
         )
 
 
 def _no_modules(measured: Measured) -> str:
+    if measured.baseline and measured.baseline.tables:
+        return ""
     before = [measured.before(row["router"]) for row in measured.layers]
     if any(one is not None and one.modules is not None for one in before):
         return ""
@@ -108,7 +112,8 @@ def _no_modules(measured: Measured) -> str:
 def block_as_before(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
     """Every block has the modules and the experts that it had when the baseline was made.
 
-    Looked for: modules of a block by name, and the numbers of its experts.
+    Looked for: modules of a block by name, the numbers of its experts, and the experts of each
+    token id, in any order, where a layer has a table of them.
 
     A finding means: what is lost in every layer alike, which no other layer tells: shared experts,
     their gate, a matrix of the experts, half of the experts; or something came in.
@@ -116,7 +121,11 @@ def block_as_before(measured: Measured, limits: Limits) -> Iterator[Finding | Un
     What to do: compare with the source; write a new baseline (--update-baseline) where a prune or
     another layout is meant.
     """
-    modules = modules_of(measured.run)
+    modules, tables = modules_of(measured.run), tables_of(measured.run)
+    for router, old in measured.baseline.tables.items() if measured.baseline else ():
+        if tables.get(router, "") != old:
+            title = "its table sends token ids to other experts than that of the baseline."
+            yield block_as_before.finding(router, title)
     for row in measured.layers:
         router, before = row["router"], measured.before(row["router"])
         if before is None or not before.modules:
@@ -154,8 +163,8 @@ def _no_parts(measured: Measured) -> str:
 def parts_hold(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """Scales of experts, the gate of shared experts and its kin hold trained numbers.
 
-    Looked for: values that are not finite, and parts that are 0 everywhere, or 1, which is a
-    warning. A bias of a norm may be zero.
+    Looked for: values that are not finite, parts that are 0 everywhere, or 1, which is a warning,
+    and experts whose scale is 0. A bias of a norm may be zero.
 
     A finding means: a gate of zeros lets half of the shared experts through for every token, a
     scale of zeros switches experts off; 1 everywhere is what a model starts from, or what a
@@ -170,8 +179,13 @@ def parts_hold(measured: Measured, limits: Limits) -> Iterator[Finding]:
                 routers_by_flaw.setdefault((name, state), []).append(one["name"])
     for (name, state), routers in routers_by_flaw.items():
         finding = parts_hold.finding(tuple(routers), f"the {name} is {state}.")
-        is_broken = state in ("not finite", "0 everywhere")
+        is_broken = state == "not finite" or state.startswith("0 ")
         yield finding if is_broken else dataclasses.replace(finding, severity="warning")
+
+
+def _module(flaw: Mapping[str, Any]) -> str:
+    """The name as files have it, with the number of the only expert or a star for several."""
+    return flaw["module"].replace("{}", flaw["experts"] if flaw["count"] == 1 else "*")
 
 
 def _experts(flaw: Mapping[str, Any]) -> str:
@@ -222,8 +236,9 @@ def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
     """Every expert holds numbers of its own.
 
     Looked for: with --experts, the first 4 kB of each stored tensor of each expert, as stored:
-    samples that are the same bytes in all matrices, samples that are all 0, and values and scales
-    that are not finite. Numbers behind the samples are not looked at.
+    samples of a matrix that are the same bytes in two experts of a layer or of two, samples of a
+    matrix that are all 0, and values, scales and biases that are not finite; zeros and values that
+    are not finite in shared experts too. Numbers behind the samples are not looked at.
 
     A finding means: a conversion wrote one expert over others or filled them in, an upcycled model
     was never trained, or a weight broke in training. Tokens get an output twice, none, or NaN.
@@ -242,13 +257,34 @@ def experts_hold(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
                 f"{_listed(groups)}.",
                 of,
             )
+        for matrix, alike in one["alike"].items():
+            yield experts_hold.finding(
+                router,
+                f"{sum(map(len, alike))} of {number_of(num, 'expert')} share their {matrix} matrix "
+                f"with another: {_listed(alike)}.",
+                of,
+            )
         if one["zero"]:
-            are = "is" if len(one["zero"]) == 1 else "are"
-            yield experts_hold.finding(router, f"{_numbers(one['zero'], num)} {are} all 0.", of)
+            has = "has" if len(one["zero"]) == 1 else "have"
+            title = f"{_numbers(one['zero'], num)} {has} a matrix that is all 0."
+            yield experts_hold.finding(router, title, of)
         if one["not_finite"]:
             holds = "holds" if len(one["not_finite"]) == 1 else "hold"
             some = _numbers(one["not_finite"], num)
             yield experts_hold.finding(router, f"{some} {holds} values that are not finite.", of)
+        for key, word in (("shared_zero", "all 0"), ("shared_not_finite", "not finite")):
+            if names := one[key]:
+                more = f" and {len(names) - 1} more tensors" * (len(names) > 1)
+                title = f"shared experts: '{names[0]}'{more} {word}."
+                yield experts_hold.finding(router, title)
+    for pair in measured.run["expert_values"]["across"]:
+        num = number_of(pair["count"], "expert")
+        yield experts_hold.finding(
+            tuple(pair["routers"]),
+            f"{num} of {place_of(pair['routers'][1])} have the {' and '.join(pair['matrices'])} "
+            f"{'matrix' if len(pair['matrices']) == 1 else 'matrices'} of experts of "
+            f"{place_of(pair['routers'][0])}.",
+        )
 
 
 @check(
@@ -289,7 +325,7 @@ def experts_calibrated(measured: Measured, limits: Limits) -> Iterator[Finding |
     severities={"release": "error", "training": "note"},
 )
 def experts_trained(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
-    """Experts were trained.
+    """The experts of no layer are all as an initialisation draws them.
 
     Looked for: with --experts, the beginnings of all matrices that are stored as floats. Normal or
     uniform numbers, independent and of one size, whatever it is, have a known kurtosis, rows and

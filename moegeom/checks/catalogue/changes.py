@@ -166,7 +166,7 @@ def is_gain_alone(measured: Measured, router: str, row: Row) -> bool:
     severities={"release": "error", "training": "note"},
 )
 def rows_moved(measured: Measured, limits: Limits) -> Iterator[Finding | Unknown]:
-    """The rows of every router are where they were.
+    """No row moved beyond the limit since the baseline.
 
     Looked for: the distance of each centred effective row to its place in the baseline, over its
     length, from 32 seeded projections: right for a row that was scaled, turned round or zeroed,
@@ -338,6 +338,10 @@ def _experts_moved_along(measured: Measured, router: str, drift: Drift) -> tuple
     return False, f"{stayed} of {len(rows)} experts are where they were: they did not move along."
 
 
+#: What else than rows, gain and biases changed, of which a baseline holds one digest.
+_PART = "part changed"
+
+
 @check(
     "MGI128",
     "a router was changed as only a fault changes it",
@@ -366,5 +370,9 @@ def changed_by_fault(measured: Measured, limits: Limits) -> Iterator[Finding]:
         for change in drift.changes:
             if change.severity is not None:
                 subject = "the rows: " if change.subject == "rows" else ""
+                text = change.text
+                if change.word == _PART:
+                    parts = measured.facts(row["router"]).get("parts", ())
+                    text = f"the {' or the '.join(parts)} changed" if parts else text
                 detail = change.meaning[:1].upper() + change.meaning[1:]
-                yield changed_by_fault.finding(row["router"], f"{subject}{change.text}.", detail)
+                yield changed_by_fault.finding(row["router"], f"{subject}{text}.", detail)

@@ -15,11 +15,12 @@ from moegeom.core.text import number_of
     "MGI105", "config and tensors contradict each other", "error", severities={"release": "error"}
 )
 def config_contradicted(measured: Measured, limits: Limits) -> Iterator[Finding]:
-    """Config and tensors agree.
+    """Config and tensors agree on routers and layers.
 
     Looked for: numbers of experts, groups, chosen experts and layers, and shapes of routers, biases
     and gains, in the config and in the tensors; and routers in layers that an engine takes as dense
-    by a key that the family's own classes do not read (``moe_layer_freq`` and its kin).
+    by a key that the family's own classes do not read (``moe_layer_freq`` and its kin). Widths of
+    experts are not compared.
 
     A finding means: the config comes from another revision, a slice of a sharded save was taken for
     the whole tensor, or layers were lost on the way; whatever loads the model routes by one of the

@@ -58,7 +58,8 @@ def copied_router(measured: Measured, limits: Limits) -> Iterator[Finding]:
     """
     alike: dict[str, list[Row]] = {}
     for row in _read(measured):
-        if row["num_zero_rows"] < measured.facts(row["router"])["num_experts"]:  # MGI103 says so
+        num_broken = row["num_zero_rows"] + row["num_non_finite_rows"]  # MGI101 and MGI103 say so
+        if num_broken < measured.facts(row["router"])["num_experts"]:
             alike.setdefault(row["weight_digest"], []).append(row)
     for rows in alike.values():
         if len(rows) > 1:

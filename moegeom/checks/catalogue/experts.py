@@ -172,8 +172,9 @@ def token_tables(measured: Measured, limits: Limits) -> Iterator[Finding | Unkno
     """Tables that look experts up by token id name distinct experts of their layer.
 
     Looked for: ids that are stored as integers, between 0 and the number of experts, without
-    repeats in a row, as many as the rule chooses; and, among many ids above 256, odd ones: bfloat16
-    holds none.
+    repeats in a row, as many as the rule chooses, one row for each token id of the config; among
+    many ids above 256, odd ones: bfloat16 holds none; and rows of the router that weigh the
+    experts, of zeros or not finite.
 
     A finding means: tokens of these layers go to experts that do not exist, twice to the same one,
     or to another one than in training. No router could be measured instead.
@@ -215,5 +216,9 @@ def _faults(table: TokenTable, top_k: int | None) -> Iterator[str]:
         yield f"{table.num_repeated:,} {rows} name an expert twice"
     if not table.dtype.startswith(_INTEGERS):
         yield f"ids are stored as {table.dtype.lower()}, which is no integer type"
+    if table.num_tokens < table.num_ids:
+        yield f"it has {table.num_tokens:,} rows, and the config {table.num_ids:,} token ids"
+    if table.weight_state:
+        yield f"the router weight beside it {table.weight_state}"
     if top_k is not None and table.top_k != top_k:
         yield f"{number_of(table.top_k, 'expert')} for each token, and the rule chooses {top_k}"

@@ -82,6 +82,7 @@ _ELEMENTS = {
     "needs tokens in the baseline": "skipped",
     "needs experts": "skipped",
     "needs more": "skipped",
+    "needs routers": "skipped",
     "does not apply": "skipped",
     "ignored": "skipped",
 }

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from moegeom.checkpoint.dtypes import upcast
+from moegeom.core.errors import RouterError
 from moegeom.core.shapes import Float32
 from moegeom.router.storage import (
     FLOATS,
@@ -98,6 +99,11 @@ def _numbers(
     """Bits of a value, and columns that share a scale."""
     bits, group = entry.get("bits", usual[0]), entry.get("group_size", usual[1])
     expected = _BITS if usual[0] is None else (usual[0],)
+    if bits is None:
+        raise RouterError(
+            f"weights are packed as MLX packs them, and the config does not say '{place}.bits'.",
+            'Take config.json from the source, with its table "quantization" (bits, group_size).',
+        )
     if type(bits) is not int or bits not in expected:
         raise wrong(f"'{place}.bits'", bits, f"one of {expected}")
     if type(group) is not int or not 0 < group < 2**31:

@@ -32,7 +32,9 @@ class GateRequest(OutTerms, RunTerms):
     tokens: Tokens | None = option(TOKENS)
     baseline: Path | None = option("File to compare with.")
     update_baseline: bool = option("Write the baseline instead of comparing with it.", False)
-    experts: bool = option("Read 64 kB of each expert: did experts grow apart?", False)
+    experts: bool = option(
+        "Read 4 kB of each tensor of each expert: did experts grow apart?", False
+    )
     attention: bool = option("Read gates and sinks of attention: are they whole?", False)
     profile: Path | None = option(
         "default, release, training, or a TOML file [default: moegeom.toml, or [tool.moegeom], "

@@ -59,7 +59,7 @@ from moegeom.router.attention.tensors import (
     recognise_attention,
 )
 from moegeom.router.expert_samples import read_expert_samples
-from moegeom.router.expert_values import ExpertValues, values_of
+from moegeom.router.expert_values import ExpertValues, equal_across, values_of
 from moegeom.router.family import family_of_class
 from moegeom.router.load import load_routers
 from moegeom.router.requested_family import NOTHING_ASKED
@@ -101,6 +101,8 @@ def gate(request: GateRequest, watch: Watch | None = None) -> Gate:
         facts: dict[str, Any] = {"loaders": loader_facts(opened)}
         if request.experts:
             facts |= expert_facts(opened, announce)
+            read = {"bytes_read": opened.store.bytes_read}
+            facts["checkpoint"] = {**results.run["checkpoint"], **read}
         if request.attention:
             facts["attention_gates"] = attention_facts(opened, announce)
         if opened.source is not None:
@@ -515,7 +517,10 @@ def expert_facts(opened: Session, announce: Callable[[str], None]) -> dict[str, 
             samples.append({"router": name, **one.facts()})
         except (CheckpointError, RouterError) as error:
             left_out.append(_left_out(name, error))
-    return {"expert_values": {"samples": samples, "left_out": left_out}}
+    across = equal_across(values, samples)
+    for one in samples:
+        del one["digests"]
+    return {"expert_values": {"samples": samples, "left_out": left_out, "across": across}}
 
 
 def _left_out(router: str, error: MoeGeomError) -> dict[str, Any]:

@@ -196,7 +196,9 @@ def gated(tensors: Tensors, config: dict[str, Any]) -> None:
     config |= {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"]}
     for layer in range(3):
         tensors[SHARED_GATE.format(layer)] = _random(1, 64).astype(BF16)
-        tensors[f"model.layers.{layer}.mlp.shared_expert.down_proj.weight"] = _random(64, 8)
+        for leaf, shape in {"gate": (8, 64), "up": (8, 64), "down": (64, 8)}.items():
+            name = f"model.layers.{layer}.mlp.shared_expert.{leaf}_proj.weight"
+            tensors[name] = _random(*shape).astype(BF16)
 
 
 OFFSET = 6.94 + 0.05 * _random(16)

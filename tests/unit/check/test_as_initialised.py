@@ -297,6 +297,14 @@ HEALTHY = {
 }
 
 
+def test_routers_of_which_no_number_is_left_are_no_copies(judged):
+    def spoil(tensors, config):
+        for layer in range(4):
+            tensors[GATE.format(layer)] = np.full((16, 64), np.nan, np.float32)
+
+    assert not outcome_of(judged(LAYERS, spoil), "MGI112").findings
+
+
 @pytest.mark.parametrize("what", HEALTHY)
 def test_what_only_resembles_a_copy_is_none(spoilt, what):
     assert spoilt(HEALTHY[what]).state == "passed"
@@ -494,6 +502,72 @@ BROKEN = {
 def test_experts_that_are_broken_leave_the_others_to_be_judged(case, number, judge):
     (finding,) = judge(case).findings
     assert f"{number} of 16 experts" in finding.title
+
+
+def _share(*changes):
+    """Writes tensors of experts of layer 1 over others: ``(layer, expert, leaf)`` of each."""
+
+    def spoil(tensors, config):
+        for to, of in changes:
+            tensors[EXPERT.format(*to)] = tensors[EXPERT.format(*of)]
+
+    return spoil
+
+
+def _shared_expert(factor):
+    def spoil(tensors, config):
+        for layer in range(3):
+            for leaf, shape in {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}.items():
+                values = np.random.default_rng([layer, len(leaf)]).standard_normal(shape)
+                name = f"model.layers.{layer}.mlp.shared_expert.{leaf}_proj.weight"
+                tensors[name] = (values * (factor if layer == 1 else 1.0)).astype(BF16)
+
+    return spoil
+
+
+LEAVES = ("gate", "up", "down")
+
+#: What one matrix of experts of layer 1 shares or lacks, and how it is told.
+PARTLY = {
+    "one matrix of two": (
+        _share(((1, 3, "down"), (1, 9, "down"))),
+        "2 of 16 experts share their down matrix with another: 3, 9.",
+    ),
+    "the layer before": (
+        _share(*(((1, e, leaf), (0, e, leaf)) for e in range(16) for leaf in LEAVES)),
+        "16 experts of layer 1 have the down and gate and up matrices of experts of layer 0.",
+    ),
+    "one matrix of the layer before": (
+        _share(*(((1, e, "up"), (0, e, "up")) for e in range(16))),
+        "16 experts of layer 1 have the up matrix of experts of layer 0.",
+    ),
+    "one matrix of zeros": (
+        lambda tensors, config: tensors.update(
+            {EXPERT.format(1, 3, "down"): -0.0 * tensors[EXPERT.format(1, 3, "down")]}
+        ),
+        "1 expert of 16 (3) have a matrix that is all 0.",
+    ),
+    "shared experts of zeros": (
+        _shared_expert(0.0),
+        "shared experts: 'model.layers.1.mlp.shared_expert.down_proj.weight' and 2 more tensors "
+        "all 0.",
+    ),
+    "shared experts that are not finite": (
+        _shared_expert(np.nan),
+        "shared experts: 'model.layers.1.mlp.shared_expert.down_proj.weight' and 2 more tensors "
+        "not finite.",
+    ),
+    "shared experts with numbers": (_shared_expert(0.02), None),
+}
+
+
+@pytest.mark.parametrize(("spoil", "title"), PARTLY.values(), ids=PARTLY)
+def test_one_matrix_that_is_shared_or_zero_is_enough_in_a_layer_or_across_layers(
+    spoil, title, judged
+):
+    case = Case(spoil, made=trained_experts)
+    outcome = outcome_of(judged(case, experts=True, select=("MGI125",)), "MGI125")
+    assert [one.title for one in outcome.findings] == [title] * (title is not None)
 
 
 def _missing(tensors, config):

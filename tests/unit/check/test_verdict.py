@@ -63,6 +63,7 @@ from tests.unit.check.defects import (
     MEASURED,
     OF_ATTENTION,
     WEIGHTS,
+    _set,
     gates,
     row,
     rows,
@@ -206,7 +207,7 @@ def test_nothing_else_is_judged_when_routers_cannot_be_read(outcomes):
     for refusal in ("MGI105", "MGI106", "MGI107"):
         of_each = outcomes(WEIGHTS[refusal])
         others = {(of_each[c].state, of_each[c].reason) for c in WEIGHTS.keys() - {refusal}}
-        assert others == {("does not apply", "the routers cannot be read")}
+        assert others == {("needs routers", "the routers cannot be read")}
 
 
 def test_what_is_lacking_is_named(outcomes):
@@ -694,15 +695,40 @@ DAMAGE = {
     "an expert twice": (lambda t: np.concatenate([t[:, :3], t[:, :1]], 1), "name an expert twice"),
     "too few": (lambda t: t[:, :3], "3 experts for each token, and the rule chooses 4"),
     "halves": (lambda t: (t + 0.5).astype(np.float32), "no integer type"),
+    "too short": (lambda t: t[:1999], "it has 1,999 rows, and the config 2,000 token ids"),
 }
 
 
 @pytest.mark.parametrize(("change", "words"), DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_table_fails_the_gate(judged, change, words):
-    report = judged(HASHED, tensor(TABLE, change))
+    report = judged(HASHED, together(tensor(TABLE, change), setting(vocab_size=2000)))
     outcome = outcome_of(report, "MGI111")
     assert (report.exit_code, outcome.state) == (1, "failed")
     assert words in f"{outcome.findings[0].title} {outcome.findings[0].detail}".lower()
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [(0.0, "1 row of zeros"), (np.nan, "1 row with values that are not finite")],
+)
+def test_rows_that_weigh_the_experts_of_a_table_are_judged_with_it(judged, factor, words):
+    weight = tensor("layers.{}.ffn.gate.weight", lambda w: _set(w, 5, factor))
+    (finding,) = outcome_of(judged(HASHED, weight), "MGI111").findings
+    assert f"the router weight beside it has {words}" in finding.title
+
+
+def test_a_baseline_tells_a_table_that_sends_ids_elsewhere_and_not_one_in_another_order(
+    judged, tmp_path
+):
+    base = tmp_path / "tables.json"
+    judged(HASHED, baseline=base, update_baseline=True)
+    for change, state in (
+        (lambda t: t, "passed"),
+        (lambda t: t[:, ::-1].copy(), "passed"),
+        (lambda t: np.concatenate([t[1:], t[:1]]), "failed"),
+    ):
+        outcome = outcome_of(judged(HASHED, tensor(TABLE, change), baseline=base), "MGI130")
+        assert outcome.state == state
 
 
 def test_a_table_that_cannot_be_read_is_inconclusive(judged):
@@ -728,13 +754,13 @@ def with_experts(tensors, config):
     random = np.random.default_rng(2)
     for layer in range(3):
         for expert in range(16):
-            for leaf in ("down", "up"):
+            for leaf in ("down", "gate", "up"):
                 name = f"model.layers.{layer}.mlp.experts.{expert}.{leaf}_proj.weight"
                 tensors[name] = random.standard_normal((8, 64)).astype(np.float32)
 
 
 def exchanged(tensors, config):
-    for leaf in ("down", "up"):
+    for leaf in ("down", "gate", "up"):
         a, b = (f"model.layers.1.mlp.experts.{e}.{leaf}_proj.weight" for e in (3, 9))
         tensors[a], tensors[b] = tensors[b], tensors[a]
 

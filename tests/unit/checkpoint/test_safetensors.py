@@ -56,6 +56,12 @@ _BAD_ENTRIES = {
 
 
 @pytest.mark.parametrize(("changes", "sentence"), _BAD_ENTRIES.values(), ids=_BAD_ENTRIES)
+def test_a_pointer_of_git_lfs_is_called_one(tmp_path):
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
+    with pytest.raises(CheckpointError, match="is a pointer of Git LFS"):
+        open_checkpoint(tmp_path).names()
+
+
 def test_a_contradictory_entry_is_refused_by_name(changes, sentence, write_raw, entry):
     text = why(write_raw({"t": entry(**changes)}, num_data=8))
     assert text.startswith(f"{_FILE}: tensor 't' ")
