@@ -379,7 +379,9 @@ def _lacks_gate(store: TensorStore, block: _Block, folder: _Folder, there: froze
     sizes = []
     for leaf in filter(None, (first, last)):
         leaves = block.names[folder.module(leaf)]
-        names = [[*of.values()][0] for part, of in leaves.items() if not _is_bias(part) and of]
+        names = [
+            next(iter(of.values())) for part, of in leaves.items() if not _is_bias(part) and of
+        ]
         if not all(map(store.is_open, names)):
             return first != "fc1"  # which many formats write for both
         sizes.append(max(math.prod(store.info(name).shape[-2:]) for name in names))
@@ -424,10 +426,10 @@ def _of_shared(
     is_due = (type(number) is int and number > 0) or any(map(_is_shared, of_most))
     if is_due and not has_weights:
         yield Flaw("lost", (), _ALL_SHARED)
-    if has_weights and router.spec.experts.has_shared_gate:
-        if not any(map(SHARED_GATE.fullmatch, block.names)):
-            name = next(filter(SHARED_GATE.fullmatch, modules), "shared_expert_gate")
-            yield Flaw("lost", (), name)
+    is_gated = any(map(SHARED_GATE.fullmatch, block.names))
+    if has_weights and router.spec.experts.has_shared_gate and not is_gated:
+        name = next(filter(SHARED_GATE.fullmatch, modules), "shared_expert_gate")
+        yield Flaw("lost", (), name)
 
 
 def _of_parts(

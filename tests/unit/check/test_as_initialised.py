@@ -549,13 +549,17 @@ PARTLY = {
     ),
     "shared experts of zeros": (
         _shared_expert(0.0),
-        "shared experts: 'model.layers.1.mlp.shared_expert.down_proj.weight' and 2 more tensors "
-        "all 0.",
+        (
+            "shared experts: 'model.layers.1.mlp.shared_expert.down_proj.weight' and 2 more tensors "
+            "all 0."
+        ),
     ),
     "shared experts that are not finite": (
         _shared_expert(np.nan),
-        "shared experts: 'model.layers.1.mlp.shared_expert.down_proj.weight' and 2 more tensors "
-        "not finite.",
+        (
+            "shared experts: 'model.layers.1.mlp.shared_expert.down_proj.weight' and 2 more tensors "
+            "not finite."
+        ),
     ),
     "shared experts with numbers": (_shared_expert(0.02), None),
 }

@@ -56,12 +56,6 @@ _BAD_ENTRIES = {
 
 
 @pytest.mark.parametrize(("changes", "sentence"), _BAD_ENTRIES.values(), ids=_BAD_ENTRIES)
-def test_a_pointer_of_git_lfs_is_called_one(tmp_path):
-    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
-    with pytest.raises(CheckpointError, match="is a pointer of Git LFS"):
-        open_checkpoint(tmp_path).names()
-
-
 def test_a_contradictory_entry_is_refused_by_name(changes, sentence, write_raw, entry):
     text = why(write_raw({"t": entry(**changes)}, num_data=8))
     assert text.startswith(f"{_FILE}: tensor 't' ")
@@ -781,3 +775,9 @@ def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
 def test_a_single_file_beside_a_foreign_index_is_not_guessed(tmp_path):
     save_file({"a": np.ones(1)}, _sharded(tmp_path) / "model.safetensors")
     assert f"holds both model.safetensors and {_INDEX}, which does not name it." in why(tmp_path)
+
+
+def test_a_pointer_of_git_lfs_is_called_one(tmp_path):
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
+    with pytest.raises(CheckpointError, match="is a pointer of Git LFS"):
+        open_checkpoint(tmp_path).names()
