@@ -250,7 +250,9 @@ def _figures(layer: LayerEvidence) -> Sequence[str]:
 
 def _ending(report: Explanation, view: View) -> list[Block]:
     scored = () if report.log_probs is None else (report.log_probs.sentence,)
-    notes = (*_growth(report), *_details(report), *scored)
+    filled = any(layer.empty and layer.empty.is_written for layer in report.layers)
+    lacking = ("empty slots of B count as the experts that A chose and the row lacks.",) * filled
+    notes = (*_growth(report), *_details(report), *lacking, *scored)
     untold = sorted({layer.reason for layer in report.layers if layer.reason})
     whose = "B's own inputs are routed: every layer speaks for itself."
     if report.inputs_of == "A":

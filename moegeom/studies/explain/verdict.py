@@ -99,7 +99,8 @@ def _empty_slots(case: Evidence) -> CauseVerdict | None:
     if empty.is_below:
         detail = f"{lack}, those of the lowest scores: a maximum that begins too high."
         return CauseVerdict("rule differs", detail, layer.router)
-    if empty.agreement < _MOSTLY_DROPPED:
+    # another fault may be why the others differ
+    if empty.agreement < _MOSTLY_DROPPED and believed(case.faults) is None:
         return CauseVerdict("rule differs", f"{lack}; {_experts_choose(empty)}", layer.router)
     if empty.num_whole >= _MOSTLY * empty.num_tokens:
         detail = f"{some} hold one number in every slot, which is no choice: nothing was written."
@@ -365,12 +366,19 @@ def _between(case: Evidence) -> CauseVerdict | None:
         odd = bool(case.spread.uneven or (case.differing and case.differing.text))
         if not odd and (share or 0.0) < _SYSTEMATIC:
             return None  # noise at random may be that of its logits
-        values = "" if share is None else f", {_percent(max(share, 0.0))} of what differs in values"
+        values = (
+            ""
+            if share is None
+            else (
+                f" (other rows foretell {_percent(max(share, 0.0))} of what differs in B's values)"
+            )
+        )
+        begins = case.place(before.router)
         detail = (
-            f"{_share(case)} {case.place(before.router)} agrees; in {case.place(layer.router)} "
-            f"{number_of(flips, 'token')} that agreed before differ, and no rows, bias or rule "
-            f"foretell them from what A's router reads{values}: look at experts, attention and "
-            "norm between the two."
+            f"{_share(case)} {begins[:1].upper()}{begins[1:]} agrees; in "
+            f"{case.place(layer.router)} {number_of(flips, 'token')} that agreed before differ, "
+            f"and no rows, bias or rule foretell them from what A's router reads{values}: look at "
+            "experts, attention and norm between the two."
         )
         return CauseVerdict("not the router", detail, layer.router)
     return None

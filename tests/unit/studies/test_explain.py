@@ -261,7 +261,7 @@ BELIEVED = {
         "90 % of B's choices from the logits",
     ),
     "choices that they nearly give": (evidence(noisy(by_own_logits=0.99)), NOISE, ""),
-    "inputs that no rows foretell": (between(0.4), "not the router", "40 % of what differs in"),
+    "inputs that no rows foretell": (between(0.4), "not the router", "foretell 40 % of what"),
     "values that rows foretell": (between(0.97), OPEN, ""),
     "inputs that nothing foretells, at random": (between(0.02), OPEN, ""),
     "sets alone, of many tokens": (between(None, spread=ODD), "not the router", "look at experts"),
