@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from moegeom.core.shapes import Bool, Float, Float32, Float64, Int64, Integer
+from moegeom.core.shapes import Bool, Float, Float32, Float64, Int32, Int64, Integer
 from moegeom.geometry.gram import cosines
 
 

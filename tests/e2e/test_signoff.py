@@ -165,7 +165,7 @@ def test_weights_alone_end_inconclusive_with_the_commands_that_go_on(moegeom, fo
     assert ran.err == ""
     assert "passed effective router: layers 0-2 gain folded." in ran.words
     assert f"   fill in moegeom capture {A} --text FILE --keep ids --out REC_A\n" in ran.out
-    assert "routing on text not known; 3 things not checked. exit 4" in ran.words
+    assert "routing on text not known; 4 things not checked. exit 4" in ran.words
 
 
 def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder):
@@ -173,7 +173,7 @@ def test_two_recordings_of_the_sample_are_signed_off(moegeom, folder):
     ran = moegeom(folder, "signoff", A, "folded", *BOTH, *limit, forms=["table"], code=0)
     assert ran.err == ""
     said = " ".join(ran.document["table"]["80"].split())
-    assert "VERDICT PASSED, signed off: all 4 lines passed; 4 things not checked." in said
+    assert "VERDICT PASSED, signed off: all 4 lines passed; 5 things not checked." in said
     assert "of 1,024 tokens differ at one layer or more" in said
     assert "Within the limit of 5 % (--max-flipped)." in said
     assert "times as often" in said
@@ -184,7 +184,7 @@ def test_a_copy_is_not_taken_for_a_second_run_in_silence(moegeom, folder):
         shutil.copytree(folder / REC_A, folder / copy)
     asked = (folder, "signoff", A, A, "--tokens", REC_A, "--tokens", "copy")
     said = moegeom(*asked, "--rerun", "rec_a2", code=4).words
-    assert "5 things not checked" in said
+    assert "6 things not checked" in said
     assert "whether the recordings of A and of B are of two runs (their files are equal" in said
     assert "of A and --rerun" not in said
     # a run that repeats itself gives no limit, and is not asked for again
@@ -218,12 +218,12 @@ def test_log_probs_say_what_goes_with_a_flip(moegeom, folder):
     head = "document,position,logprob,other_logprob"
     (folder / "scored.csv").write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
     asked = (folder, "signoff", A, "folded", *BOTH, "--max-flipped", "0.05")
-    assert "4 things not checked" in moegeom(*asked).words
+    assert "5 things not checked" in moegeom(*asked).words
     scoring = (*asked, "--logprobs", "scored.csv")
     ran = moegeom(*scoring, code=0)
     assert ran.err == ""
     assert "a flip goes with" in ran.words
-    assert "3 things not checked" in ran.words
+    assert "4 things not checked" in ran.words
     scored = moegeom(*scoring, "--format", "json").document["lines"][3]["evidence"]["between"][
         "log_probs"
     ]

@@ -2,6 +2,7 @@
 them.
 """
 
+import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -137,7 +138,7 @@ STORED_AS_FP8 = Incident(
 
 
 def smoothed(model: Checkpoint, spread: float, is_followed: bool) -> Checkpoint:
-    """The gain over scales from 1 / ``spread`` to ``spread``, and the columns times it, or not."""
+    """The gain over scales from 1 / ``spread`` to ``spread``, and what reads it times it, or not."""
 
     def scales(layer: int, size: int) -> np.ndarray:
         return spread ** np.random.default_rng([2451, layer]).uniform(-1.0, 1.0, size)
@@ -145,7 +146,17 @@ def smoothed(model: Checkpoint, spread: float, is_followed: bool) -> Checkpoint:
     divided = model.edited("gain", lambda g, layer: g / scales(layer, g.size))
     if not is_followed:
         return divided
-    return divided.edited("weight", lambda w, layer: w * scales(layer, w.shape[1]))
+    experts = {
+        name: (weight.astype(np.float64) * scales(int(of[1]), weight.shape[1])).astype(weight.dtype)
+        for name, weight in model.tensors.items()
+        if (of := _READING.fullmatch(name))
+    }
+    followed = divided.edited("weight", lambda w, layer: w * scales(layer, w.shape[1]))
+    return followed.changed(experts)
+
+
+#: Matrices of experts that read the norm.
+_READING = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(?:gate|up)_proj\.weight")
 
 
 def _smoothed(spread: float, is_followed: bool = False) -> Build:

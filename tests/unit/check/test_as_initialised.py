@@ -545,7 +545,7 @@ PARTLY = {
         lambda tensors, config: tensors.update(
             {EXPERT.format(1, 3, "down"): -0.0 * tensors[EXPERT.format(1, 3, "down")]}
         ),
-        "1 expert of 16 (3) have a matrix that is all 0.",
+        "1 expert of 16 (3) has a matrix that is all 0.",
     ),
     "shared experts of zeros": (
         _shared_expert(0.0),

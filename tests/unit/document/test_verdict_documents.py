@@ -545,11 +545,11 @@ def made(kind: Any, field: str = "") -> Any:
     if origin in (list, collections.abc.Sequence, collections.abc.Iterable):
         return [made(args[0], field) if args else NAME] * 2
     if origin in (dict, collections.abc.Mapping):
-        if field in ("run", "other"):
+        if field in ("run", "other") and (not args or args[1] is Any):
             return run() if field == "run" else run()["run_b"]
         if args and args[1] is Any:
             return row()
-        keys = typing.get_args(args[0]) or [NAME]  # of a closed list, or any
+        keys = typing.get_args(args[0]) or [made(args[0])]  # of a closed list, or any
         return {key: made(args[1], field) for key in keys}
     if origin is np.ndarray:
         return PLAIN[origin]

@@ -65,7 +65,9 @@ def test_kernels_only_meet_contiguous_arrays(monkeypatch, tmp_path):
     tokens = TILE + 10
     values = np.asfortranarray(made.inputs(tokens))
     values[3, 2] = np.nan
-    source = made.Recorded(values, chosen=np.asfortranarray(np.zeros((tokens, 3), np.int32)))
+    source = made.Recorded(
+        values, chosen=np.asfortranarray(np.tile(np.arange(3, dtype=np.int32), (tokens, 1)))
+    )
     run = made.run(source, non_finite="skip", per_token=True, folder=tmp_path)
     contiguous: dict[str, bool] = {}
 

@@ -52,9 +52,6 @@ REFUSED = {
     "perturb": [
         ({"tokens": None}, "needs recorded tokens"),
         ({"time": 0.0}, "--time 0.0: expected a positive number"),
-        ({"eps": NAN}, "--eps nan"),
-        ({"orders": (4,)}, "--orders 4"),
-        ({"orders": ()}, "--orders"),
         ({"at": (5, 99_999)}, "--at 99999: .* holds tokens 0 to 4,095"),
         ({"drift": True}, "takes a second recording"),
         ({"noise": "-1"}, "--noise -1"),

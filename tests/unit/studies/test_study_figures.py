@@ -130,10 +130,9 @@ def test_rows_that_moved_are_bars_by_router_and_of_many_a_map_of_every_row():
 def test_figures_of_studies_hold_the_numbers_of_their_records():
     ckpt, tokens = BALANCED / "step_1500", few_tokens(BALANCED.name)
     report = mg.imbalance(ckpt, tokens, layers=[0, 2])
-    causes, loads, bias, near = report.document.figures()
+    causes, loads, bias = report.document.figures()
     routers = report.value.routers
     assert column(causes, "mean") == [router.parts["max_vio"].mean for router in routers]
-    assert column(near, "tokens") == [router.tokens.near_share for router in routers]
     assert column(loads, "max_vio") == [router.tokens.max_vio for router in routers]
     assert column(loads, "max_vio_with_bias_other_documents") == [
         router.evening.worst.after.max_vio for router in routers
