@@ -267,28 +267,44 @@ def batch_scores(site: Site) -> Iterator[Proposal]:
         chosen = top_k(one.selection(site, rows, None), site.theirs.shape[1])
         return float(site.kernels["same_set"](chosen, site.theirs[rows]).mean())
 
-    logits, trials = site.logits.astype(np.float64), []
-    for words, batch in _batches(site).items():
+    logits, batches = site.logits.astype(np.float64), _batches(site)
+    highest = logits.max(axis=0)
+    numbers = np.exp(logits - highest)
+    sums_of = {words: _sums(numbers, batch) for words, batch in batches.items()}
+
+    def over_tokens(words: str, some: Int64[np.ndarray, "some"]) -> np.ndarray:
+        return logits[some] - highest - np.log(sums_of[words][some] + _TINY)
+
+    def share(words: str) -> float:
+        selection = group_masked(site.router.rule, over_tokens(words, rows), site.kernels)[0]
+        chosen = top_k(selection, site.theirs.shape[1])
+        return float(site.kernels["same_set"](chosen, site.theirs[rows]).mean())
+
+    best = sorted(batches, key=lambda words: -share(words))[:_BEST]
+    for words in best:
         over = f"softmax over the tokens of {words} instead of the experts"
-        trials.append((words, proposal(over, logits - _log_sums(logits, batch))))
-    best = sorted(trials, key=lambda one: -met(one[1]))[:_BEST]
-    yield from (one for _, one in best)
-    for words, _ in best:
-        place = _places(logits, _batches(site)[words])
+        yield proposal(over, over_tokens(words, site.place))
+    if site.differs.mean() < _MOST_OTHERS:
+        return
+    for words in best:
+        place = _places(logits, batches[words])
         choosing = [
             proposal(
-                f"each expert takes {share:g} times its share of the tokens of {words}",
-                np.where(place <= share * site.theirs.shape[1] / logits.shape[1], 0.0, _UNTAKEN)
+                f"each expert takes {times:g} times its share of the tokens of {words}",
+                np.where(place <= times * site.theirs.shape[1] / logits.shape[1], 0.0, _UNTAKEN)
                 + logits,
             )
-            for share in _SHARES
+            for times in _SHARES
         ]
         yield max(choosing, key=met)
 
 
 #: Tokens by which batches are chosen, batches that are tried, how many times its share of the
-#: tokens an expert takes, and what others are behind.
-_LOOKED, _BEST, _SHARES, _UNTAKEN = 512, 2, (0.5, 1.0, 1.25, 1.5, 2.0), -1e9
+#: tokens an expert takes, and what others are behind; the least sum of exponentials.
+_LOOKED, _BEST, _SHARES, _UNTAKEN, _TINY = 512, 2, (0.5, 1.0, 1.25, 1.5, 2.0), -1e9, 1e-300
+
+#: Share of the sets that differ where experts choose their tokens. Heuristic.
+_MOST_OTHERS = 0.1
 
 
 def _batches(site: Site) -> dict[str, Int64[np.ndarray, "tokens"]]:
@@ -303,13 +319,13 @@ def _batches(site: Site) -> dict[str, Int64[np.ndarray, "tokens"]]:
     return batches
 
 
-def _log_sums(
-    logits: Float64[np.ndarray, "tokens experts"], batch: Int64[np.ndarray, "tokens"]
+def _sums(
+    numbers: Float64[np.ndarray, "tokens experts"], batch: Int64[np.ndarray, "tokens"]
 ) -> Float64[np.ndarray, "tokens experts"]:
-    """The logarithm of the sum of exponentials of each expert over the batch of each token."""
+    """The sum of each expert over the batch of each token."""
     order = np.argsort(batch, kind="stable")
     start = np.flatnonzero(np.diff(batch[order], prepend=-1))
-    sums = np.logaddexp.reduceat(logits[order], start, axis=0)
+    sums = np.add.reduceat(numbers[order], start, axis=0)
     return sums[np.unique(batch, return_inverse=True)[1].ravel()]
 
 
