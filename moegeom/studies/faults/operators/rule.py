@@ -284,7 +284,7 @@ def batch_scores(site: Site) -> Iterator[Proposal]:
     for words in best:
         over = f"softmax over the tokens of {words} instead of the experts"
         yield proposal(over, over_tokens(words, site.place))
-    if site.differs.mean() < _MOST_OTHERS:
+    if site.differs.mean() < _CHOOSING:
         return
     for words in best:
         place = _places(logits, batches[words])
@@ -304,7 +304,7 @@ def batch_scores(site: Site) -> Iterator[Proposal]:
 _LOOKED, _BEST, _SHARES, _UNTAKEN, _TINY = 512, 2, (0.5, 1.0, 1.25, 1.5, 2.0), -1e9, 1e-300
 
 #: Share of the sets that differ where experts choose their tokens. Heuristic.
-_MOST_OTHERS = 0.1
+_CHOOSING = 0.1
 
 
 def _batches(site: Site) -> dict[str, Int64[np.ndarray, "tokens"]]:
