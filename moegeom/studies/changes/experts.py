@@ -103,7 +103,7 @@ class ExpertPair:
     """
 
     def __init__(self, a: ExpertValues, b: ExpertValues) -> None:
-        self.values = (a, b)
+        self.values: tuple[ExpertValues, ExpertValues] = (a, b)
         both = [dict(_tensors(one.tensors)) for one in self.values]
         common = [name for name in both[0] if name in both[1]]
         self._pairs = {
@@ -111,8 +111,8 @@ class ExpertPair:
         }
         self._last: dict[tuple[str, int, int, int], np.ndarray] = {}
         self._digests: dict[tuple[int, int, int], tuple[str, ...]] = {}
-        self.names = (*self._pairs,)
-        self.reason = ""
+        self.names: tuple[str, ...] = (*self._pairs,)
+        self.reason: str = ""
         if not self.names:
             kinds = [", ".join(sorted({t.dtype.lower() for t in one.values()})) for one in both]
             self.reason = f"stored as {kinds[0]} in A, as {kinds[1]} in B"

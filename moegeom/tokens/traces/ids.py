@@ -35,7 +35,8 @@ class OddIdsError(RecordingError):
 
     def __init__(self, word: str, text: str, hint: str, leaves_empty: bool) -> None:
         super().__init__(text, hint)
-        self.word, self.leaves_empty = word, leaves_empty
+        self.word: str = word
+        self.leaves_empty: bool = leaves_empty
 
 
 def check_choices(
