@@ -3,6 +3,7 @@ r"""What best reproduces another's choices: updates of rows, factors of columns,
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,11 +53,21 @@ class ChoicesOfScores:
         return np.asarray(has_all & (self._is_known & ~self._is_chosen).any(axis=1))
 
     @cached_property
+    def _part(self) -> ChoicesOfScores:
+        """The usable tokens alone, which every step looks at."""
+        some = self.usable
+        values = None if self.values is None else self.values[some]
+        return dataclasses.replace(
+            self, logits=self.logits[some], chosen=self.chosen[some], values=values
+        )
+
+    @cached_property
     def gap(self) -> float:
         """The median gap between the scores on both sides of the boundary."""
-        scores, _ = self._scores(self.logits[self.usable])
-        is_other = (self._is_known & ~self._is_chosen)[self.usable]
-        last = np.where(self._is_chosen[self.usable], scores, np.inf).min(axis=1)
+        part = self._part
+        scores, _ = self._scores(part.logits)
+        last = np.where(part._is_chosen, scores, np.inf).min(axis=1)
+        is_other = part._is_known & ~part._is_chosen
         gap = np.abs(last - np.where(is_other, scores, -np.inf).max(axis=1))
         return float(np.median(gap[gap > 0.0])) if (gap > 0.0).any() else 1.0
 
@@ -65,26 +76,25 @@ class ChoicesOfScores:
         """What values are known to, 0 where they say nothing."""
         if self.value_error is not None:
             return self.value_error
-        return self.error_of(np.zeros((int(self.usable.sum()), self.logits.shape[1])))
+        return self.error_of(np.zeros(self._part.logits.shape))
 
     def error_of(self, change: Float64[np.ndarray, "usable experts"]) -> float:
         """The rms of what is left of the values under other logits; 0 where they are unknown."""
-        left = self.values_left(change, self.usable)
-        return (
-            0.0
-            if left is None
-            else float(np.sqrt((left**2).sum() / max(np.count_nonzero(left), 1)))
-        )
+        left = self._values_left(change)
+        if left is None:
+            return 0.0
+        return float(np.sqrt((left**2).sum() / max(np.count_nonzero(left), 1)))
 
-    def values_left(
-        self, change: Float64[np.ndarray, "some experts"], some: Bool[np.ndarray, "tokens"]
-    ) -> Float64[np.ndarray, "some experts"] | None:
-        """What other logits leave of the values of some tokens; 0 where a value is unknown."""
-        if self.values is None:
+    def _values_left(
+        self, change: Float64[np.ndarray, "usable experts"]
+    ) -> Float64[np.ndarray, "usable experts"] | None:
+        """What other logits leave of the values; 0 where a value is unknown."""
+        part = self._part
+        if part.values is None:
             return None
-        moved = self.logits[some] + change
+        moved = part.logits + change
         own = -np.logaddexp(0.0, -moved) if self.are_log_sigmoids else moved
-        return np.nan_to_num(_centred(own - self.values[some]), posinf=0.0, neginf=0.0)
+        return np.nan_to_num(_centred(own - part.values), posinf=0.0, neginf=0.0)
 
     def _scores(
         self, logits: Float64[np.ndarray, "some experts"]
@@ -110,14 +120,14 @@ class ChoicesOfScores:
         the ``gap``, and the squares of the values that are left, in units of what they are known
         to.
         """
-        usable, soft = self.usable, _SOFT * self.gap
-        scores, slope = self._scores(self.logits[usable] + change)
-        value, pull = _set_loss(scores / soft, self._is_chosen[usable], self._is_known[usable])
+        part, soft = self._part, _SOFT * self.gap
+        scores, slope = self._scores(part.logits + change)
+        value, pull = _set_loss(scores / soft, part._is_chosen, part._is_known)
         pull = pull * slope / soft
-        left = self.values_left(change, usable)
+        left = self._values_left(change)
         if left is not None and self._tau > 0.0:
             value += 0.5 * float(((left / self._tau) ** 2).sum())
-            slope = sigmoid(-self.logits[usable] - change) if self.are_log_sigmoids else 1.0
+            slope = sigmoid(-part.logits - change) if self.are_log_sigmoids else 1.0
             pull += left / self._tau**2 * slope
         return value, pull
 
@@ -133,8 +143,6 @@ def fitted_update(
 
     Oracle in tests: a planted update, of which the choices of other tokens are foretold.
     """
-    from scipy.optimize import minimize
-
     experts, hidden = choices.logits.shape[1], inputs.shape[1]
     seen, size = _in_units(inputs, choices)
     _, pull = choices.loss(np.zeros((len(seen), experts)))
@@ -151,7 +159,7 @@ def fitted_update(
         value, pull = choices.loss(along @ u.T)
         return value, np.concatenate([(pull.T @ along).ravel(), (seen.T @ (pull @ u)).ravel()])
 
-    solution = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+    solution = _minimum(cost, start)
     u, v = solution[: experts * rank].reshape(experts, rank), solution[experts * rank :]
     return (u @ v.reshape(hidden, rank).T) / size
 
@@ -167,8 +175,6 @@ def fitted_rows(
 
     Oracle in tests: planted rows, of which the choices of other tokens are foretold.
     """
-    from scipy.optimize import minimize
-
     experts, hidden = choices.logits.shape[1], inputs.shape[1]
     seen, size = _in_units(inputs, choices)
     flat, error = np.zeros(experts * hidden), choices.error_of(np.zeros((len(seen), experts)))
@@ -179,7 +185,7 @@ def fitted_rows(
             value, pull = choices.loss(seen @ update.T)
             return value + 0.5 * float(flat @ flat), (pull.T @ seen + update).ravel()
 
-        flat = minimize(cost, flat, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+        flat = _minimum(cost, flat)
         # changes of other rows are met nearly exactly, those of other inputs are not
         left = choices.error_of(seen @ flat.reshape(experts, hidden).T)
         choices = dataclasses.replace(choices, value_error=max(left, _FINEST * error))
@@ -194,8 +200,6 @@ def fitted_offsets(choices: ChoicesOfScores) -> Float64[np.ndarray, "experts"]:
 
     Oracle in tests: planted offsets of groups.
     """
-    from scipy.optimize import minimize
-
     shape, gap = (int(choices.usable.sum()), choices.logits.shape[1]), choices.gap
 
     def cost(offsets: np.ndarray) -> tuple[float, np.ndarray]:
@@ -203,7 +207,7 @@ def fitted_offsets(choices: ChoicesOfScores) -> Float64[np.ndarray, "experts"]:
         return value + 0.5 * float(offsets @ offsets), pull.sum(axis=0) * gap + offsets
 
     start = np.zeros(shape[1])
-    fit = minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x * gap
+    fit = _minimum(cost, start) * gap
     return fit - float(np.median(fit))
 
 
@@ -222,8 +226,6 @@ def fitted_factors(
 
     Oracle in tests: planted factors.
     """
-    from scipy.optimize import minimize
-
     number = -(-inputs.shape[1] // size)
     seen, rows = inputs[choices.usable].astype(np.float32), weight.astype(np.float32)
     block = np.arange(inputs.shape[1]) // size
@@ -235,9 +237,18 @@ def fitted_factors(
         return value + 0.5 * float(change @ change), np.bincount(block, of_each, number) + change
 
     start = np.zeros(number)
-    fit = 1.0 + minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
+    fit = 1.0 + _minimum(cost, start)
     usual = float(np.median(fit))
     return fit / usual if usual > 0.0 else fit
+
+
+def _minimum(
+    cost: Callable[[np.ndarray], tuple[float, np.ndarray]], start: Float64[np.ndarray, "numbers"]
+) -> Float64[np.ndarray, "numbers"]:
+    """Where so many steps of L-BFGS end."""
+    from scipy.optimize import minimize
+
+    return minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS}).x
 
 
 def _in_units(

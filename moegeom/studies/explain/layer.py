@@ -25,7 +25,6 @@ from moegeom.geometry.noise import boundary_sigmas, upstream_noise
 from moegeom.geometry.number_formats import rounded_to
 from moegeom.geometry.rounding import ROUNDING_RMS, UNIT_BFLOAT16, UNIT_FLOAT32
 from moegeom.geometry.rows import overlap_beyond_chance
-from moegeom.geometry.set_code import set_distances
 from moegeom.kernels.reduction import Kernels
 from moegeom.kernels.table import load_kernels
 from moegeom.router.edits import RouterInModel, edits_of
@@ -404,21 +403,10 @@ def layer_evidence(
         own_reproduced=scores.own_reproduced,
         beyond_chance=overlap_beyond_chance(choices.common, own, len(agrees)),
         beyond_chance_renamed=overlap_beyond_chance(choices.common, choices.matching, len(agrees)),
-        by_own_logits=_by_own_logits(ready.site),
+        by_own_logits=ready.site.met_by_own_logits(ready.site.place),
         empty=_empty(choices, sides, ready, rows),
         foretold=foretold_share(ready.site) if is_open else None,
     )
-
-
-def _by_own_logits(site: Site) -> float | None:
-    """The share of B's choices that A's rule makes of B's recorded logits; None of none."""
-    recorded = site.recorded
-    if recorded is None or not recorded.is_logits:
-        return None
-    plain = emulate(site.router, AS_STORED)
-    scores = plain.compared(recorded.values.astype(site.logits.dtype))
-    selection, _ = group_masked(site.router.rule, scores, site.kernels)
-    return float(set_distances(selection, site.theirs).is_met.mean())
 
 
 #: Rows with empty slots from which it can be told which they are; numbers that a search for the

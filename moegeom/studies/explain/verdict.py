@@ -366,13 +366,10 @@ def _between(case: Evidence) -> CauseVerdict | None:
         odd = bool(case.spread.uneven or (case.differing and case.differing.text))
         if not odd and (share or 0.0) < _SYSTEMATIC:
             return None  # noise at random may be that of its logits
-        values = (
-            ""
-            if share is None
-            else (
-                f" (other rows foretell {_percent(max(share, 0.0))} of what differs in B's values)"
-            )
-        )
+        values = ""
+        if share is not None:
+            part = _percent(max(share, 0.0))
+            values = f" (other rows foretell {part} of what differs in B's values)"
         begins = case.place(before.router)
         detail = (
             f"{_share(case)} {begins[:1].upper()}{begins[1:]} agrees; in "

@@ -159,11 +159,18 @@ class Site:
         recorded = self.recorded
         if recorded is None or not recorded.is_logits or not self.differs.any():
             return False
-        rows = np.flatnonzero(self.differs)
+        share = self.met_by_own_logits(np.flatnonzero(self.differs))
+        return share is not None and share >= _BY_LOGITS
+
+    def met_by_own_logits(self, rows: np.ndarray) -> float | None:
+        """The share of B's choices that A's rule makes of B's recorded logits; None of none."""
+        recorded = self.recorded
+        if recorded is None or not recorded.is_logits:
+            return None
         plain = emulate(self.router, AS_STORED)
         scores = plain.compared(recorded.values[rows].astype(self.logits.dtype))
         selection, _ = group_masked(self.router.rule, scores, self.kernels)
-        return bool(set_distances(selection, self.theirs[rows]).is_met.mean() >= _BY_LOGITS)
+        return float(set_distances(selection, self.theirs[rows]).is_met.mean())
 
     @cached_property
     def document(self) -> Int64[np.ndarray, "tokens"]:

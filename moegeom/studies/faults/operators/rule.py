@@ -263,8 +263,10 @@ def batch_scores(site: Site) -> Iterator[Proposal]:
             )[0],
         )  # fmt: skip
 
-    def met(one: Proposal) -> float:
-        chosen = top_k(one.selection(site, rows, None), site.theirs.shape[1])
+    def share(scores: Float64[np.ndarray, "some experts"]) -> float:
+        """The share of the sets that these scores give."""
+        selection = group_masked(site.router.rule, scores, site.kernels)[0]
+        chosen = top_k(selection, site.theirs.shape[1])
         return float(site.kernels["same_set"](chosen, site.theirs[rows]).mean())
 
     logits, batches = site.logits.astype(np.float64), _batches(site)
@@ -275,28 +277,18 @@ def batch_scores(site: Site) -> Iterator[Proposal]:
     def over_tokens(words: str, some: Int64[np.ndarray, "some"]) -> np.ndarray:
         return logits[some] - highest - np.log(sums_of[words][some] + _TINY)
 
-    def share(words: str) -> float:
-        selection = group_masked(site.router.rule, over_tokens(words, rows), site.kernels)[0]
-        chosen = top_k(selection, site.theirs.shape[1])
-        return float(site.kernels["same_set"](chosen, site.theirs[rows]).mean())
-
-    best = sorted(batches, key=lambda words: -share(words))[:_BEST]
+    best = sorted(batches, key=lambda words: -share(over_tokens(words, rows)))[:_BEST]
     for words in best:
         over = f"softmax over the tokens of {words} instead of the experts"
         yield proposal(over, over_tokens(words, site.place))
     if site.differs.mean() < _CHOOSING:
         return
     for words in best:
-        place = _places(logits, batches[words])
-        choosing = [
-            proposal(
-                f"each expert takes {times:g} times its share of the tokens of {words}",
-                np.where(place <= times * site.theirs.shape[1] / logits.shape[1], 0.0, _UNTAKEN)
-                + logits,
-            )
-            for times in _SHARES
-        ]
-        yield max(choosing, key=met)
+        part = _places(logits, batches[words]) * logits.shape[1] / site.theirs.shape[1]
+        taken = {times: np.where(part <= times, logits, logits + _UNTAKEN) for times in _SHARES}
+        times = max(taken, key=lambda times: share(taken[times][rows]))
+        text = f"each expert takes {times:g} times its share of the tokens of {words}"
+        yield proposal(text, taken[times])
 
 
 #: Tokens by which batches are chosen, batches that are tried, how many times its share of the
